@@ -11,18 +11,18 @@ import typer
 HELP = "\n\n".join(
     (
         "Run the operator of ElasticJobs (elastane.io/v1alpha1).",
-        "It makes the worker pods of each ElasticJob, and a master where the job wants one of its own, asks "
-        "the master how the job is, and carries out what it decides. Several may run: the holder of a lease "
-        "works, the others stand by. Killed at any moment and started again it goes on where it was.",
-        "Every option has a variable, ELASTANE_OPERATOR_ and its name: ELASTANE_OPERATOR_NAMESPACES. Where a "
-        "job names no tokenSecret, ELASTANE_TOKEN_FILE, ELASTANE_TLS_CERT and ELASTANE_TLS_KEY are how the "
-        "operator proves itself to the masters of ELASTANE_OPERATOR_OWN_MASTERS (HOST:PORT,...), and to no "
-        "others; ELASTANE_TLS_CA is for any that a job names no tlsSecret for.",
+        "It creates the worker pods of each ElasticJob, and a master for jobs that have their own, watches "
+        "the job at its master, and acts on what the master decides. Several operators may run: the holder "
+        "of a lease works, the others stand by. An operator that is killed at any moment continues where "
+        "it was when it is started again.",
+        "Every option can also be set as a variable, such as ELASTANE_OPERATOR_NAMESPACES. If a job names "
+        "no tokenSecret, the operator authenticates with ELASTANE_TOKEN_FILE, ELASTANE_TLS_CERT and "
+        "ELASTANE_TLS_KEY, but only to the masters in ELASTANE_OPERATOR_OWN_MASTERS (HOST:PORT,...); "
+        "ELASTANE_TLS_CA applies to every master for which a job names no tlsSecret.",
         "Example:",
         "  kubectl apply -f deploy/kubernetes/crd/elasticjob.yaml",
         "  elastane-operator --namespaces training --kubeconfig ~/.kube/config",
-        "Exits with 0 when it was told to stop (SIGTERM, SIGINT), 1 when it lost its lease or cannot start, "
-        "2 on wrong options.",
+        "Exits with 0 after SIGTERM or SIGINT, 1 if it lost its lease or cannot start, 2 on invalid options.",
     )
 )
 
@@ -41,37 +41,48 @@ def run(
         typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
     namespaces: Annotated[
-        str | None, typer.Option("--namespaces", metavar="A,B", help="Serve these only. [default: all]")
+        str | None,
+        typer.Option("--namespaces", metavar="A,B", help="Serve only these namespaces. [default: all]"),
     ] = None,
     kubeconfig: Annotated[
         str | None,
         typer.Option(
             "--kubeconfig",
             metavar="FILE",
-            help="[default: KUBECONFIG, the cluster this runs in, or ~/.kube/config]",
+            help="Kubeconfig file. [default: KUBECONFIG, the cluster this runs in, or ~/.kube/config]",
         ),
     ] = None,
     look_seconds: Annotated[
         float | None,
-        typer.Option("--look-seconds", help="Ask the master of an unfinished job so often. [default: 5]"),
+        typer.Option(
+            "--look-seconds", help="Interval at which the master of an unfinished job is polled. [default: 5]"
+        ),
     ] = None,
     master_image: Annotated[
-        str | None, typer.Option("--master-image", metavar="IMAGE", help="Of a master of a job's own.")
+        str | None, typer.Option("--master-image", metavar="IMAGE", help="Default image of a per-job master.")
     ] = None,
     leader_election: Annotated[
         bool | None,
-        typer.Option("--leader-election/--no-leader-election", help="Agree with other operators on one."),
+        typer.Option(
+            "--leader-election/--no-leader-election", help="Elect one of several operators as the leader."
+        ),
     ] = None,
     lease_namespace: Annotated[
         str | None,
-        typer.Option("--lease-namespace", help="Where the lease is. [default: the operator's own]"),
+        typer.Option("--lease-namespace", help="Namespace of the lease. [default: the operator's own]"),
     ] = None,
     lease_seconds: Annotated[
         float | None,
-        typer.Option("--lease-seconds", help="A holder silent for so long is replaced. [default: 15]"),
+        typer.Option(
+            "--lease-seconds",
+            help="Time after which a holder that does not renew the lease is replaced. [default: 15]",
+        ),
     ] = None,
     health: Annotated[
-        str | None, typer.Option("--health", metavar="HOST:PORT", help="Serve GET /healthz. [default: off]")
+        str | None,
+        typer.Option(
+            "--health", metavar="HOST:PORT", help="Address for probes (GET /healthz). [default: off]"
+        ),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", help="debug, info, warning or error. [default: info]")

@@ -59,110 +59,119 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT to serve at; port 0 takes a free one. [127.0.0.1:50051]")
+        str | None, typer.Option(help="HOST:PORT to listen on; port 0 takes a free one. [127.0.0.1:50051]")
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="redis://, rediss:// or unix:// URL. [a private one in the state directory]"),
+        typer.Option(
+            help="redis://, rediss:// or unix:// URL of the store. [a private one in the state directory]"
+        ),
     ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Folder of the private store. [.elastane]")] = None,
     store_replicas: Annotated[
         int | None,
-        typer.Option(help="Replicas of the --store that must have a write before it is acknowledged. [0]"),
+        typer.Option(
+            help="Number of replicas of the --store that must have a write before it is acknowledged. [0]"
+        ),
     ] = None,
     port_file: Annotated[
-        Path | None, typer.Option(help="File that gets HOST:PORT once the master serves.")
+        Path | None, typer.Option(help="File to write HOST:PORT to, once the master serves.")
     ] = None,
     standby: Annotated[
         bool | None,
         typer.Option(
             "--standby/--no-standby",
-            help="While another master leads the --store: wait to take over, or end with code 3. [standby]",
+            help="While another master leads the --store: wait to take over, or exit with code 3. [standby]",
             show_default=False,
         ),
     ] = None,
     advertise: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT at which workers and clients reach this master. [the address it serves]"
+            help="HOST:PORT at which workers and clients reach this master. [the address it listens on]"
         ),
     ] = None,
     leader_lease_seconds: Annotated[
         float | None,
-        typer.Option(help="A leader that fell silent is replaced after so long. [3]", metavar="SECONDS"),
+        typer.Option(
+            help="Time after which a leader that stopped renewing its lease is replaced. [3]",
+            metavar="SECONDS",
+        ),
     ] = None,
     keep_finished: Annotated[
         str | None,
         typer.Option(
-            help="Finished jobs that are kept: those of a time (7d), the newest N, or forever. Others are"
-            " deleted; checkpoints stay. [30d]",
+            help="Finished jobs to keep: those of a period (7d), the newest N, or forever. Others are "
+            "deleted; checkpoints stay. [30d]",
             metavar="TIME|N",
         ),
     ] = None,
     http: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT for the dashboard, /metrics and probes; 0.0.0.0:8080 in a container. [none]"
+            help="HOST:PORT for the dashboard, /metrics and probes, such as 0.0.0.0:8080 in a container. "
+            "[none]"
         ),
     ] = None,
     http_port_file: Annotated[
-        Path | None, typer.Option(help="File that gets HOST:PORT once --http is served.")
+        Path | None, typer.Option(help="File to write HOST:PORT to, once --http is served.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [info]")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json. [console]")] = None,
     token_file: Annotated[
         Path | None,
         _protection(
-            "Table of tokens and their rights; see `elastane token`. Without: anybody may do anything."
+            "Table of tokens and their rights; see `elastane token`. Without it, anybody may do anything."
         ),
     ] = None,
     tls_cert: Annotated[
-        Path | None, _protection("PEM chain of the master's certificate. Without: no TLS.")
+        Path | None, _protection("PEM chain of the master's certificate. Without it, there is no TLS.")
     ] = None,
     tls_key: Annotated[Path | None, _protection("PEM key of --tls-cert.")] = None,
     tls_client_ca: Annotated[
         Path | None,
-        _protection("PEM of the CA whose certificate callers must have. Without: they need none."),
+        _protection(
+            "PEM of the CA that must have signed the callers' certificates. Without it, they need none."
+        ),
     ] = None,
     insecure: Annotated[
         bool | None,
         _protection(
-            "Serve beyond this machine without TLS, or without telling callers apart.", flag="--insecure"
+            "Allow serving other machines without TLS, or without authentication of callers.",
+            flag="--insecure",
         ),
     ] = None,
     reflection: Annotated[
         bool | None,
         _protection(
-            "Whether the API describes itself to grpcurl; it does by default.",
+            "Enable gRPC reflection, for grpcurl; on by default.",
             flag="--reflection/--no-reflection",
         ),
     ] = None,
     http_open_metrics: Annotated[
         bool | None,
-        _protection(
-            "Serve /metrics to whoever asks, without token or certificate.", flag="--http-open-metrics"
-        ),
+        _protection("Serve /metrics to anybody, without token or certificate.", flag="--http-open-metrics"),
     ] = None,
     store_ca: Annotated[
-        Path | None, _protection("PEM of the CA of a rediss:// store. Without: the system's.")
+        Path | None, _protection("PEM of the CA of a rediss:// store. Without it, the system's CAs.")
     ] = None,
-    store_cert: Annotated[Path | None, _protection("PEM certificate shown to a rediss:// store.")] = None,
+    store_cert: Annotated[Path | None, _protection("PEM client certificate for a rediss:// store.")] = None,
     store_key: Annotated[Path | None, _protection("PEM key of --store-cert.")] = None,
     store_password_file: Annotated[
         Path | None, _protection("File with the password of the user in --store.")
     ] = None,
 ) -> None:
-    """Serves the jobs of one store over gRPC, and with --http a dashboard, figures and probes.
+    """Serve the jobs of one store over gRPC; with --http also a dashboard, metrics and probes.
 
-    Every option also is a variable, ELASTANE_LISTEN and so on; those that protect have a longer prefix,
-    ELASTANE_MASTER_TOKEN_FILE and so on. Changed files of tokens and certificates are taken up at once.
+    Every option can also be set as a variable, such as ELASTANE_LISTEN; those of protection options have a
+    longer prefix, such as ELASTANE_MASTER_TOKEN_FILE. Changed token and certificate files are reloaded.
 
     Several masters may be started on one --store: one leads, the others stand by and take over when it
-    stops or dies. Workers and commands get the addresses of all (--master A:50051,B:50051, or a DNS name).
+    stops or dies. Give workers and commands all addresses (--master A:50051,B:50051, or a DNS name).
 
-    Exits with 0 when told to stop, 2 when it cannot start, 3 when another master leads and --no-standby was
-    given, 1 after a fault of its own; and for a store that cannot be trusted with 5 when it may throw keys
-    away, 6 when it takes no writes (a replica), 7 when it is a cluster, 8 when it is a Sentinel.
+    Exits with 0 after SIGTERM or SIGINT, 2 if it cannot start, 3 if another master leads and --no-standby was
+    given, 1 after a bug of its own; and with a store that is not safe for jobs: 5 if it may evict keys, 6 if
+    it is read-only (a replica), 7 if it is a cluster, 8 if it is a Sentinel.
     """
     given = {
         "listen": listen,

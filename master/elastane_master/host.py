@@ -281,7 +281,7 @@ class JobHost(LogListener):
         except TimeoutError:
             raise Rejection(
                 "store_unavailable",
-                "the store does not answer: whether this master may refuse the request is not known",
+                "the store does not answer: it is unknown whether this master still leads and may refuse",
                 hint="ask again in a moment",
             ) from None
 
@@ -367,7 +367,7 @@ class JobHost(LogListener):
                     error=str(error),
                 )
         self._forget(session)
-        session.end(Rejection("evicted", reason, hint="rejoin as a newcomer"))
+        session.end(Rejection("evicted", reason, hint="join again as a new worker"))
 
     def stream_over(self, session: Session, reason: str) -> None:
         """Handle a stream to which nothing can be sent any more."""

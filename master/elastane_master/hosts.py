@@ -340,7 +340,7 @@ class JobHosts(HostOwner):
         host = self._hosts.get(name)
         if host is None:
             if name in self._closed:
-                raise Rejection("busy", f"job {name!r} is just being closed", hint="ask again", job=name)
+                raise Rejection("busy", f"job {name!r} is being closed", hint="ask again", job=name)
             raise Rejection(
                 "not_found",
                 f"there is no job {checked_job_name(name)!r}",
@@ -358,7 +358,7 @@ class JobHosts(HostOwner):
         if len(names) != 1:
             raise Rejection(
                 "invalid_argument" if names else "not_found",
-                f"there are {len(names)} jobs: which one?",
+                f"there are {len(names)} jobs, and the request names none",
                 hint="name the job",
                 field="job",
                 jobs=", ".join(names[:20]),
@@ -739,7 +739,7 @@ def _require_equal(name: str, original: JobSettings, current: JobSettings, setti
         if getattr(original, field) != asked:
             raise Rejection(
                 "already_exists",
-                f"job {name!r} is there with {field} {getattr(original, field)!r},"
+                f"job {name!r} already exists with {field} {getattr(original, field)!r},"
                 f" not {getattr(settings, field)!r}",
                 hint="use its settings, or another name",
                 job=name,

@@ -1,10 +1,8 @@
 """Resource limits enforced by the master: on everything that a caller can make it keep.
 
-limits.md lists them. What is beyond one is refused before anything is decided: with LIMIT_EXCEEDED what can
-never be taken, with BUSY what there is too much of at the moment. Both name the limit. Stored events were
-within the limits of their time and are never refused./limits.md lists them. What is beyond one is refused
-before anything is decided: with LIMIT_EXCEEDED what can never be taken, with BUSY what there is too much of
-at the moment. Both name the limit. Stored events were within the limits of their time and are never refused.
+docs/limits.md lists them. A request beyond a limit is refused before anything is decided: with LIMIT_EXCEEDED
+if it can never be accepted, with BUSY if there are too many at the moment. Both errors name the limit. Stored
+events were within the limits when they were accepted, and are never refused.
 """
 
 from __future__ import annotations
@@ -29,55 +27,59 @@ class Limits(BaseSettings):
         default=256 * MEBIBYTE, ge=2**16, description="size of a message from the master"
     )
     streams_per_connection_max: int = Field(
-        default=128, ge=1, description="calls under way on one connection"
+        default=128, ge=1, description="concurrent calls on one connection"
     )
-    jobs_max: int = Field(default=1000, ge=1, description="jobs that are not over")
+    jobs_max: int = Field(default=1000, ge=1, description="unfinished jobs")
     ests_per_job_max: int = Field(default=4096, ge=1, description="logical workers of a job")
     datasets_per_job_max: int = Field(default=1000, ge=1, description="dynamic datasets of a job")
     dataset_entries_max: int = Field(
-        default=5_000_000, ge=1, description="entries of a dataset given as a list"
+        default=5_000_000, ge=1, description="entries of a dataset that is given as a list"
     )
     tasks_per_lease_max: int = Field(default=10_000, ge=1, le=10_000, description="tasks in one LeaseTasks")
     reports_per_lease_max: int = Field(default=10_000, ge=1, description="reports in one LeaseTasks")
     lease_waiters_per_job_max: int = Field(
         default=10_000, ge=1, description="LeaseTasks calls waiting for tasks"
     )
-    sessions_per_job_max: int = Field(default=10_000, ge=1, description="workers attending a job")
-    session_messages_max: int = Field(default=1000, ge=10, description="messages a worker has not read yet")
-    watchers_per_job_max: int = Field(default=1000, ge=1, description="watches of a job: Watch*, Checkpoint")
+    sessions_per_job_max: int = Field(default=10_000, ge=1, description="workers connected to a job")
+    session_messages_max: int = Field(default=1000, ge=10, description="unread messages queued for a worker")
+    watchers_per_job_max: int = Field(
+        default=1000, ge=1, description="concurrent watches of a job: Watch*, Checkpoint"
+    )
     watch_write_seconds_max: float = Field(
-        default=30.0, gt=0, description="time a watcher may take to read a message"
+        default=30.0, gt=0, description="time that a watcher may take to read a message"
     )
     context_bytes_max: int = Field(default=16 * MEBIBYTE, ge=2**10, description="size of an EST's context")
     # A snapshot holds those of three steps, and Redis takes no value of more than 512 MiB.
     contexts_bytes_max: int = Field(
-        default=160 * MEBIBYTE, ge=2**10, description="size of all contexts of a step"
+        default=160 * MEBIBYTE, ge=2**10, description="total size of the contexts of a step"
     )
     context_parts_max: int = Field(
-        default=1000, ge=10, description="parts of a context: generators, registered items"
+        default=1000, ge=10, description="parts of a context, such as generators and registered items"
     )
     name_characters_max: int = Field(
-        default=300, ge=16, description="name of a registered item, metric or fact"
+        default=300, ge=16, description="length of the name of a registered item, metric or fact"
     )
-    url_characters_max: int = Field(default=4096, ge=16, description="URL of a job's checkpoints")
+    url_characters_max: int = Field(
+        default=4096, ge=16, description="length of the URL of a job's checkpoints"
+    )
     metrics_per_task_max: int = Field(default=256, ge=0, description="values logged for an EST in a step")
     tensors_max: int = Field(
         default=200_000, ge=1, description="parameters and buffers in a script's signature"
     )
     facts_max: int = Field(default=200, ge=10, description="facts of the environment in a script's signature")
     note_characters_max: int = Field(
-        default=4000, ge=100, description="reason of an event; longer ones are cut"
+        default=4000, ge=100, description="length of an event's reason; longer ones are truncated"
     )
     backlog_requests_max: int = Field(
-        default=10_000, ge=1, description="requests waiting for a store that is away"
+        default=10_000, ge=1, description="requests waiting while the store is unavailable"
     )
-    store_reads_max: int = Field(default=32, ge=1, description="reads of history and events at a time")
+    store_reads_max: int = Field(default=32, ge=1, description="concurrent reads of history and events")
     store_connections_max: int = Field(
-        default=32, ge=1, description="connections to the store for the writes of all jobs"
+        default=32, ge=1, description="connections to the store, for the writes of all jobs"
     )
     http_connections_max: int = Field(default=128, ge=4, description="connections to the HTTP port")
     log_lines_per_second_max: int = Field(
-        default=100, ge=1, description="log lines of one kind; others are counted"
+        default=100, ge=1, description="log lines of one kind per second; the rest are only counted"
     )
 
 
@@ -86,7 +88,7 @@ def require_within(limit: str, given: int, maximum: int, what: str, **facts: obj
     if given > maximum:
         raise Rejection(
             "limit_exceeded",
-            f"{given} {what}; this master takes at most {maximum}",
+            f"{given} {what}; this master accepts at most {maximum}",
             hint=f"ELASTANE_{limit.upper()} of the master raises the limit; see docs/limits.md",
             limit=limit,
             maximum=maximum,
@@ -100,8 +102,8 @@ def require_room(limit: str, present: int, maximum: int, what: str, **facts: obj
     if present >= maximum:
         raise Rejection(
             "busy",
-            f"this master serves {present} {what} and takes no more at the moment",
-            hint=f"ask again later; ELASTANE_{limit.upper()} of the master raises the limit",
+            f"this master already serves {present} {what} and accepts no more at the moment",
+            hint=f"try again later; ELASTANE_{limit.upper()} of the master raises the limit",
             limit=limit,
             maximum=maximum,
             **facts,

@@ -59,7 +59,7 @@ class Session:
                 Rejection(
                     "evicted",
                     f"worker {self.worker} did not read {self._messages_max} messages",
-                    hint="rejoin as a newcomer",
+                    hint="join again as a new worker",
                     limit="session_messages_max",
                 )
             )

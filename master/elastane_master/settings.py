@@ -34,13 +34,15 @@ class MasterSettings(Limits):
     store: str = ""
     state_dir: Path = Path(".elastane")
     store_fsync: Literal["everysec", "always", "no"] = Field(
-        default="everysec", description="appendfsync of the private store"
+        default="everysec", description="appendfsync setting of the private store"
     )
     store_timeout_seconds: float = Field(
-        default=15.0, gt=0, description="how long a master that starts waits for its store"
+        default=15.0, gt=0, description="how long a starting master waits for its store"
     )
     store_replicas: int = Field(
-        default=0, ge=0, description="replicas of the store that must have a write before it is acknowledged"
+        default=0,
+        ge=0,
+        description="number of replicas of the store that must have a write before it is acknowledged",
     )
     port_file: Path | None = None
     standby: bool | None = None
@@ -48,17 +50,24 @@ class MasterSettings(Limits):
     leader_lease_seconds: float = Field(default=3.0, ge=0.1, le=3600)
     keep_finished: str = "30d"
     close_finished_seconds: float = Field(
-        default=300.0, gt=0, description="a finished job that nobody asks for is closed after so long"
+        default=300.0,
+        gt=0,
+        description="time after which a finished job that nobody queries is closed: only a small record of "
+        "it stays in memory",
     )
     http: str = ""
     http_port_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
-    snapshot_seconds: float = Field(default=1.0, ge=0, description="time between snapshots of a job's state")
-    history_entries_max: int = Field(default=2_000_000, ge=1, description="committed tasks kept for audits")
-    events_max: int = Field(default=10_000, ge=1, description="events kept of a job")
+    snapshot_seconds: float = Field(
+        default=1.0, ge=0, description="minimum time between snapshots of a job's state"
+    )
+    history_entries_max: int = Field(
+        default=2_000_000, ge=1, description="number of committed tasks kept for audits"
+    )
+    events_max: int = Field(default=10_000, ge=1, description="number of events kept per job")
     stop_grace_seconds: float = Field(
-        default=2.0, ge=0, description="what calls in flight have to end when the master is stopped"
+        default=2.0, ge=0, description="time that calls in flight have to finish when the master is stopped"
     )
     security: SecuritySettings = Field(default_factory=SecuritySettings)
 
@@ -90,7 +99,7 @@ class MasterSettings(Limits):
     def _can_stand_by(self) -> MasterSettings:
         if self.standby and not self.store:
             raise ValueError(
-                "--standby needs --store: a master with a private store in its state directory has no second"
+                "--standby needs --store: another master cannot take over a store in a state directory"
             )
         return self
 

@@ -220,7 +220,7 @@ async def test_buttons_do_what_they_say_and_show_it(tmp_path: Path) -> None:
         _, page = await browser.post("/jobs/j/scale", workers_min="3", workers_max="2")
         assert 'role="alert"' in page and "workers" in page
         _, page = await browser.post("/jobs/j/scale", workers_min="two", workers_max="2")
-        assert "'two' is no number of workers" in text_of(page)
+        assert "'two' is not a number of workers" in text_of(page)
         _, page = await browser.post("/jobs/j/suspend")
         assert "the job has no checkpoint_url" in page.lower() and "would lose its training" in page
         _, page = await browser.post("/jobs/j/checkpoint")

@@ -201,7 +201,7 @@ def test_the_command_shows_a_failure(tmp_path: Path) -> None:
         (["--ests", "1", FLAWED], "--ests"),
         (["--ests", "2", "/nowhere/train.py"], "is not a file"),
         (["--ests", "2", "--paths", "3,1", FLAWED], "between 1 and 2"),
-        (["--ests", "2", "--paths", "two", FLAWED], "no path"),
+        (["--ests", "2", "--paths", "two", FLAWED], "is not a path"),
         (["--ests", "2", "--determinism", "d7", FLAWED], "not d0, d1 or d2"),
         (["--ests", "2", "--steps", "2", FLAWED], "--steps"),
         (["--ests", "2", "--keep", "/tmp", FLAWED], "exists already"),

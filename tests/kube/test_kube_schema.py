@@ -168,7 +168,7 @@ async def test_what_the_master_is_told_once_cannot_be_changed(scene: Scene) -> N
         return  # this API does not evaluate them
     await scene.apply(suspend=True, **fixed)
     for field, value in other:
-        with pytest.raises(ApiError, match="told to the master once") as refused:
+        with pytest.raises(ApiError, match="set once, when the master creates the job") as refused:
             await scene.change(**{field: value})
         assert (refused.value.status, field in refused.value.message) == (422, True)
     await scene.change(checkpoint={"onDelete": "Save", "timeoutSeconds": 7}, spot={"price": "0.5"})

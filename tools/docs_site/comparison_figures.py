@@ -22,20 +22,22 @@ class Wanted(NamedTuple):
 
 
 WANTED: Final = (
-    Wanted("a worker is killed: the others stand still", "recovery",
+    Wanted("a worker is killed: pause of the others", "recovery",
            "small: worker killed: stall, beside torchft"),
-    Wanted("the same, torchft with a heartbeat of one second", "recovery",
+    Wanted("the same, torchft with a heartbeat of 1 s", "recovery",
            "small: worker killed: stall, beside torchft 1 s"),
-    Wanted("a newcomer: the others stand still, small model", "recovery",
+    Wanted("a worker joins: pause of the others, small model", "recovery",
            "small: newcomer: the others' stall, beside torchft"),
-    Wanted("the same, model of 25 M", "recovery", "25m: newcomer: the others' stall, beside torchft"),
-    Wanted("a step, MLP, 2 workers", "steady_step", "MLP, batch 32: 2 workers, P = N"),
+    Wanted("the same, model of 25 M parameters", "recovery",
+           "25m: newcomer: the others' stall, beside torchft"),
+    Wanted("time per step, MLP, 2 workers", "steady_step", "MLP, batch 32: 2 workers, P = N"),
     Wanted("the same", "steady_step", "MLP, batch 32: 2 workers, P = N, beside torchft"),
-    Wanted("a step, GPT of 25 M, 2 workers", "steady_step", "GPT 25 M, batch 2: 2 workers, P = N"),
-    Wanted("start to first step, 2 workers", "startup", "run to first step, 2 workers"),
-    Wanted("tasks leased and reported, one client; ours durable, DLRover's in memory", "dispatch",
+    Wanted("time per step, GPT of 25 M parameters, 2 workers", "steady_step",
+           "GPT 25 M, batch 2: 2 workers, P = N"),
+    Wanted("from start to first step, 2 workers", "startup", "run to first step, 2 workers"),
+    Wanted("leasing and reporting tasks, one client; Elastane's are durable, DLRover's in memory", "dispatch",
            "1 client: one task a message"),
-    Wanted("restore of a queue of 10^9 samples", "data_scale", "10^9 samples: restore"),
+    Wanted("restoring a queue of 10^9 samples", "data_scale", "10^9 samples: restore"),
 )  # fmt: skip
 
 

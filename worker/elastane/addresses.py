@@ -32,7 +32,7 @@ def split_address(address: str) -> HostPort:
     host, separator, port = address.rpartition(":")
     if not separator or not host:
         raise ValueError(
-            f"{address!r} is no address of a master; give HOST:PORT, as in {address or 'm'}:50051"
+            f"{address!r} is not a master's address; give HOST:PORT, as in {address or 'm'}:50051"
         )
     if not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
         raise ValueError(f"{address!r}: the port must be a number from 1 to 65535")

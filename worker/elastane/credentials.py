@@ -82,7 +82,7 @@ def read_credentials() -> Credentials:
     if credentials.tls_cert is not None and not credentials.tls_ca:
         raise RefusedError(
             "ELASTANE_TLS_CERT is set, but not ELASTANE_TLS_CA",
-            hint="name the CA of the master's certificate, or say ELASTANE_TLS_CA=system",
+            hint="name the CA of the master's certificate, or set ELASTANE_TLS_CA=system",
         )
     return credentials
 
@@ -105,7 +105,7 @@ def open_channel(address: str, options: Sequence[tuple[str, Any]] = (), *, name:
         if credentials.has_token and not credentials.insecure and not on_loopback(address):
             raise RefusedError(
                 f"the token would go to {address} unencrypted",
-                hint="set ELASTANE_TLS_CA; or ELASTANE_INSECURE=1 if nobody else can listen on the way",
+                hint="set ELASTANE_TLS_CA; or ELASTANE_INSECURE=1 if nobody can eavesdrop on the connection",
             )
         channel = grpc.insecure_channel(address, options=options)
     if credentials.has_token:

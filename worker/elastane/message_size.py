@@ -23,7 +23,7 @@ def message_bytes_max() -> int:
     if not (text.isascii() and text.isdigit() and _LEAST <= int(text) < 2**31):
         raise RefusedError(
             f"{VARIABLE} is {text!r}",
-            hint=f"a number of bytes from {_LEAST} to {2**31 - 1}, or leave it away",
+            hint=f"set a number of bytes from {_LEAST} to {2**31 - 1}, or unset it",
         )
     return int(text)
 

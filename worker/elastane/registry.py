@@ -100,7 +100,7 @@ class Registry:
             )
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise RegistryError(
-                f"{name!r} cannot name an item",
+                f"invalid item name {name!r}",
                 hint="use letters, digits, '_', '.' and '-'",
                 item=name,
             )
@@ -198,7 +198,7 @@ def to_bytes(name: str, kind: str, state: Any) -> bytes:
     if size > ITEM_BYTES_MAX:
         raise RegistryError(
             f"the state of item {name!r} has {size:,} bytes, at most {ITEM_BYTES_MAX:,} can be carried",
-            hint="it travels with every step: keep positions and generators in it, and no data",
+            hint="it travels with every step: keep positions and generators in it, not data",
             item=name,
             bytes=size,
         )
@@ -211,7 +211,7 @@ def from_bytes(name: str, stored: bytes) -> tuple[str, Any]:
     try:
         magic, length = _HEADER.unpack_from(stored)
         if magic != _MAGIC:
-            raise ValueError("it does not begin as an item")
+            raise ValueError("it does not start like an item")
         structure = stored[_HEADER.size : _HEADER.size + length]
         place, tensors = _HEADER.size + length, []
         for spec in specs_of(structure):
@@ -222,7 +222,7 @@ def from_bytes(name: str, stored: bytes) -> tuple[str, Any]:
             flat = torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
             tensors.append(from_flat_bytes(flat, spec).to(spec.device))
         if place != len(stored):
-            raise ValueError("there are bytes behind its end")
+            raise ValueError("there are extra bytes after its end")
         kind, state = decode(Exported(structure, tensors))
     except (ValueError, TypeError, RuntimeError, struct.error, StateFormatError) as error:
         raise RegistryError(f"the stored item {name!r} is damaged: {error}", item=name) from error

@@ -82,7 +82,9 @@ def request_of(action: Action, job: str, fields: Mapping[str, str]) -> Message:
             )
         case _:
             if fields.get("confirmed") != "yes":
-                raise Rejection("invalid_argument", "it was not confirmed", hint="confirm it on its page")
+                raise Rejection(
+                    "invalid_argument", "the action was not confirmed", hint="confirm it on its page"
+                )
             return job_pb2.JobServiceCancelRequest(name=job, request_id=request_id)
 
 
@@ -116,6 +118,9 @@ def _count(fields: Mapping[str, str], name: str) -> int:
     digits = text.lstrip("0") or text[-1:]
     if not (text.isascii() and text.isdigit()) or len(digits) > 10 or int(digits) > WORKERS_MAX:
         raise Rejection(
-            "invalid_argument", f"{text[:40]!r} is no number of workers", hint="a whole number", field=name
+            "invalid_argument",
+            f"{text[:40]!r} is not a number of workers",
+            hint="enter a whole number",
+            field=name,
         )
     return int(digits)

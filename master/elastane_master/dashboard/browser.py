@@ -55,7 +55,7 @@ def checked_token(text: str) -> str:
     """A token as somebody typed or pasted it. Raises Rejection."""
     token = text.strip()
     if not token or len(token) > TOKEN_CHARACTERS_MAX or not token.isascii() or not token.isprintable():
-        raise Rejection("unauthenticated", "this is no token", hint="paste the text of the token's file")
+        raise Rejection("unauthenticated", "this is not a token", hint="paste the content of the token file")
     return token
 
 
@@ -99,7 +99,7 @@ def require_own_name(host: str, own_names: Collection[str]) -> None:
     except ValueError:
         raise Rejection(
             "permission_denied",
-            f"this master has no tokens and is not asked by the name {name[:80]!r}",
+            f"a master without tokens does not answer to the name {name[:80]!r}",
             hint="open it by its address, or give the master a table of tokens (docs/security.md)",
         ) from None
 

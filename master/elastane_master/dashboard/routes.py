@@ -379,20 +379,20 @@ async def _fields(request: web.Request) -> Mapping[str, str]:
     if request.content_type != "application/x-www-form-urlencoded":
         if not request.body_exists:
             return {}
-        raise Rejection("invalid_argument", f"a form is wanted, not {request.content_type[:80]}")
+        raise Rejection("invalid_argument", f"expected a form, not {request.content_type[:80]}")
     if (request.content_length or 0) > FORM_BYTES_MAX:
         raise Rejection("limit_exceeded", f"a form of {request.content_length} bytes")
     try:
         async with asyncio.timeout(FORM_SECONDS):
             posted = await request.post()
     except TimeoutError:
-        raise Rejection("limit_exceeded", f"the form did not come within {FORM_SECONDS:g} s") from None
+        raise Rejection("limit_exceeded", f"the form did not arrive within {FORM_SECONDS:g} s") from None
     except web.HTTPRequestEntityTooLarge as error:
         raise Rejection("limit_exceeded", "the form is too large") from error
     except (ValueError, LookupError) as error:
         raise Rejection("invalid_argument", "the form cannot be read") from error
     except (ConnectionError, web.RequestPayloadError) as error:  # no fault of ours: anybody can break off
-        raise Rejection("invalid_argument", "the form did not come whole") from error
+        raise Rejection("invalid_argument", "the form is incomplete") from error
     return {name: value for name, value in posted.items() if isinstance(value, str)}
 
 

@@ -238,7 +238,7 @@ def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
         raise Rejection(
             "stale",
             f"a step of generation {event.generation}, the ring is at {ring_state.generation}",
-            hint="the worker speaks of a ring this master has not decided; join anew",
+            hint="this master has not formed that ring; join again",
             generation=ring_state.generation,
         )
     if event.generation < ring_state.generation or ring_state.stage != "running":
@@ -270,7 +270,7 @@ def _check_report(turn: Turn, event: StepReported, member: Member) -> None:
         raise Rejection(
             "stale",
             f"{event.worker} reports step {event.step}, the ring is at step {current}",
-            hint="a step starts only after the one before it was prepared; join anew",
+            hint="a step starts only after the previous one was prepared; join again",
             step=event.step,
             expected=current,
         )
@@ -279,7 +279,7 @@ def _check_report(turn: Turn, event: StepReported, member: Member) -> None:
     if ranks != list(range(member.start, member.end)):
         raise Rejection(
             "invalid_argument",
-            f"tasks of virtual ranks {ranks} where those of {member.start}..{member.end - 1} belong",
+            f"tasks of virtual ranks {ranks} instead of {member.start}..{member.end - 1}",
             hint="report the task of each hosted EST once, in ascending order",
             worker=event.worker,
         )

@@ -131,7 +131,7 @@ def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
     if event.shard != shard and not event.complete:
         raise Rejection(
             "invalid_argument",
-            f"{event.worker} reports shard {event.shard} of {event.checkpoint}, its own is {shard}",
+            f"{event.worker} reports shard {event.shard} of {event.checkpoint}, but writes shard {shard}",
             shard=event.shard,
             expected=shard,
         )

@@ -73,7 +73,7 @@ def require_ranks(deltas: Sequence[ContextDelta], start: int, end: int, *, worke
     if found != list(range(start, end)):
         raise Rejection(
             "invalid_argument",
-            f"contexts of virtual ranks {found} where those of {start}..{end - 1} belong",
+            f"contexts of virtual ranks {found} instead of {start}..{end - 1}",
             hint="report the context of each hosted EST once, in ascending order",
             worker=worker,
             start=start,

@@ -143,7 +143,7 @@ def create(turn: Turn, event: DatasetCreated) -> None:
     if not event.dataset or event.dataset == LOCKSTEP_DATASET:
         raise Rejection(
             "invalid_argument",
-            f"a dataset cannot be called {event.dataset!r}",
+            f"invalid dataset name {event.dataset!r}",
             hint=f"{LOCKSTEP_DATASET!r} is the training itself; choose another name",
             field="dataset",
         )
@@ -242,7 +242,8 @@ def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None
         for report in reports:
             if report.count < 1 or (report.count > 1 and report.error):
                 raise Rejection(
-                    "invalid_argument", "a run of tasks is reported done, errors are reported one by one"
+                    "invalid_argument",
+                    "a range of tasks can only be reported as done; report errors one by one",
                 )
             tasks += report.count
             queue.check_report(report.epoch, report.index, report.attempt)
@@ -254,7 +255,7 @@ def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None
         raise Rejection(
             "invalid_argument",
             f"more than {TASKS_MAX} tasks in one report",
-            hint="report earlier",
+            hint="report more often",
             field="completed",
         )
 
@@ -388,7 +389,7 @@ def _require_equal(dataset: str, existing: QueueSettings, wanted: QueueSettings)
         if getattr(existing, field) != getattr(wanted, field):
             raise Rejection(
                 "already_exists",
-                f"dataset {dataset!r} is there with another {field}",
+                f"dataset {dataset!r} already exists with another {field}",
                 hint="use its settings, or another name",
                 dataset=dataset,
                 field=field,

@@ -45,8 +45,8 @@ def notice(turn: Turn, event: WorkerJoined) -> None:
     if event.generation > known + GENERATIONS_AHEAD_MAX:
         raise Rejection(
             "invalid_argument",
-            f"{event.worker} speaks of generation {event.generation}, the ring is at {known}",
-            hint="is it a worker of another job of that name?",
+            f"{event.worker} reports generation {event.generation}, the ring is at {known}",
+            hint="the worker may belong to another job of the same name",
             generation=known,
         )
     if event.generation > known:

@@ -114,7 +114,7 @@ def reported(turn: Turn, event: IntervalReported) -> None:
             "stale",
             f"{event.worker} is before step {event.step} of generation {event.generation},"
             f" the ring at step {steps.current} of {ring_state.generation}",
-            hint="the worker speaks of a ring this master has not decided; join anew",
+            hint="this master has not formed that ring; join again",
             generation=ring_state.generation,
         )
     member = ring_state.member(event.worker)

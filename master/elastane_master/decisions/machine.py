@@ -110,7 +110,7 @@ class JobMachine:
         if not _NAME.fullmatch(name):
             raise Rejection(
                 "invalid_argument",
-                f"a job cannot be called {name!r}",
+                f"invalid job name {name!r}",
                 hint="1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
                 field="name",
             )
@@ -159,7 +159,9 @@ class JobMachine:
         """Rebuild the job from `snapshot`. Raises ValueError for an unknown version."""
         stored = _decoder.decode(snapshot)
         if stored.version not in VERSIONS_READ:
-            raise ValueError(f"a job's snapshot of version {stored.version}; this master reads {VERSION}")
+            raise ValueError(
+                f"the job's snapshot has version {stored.version}; this master reads version {VERSION}"
+            )
         return cls(stored.state, Queues.restore(stored.queues))
 
 

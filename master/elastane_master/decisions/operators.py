@@ -170,7 +170,7 @@ def _set_prices(turn: Turn, event: PricesRequested) -> None:
     if changed.currency != before.currency and (before.spent_micros or before.on_demand_micros):
         raise Rejection(
             "wrong_phase",
-            f"{money_text(before.spent_micros, before.currency)} are charged already:"
+            f"{money_text(before.spent_micros, before.currency)} have been charged already:"
             f" they cannot become {changed.currency}",
             hint=f"give the prices in {before.currency}",
             currency=before.currency,

@@ -45,7 +45,7 @@ def replaced(worker: str) -> Rejection:
     """The refusal of an older process."""
     return Rejection(
         "replaced",
-        f"another process joined later as worker {worker}: that one stays, this one is sent away for good",
+        f"another process joined later as worker {worker}: that one stays, this one is disconnected for good",
         hint=HINT,
         worker=worker,
     )

@@ -237,7 +237,7 @@ def ready(turn: Turn, event: ReadyReported) -> None:
         raise Rejection(
             "stale",
             f"Ready of generation {event.generation}, the ring is at {ring.generation}",
-            hint="the worker speaks of a ring this master has not decided; join anew",
+            hint="this master has not formed that ring; join again",
             generation=ring.generation,
         )
     turn.touch()
@@ -314,7 +314,7 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
         raise Rejection(
             "invalid_argument",
             f"loaded step {event.step} of a training of {state.total_steps} steps",
-            hint="is checkpoint_url the folder of another job?",
+            hint="checkpoint_url may be the folder of another job",
             step=event.step,
         )
     step_max = forgotten.loadable_until(state)
@@ -322,7 +322,7 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
         raise Rejection(
             "invalid_argument",
             f"loaded step {event.step}, and the history knows the steps before {step_max} only",
-            hint="load a checkpoint of an earlier step: one that is newer would leave a hole in the history",
+            hint="load a checkpoint of an earlier step: a newer one would leave a gap in the history",
             step=event.step,
             step_max=step_max,
         )

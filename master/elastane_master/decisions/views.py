@@ -159,7 +159,7 @@ def context_of(machine: JobMachine, virtual_rank: int, step: int | None = None) 
         raise Rejection(
             "not_found",
             f"no contexts of step {wanted} are kept",
-            hint=f"kept are those of the steps {sorted(kept)}",
+            hint=f"the contexts of steps {sorted(kept)} are kept",
             step=wanted,
         )
     return wanted, kept[wanted][virtual_rank]

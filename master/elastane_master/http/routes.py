@@ -115,7 +115,7 @@ class Routes:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if request.body_exists and not is_form(request):  # it is not waited for
-                raise Rejection("limit_exceeded", "requests have no body here")
+                raise Rejection("limit_exceeded", "requests with a body are not accepted")
             return await handler(request)
         except Rejection as error:
             response = web.Response(text=_text(error), status=_STATUS.get(error.reason, 503))

@@ -107,7 +107,7 @@ class TokenFile:
             table = self._read()
         except BadSecurityFile as error:
             logger.error(
-                "the new tokens are not taken up: the old ones stand", error=str(error), hint=error.hint
+                "the new token table is ignored: the old one stays in use", error=str(error), hint=error.hint
             )
             return False
         if stamp_of((self.path,)) != stamp:
@@ -477,7 +477,7 @@ async def _write_all(behaviour: Any, request: Any, context: Context) -> None:
 async def _only_message(messages: Any) -> Any:
     async for message in messages:
         return message
-    raise Rejection("invalid_argument", "the call came without its request")
+    raise Rejection("invalid_argument", "the call has no request message")
 
 
 async def _first_message(requests: Any) -> Any:
@@ -489,8 +489,8 @@ async def _first_message(requests: Any) -> Any:
     if first is None:
         raise Rejection(
             "invalid_argument",
-            f"no message came within {FIRST_MESSAGE_SECONDS:g} s",
-            hint="say what the stream is for first",
+            f"no message arrived within {FIRST_MESSAGE_SECONDS:g} s",
+            hint="send the first message right after opening the stream",
         )
     return first
 

@@ -114,8 +114,8 @@ def rule_of(rpc: str) -> Rule:
     if rule is None:
         raise Rejection(
             "permission_denied",
-            f"nobody may call {rpc}: it has no rule",
-            hint="this is a fault of the master: the rpc is missing in its table of rights",
+            f"nobody may call {rpc}: it has no access rule",
+            hint="this is a bug in the master: the rpc is missing in its table of rights",
             rpc=rpc,
         )
     return rule
@@ -125,7 +125,7 @@ def http_rule_of(route: str) -> Rule:
     """Return the rule of a route. Raises Rejection if there is none."""
     rule = HTTP_RULES.get(route)
     if rule is None:
-        raise Rejection("permission_denied", f"nobody may see {route}: it has no rule", rpc=route)
+        raise Rejection("permission_denied", f"nobody may see {route}: it has no access rule", rpc=route)
     return rule
 
 
@@ -193,7 +193,7 @@ def _only(caller: Principal, jobs: Iterable[str]) -> str:
     if len(seen) != 1:
         raise Rejection(
             "invalid_argument" if seen else "not_found",
-            f"there are {len(seen)} jobs this token is for: which one?",
+            f"this token is for {len(seen)} jobs, and the request names none",
             hint="name the job",
             jobs=", ".join(seen[:_NAMES_SHOWN]),
         )

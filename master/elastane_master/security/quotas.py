@@ -36,7 +36,7 @@ class QuotaBook:
             raise Rejection(
                 "rate_limited",
                 f"token {caller.name!r} may send {rate:g} requests a second",
-                hint="ask again a little later",
+                hint="try again a little later",
                 token=caller.name,
                 retry_after_seconds=round((1.0 - left) / rate, 3),
             )
@@ -89,7 +89,7 @@ def _require(caller: Principal, what: str, taken: int, most: int) -> None:
     if most and taken >= most:
         raise Rejection(
             "quota_exceeded",
-            f"token {caller.name!r} may have {most} {what}, and there are {taken}",
+            f"token {caller.name!r} may have at most {most} {what}, and has {taken}",
             hint="end some of them, or have the token's quota raised",
             token=caller.name,
             quota=f"{what}_max",

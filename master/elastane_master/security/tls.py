@@ -93,7 +93,7 @@ class ServerTls:
                 self._contents = contents
             except BadSecurityFile as error:
                 # Probably a half-finished renewal: its other half changes the stamp again.
-                logger.error("the new certificate is not taken up", error=str(error), hint=error.hint)
+                logger.error("the new certificate is ignored", error=str(error), hint=error.hint)
                 return False
             self.reloads += 1
         logger.info("certificate taken up", cert=str(self._files.cert))

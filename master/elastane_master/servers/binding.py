@@ -113,7 +113,7 @@ def require_version(told: str, who: str) -> None:
     if fault:
         raise Rejection(
             "incompatible",
-            f"{who} and this master do not fit: {fault}",
+            f"{who} and this master are incompatible: {fault}",
             hint=hint,
             version=told[:40],
             oldest=versions.CLIENT_OLDEST,
@@ -153,7 +153,7 @@ class _Writer:
             raise Rejection(
                 "busy",
                 f"the stream was not read for {self._seconds:g} s",
-                hint="read it faster, or ask again and go on where you were",
+                hint="read it faster, or reconnect and continue where you were",
                 limit="watch_write_seconds_max",
                 maximum=self._seconds,
             ) from None

@@ -66,12 +66,10 @@ def as_rejection(error: Exception) -> Rejection:
     if isinstance(error, JobTooNew):
         return Rejection("too_new", str(error), hint=error.hint, **error.facts)
     if isinstance(error, MachineBroken):
-        return Rejection(
-            "internal", str(error), hint="this is a fault of the master; its log has the details"
-        )
+        return Rejection("internal", str(error), hint="this is a bug in the master; its log has the details")
     if isinstance(error, StoreError):
         return Rejection("store_unavailable", str(error), hint=error.hint, **error.facts)
-    return Rejection("store_unavailable", f"the store does not answer: {error}", hint="ask again in a moment")
+    return Rejection("store_unavailable", f"the store does not answer: {error}", hint="try again in a moment")
 
 
 def code_of(rejection: Rejection) -> grpc.StatusCode:

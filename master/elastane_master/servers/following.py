@@ -15,7 +15,7 @@ T = TypeVar("T")
 def stopping() -> Rejection:
     """Return the refusal that ends every stream when the master stops."""
     return Rejection(
-        "store_unavailable", "the master is stopping", hint="connect again: another one takes its place"
+        "store_unavailable", "the master is stopping", hint="connect again: another master takes over"
     )
 
 
@@ -29,7 +29,7 @@ def not_leading(leader: Leader | None) -> Rejection:
         )
     return Rejection(
         "not_leading",
-        f"this master stands by; {leader.master} at {leader.address} leads",
+        f"this master is a standby; {leader.master} at {leader.address} leads",
         hint=f"ask the master at {leader.address}, or the next of the masters' addresses",
         leader=leader.address,
         master=leader.master,

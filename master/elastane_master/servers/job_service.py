@@ -226,7 +226,5 @@ def _outcome(host: JobHost, request_id: str) -> job_pb2.JobServiceCheckpointResp
                 step=failed.step,
             )
     if request_id not in view.pending:
-        raise Rejection(
-            "not_found", "what became of this request is not known any more", request_id=request_id
-        )
+        raise Rejection("not_found", "the outcome of this request is no longer known", request_id=request_id)
     return None

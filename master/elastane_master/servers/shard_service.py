@@ -91,7 +91,7 @@ class ShardServicer:
             ):  # what the caller may do was asked for the first one's
                 raise Rejection(
                     "invalid_argument",
-                    f"a stream is of one job: this one is of {job[:80]!r}",
+                    f"a stream serves one job: this one serves {job[:80]!r}",
                     hint="open another stream for another job",
                     field="job",
                 )

@@ -156,9 +156,7 @@ def _interval_report(message: ring_pb2.IntervalReport, worker: str, session: str
     for change in message.changes:
         kind = change.WhichOneof("change")
         if kind is None or change.draws < 0:
-            raise Rejection(
-                "invalid_argument", f"{worker} reports a change of {shown(change.name)} that is none"
-            )
+            raise Rejection("invalid_argument", f"{worker} reports an invalid change of {shown(change.name)}")
         changes[change.name] = change.draws if kind == "draws" else change.state
     return events.IntervalReported(
         worker,

@@ -190,7 +190,7 @@ def bad_token(token: str) -> Rejection:
     """The refusal of a page token that was not given out by this master."""
     return Rejection(
         "invalid_argument",
-        f"{token[:40]!r} is no page token",
+        f"{token[:40]!r} is not a page token",
         hint="pass next_page_token of the page before, unchanged",
         field="page_token",
     )

@@ -185,7 +185,7 @@ class Fenced(StoreError):
 
 class LogBroken(StoreError):
     code = "ELA220"
-    hint = "this is a fault of the master; start it again, what was acknowledged is stored"
+    hint = "this is a bug in the master; start it again, what was acknowledged is stored"
 
 
 class LogClosed(StoreError):

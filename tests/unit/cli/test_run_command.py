@@ -90,7 +90,7 @@ def test_without_ests_the_job_of_that_name_is_joined(asked: list[AgentSettings])
     result = run(ELASTANE_MASTER="m:1", ELASTANE_JOB="j", ELASTANE_SEED="3")
     assert result.exit_code == 4
     assert asked[0].settings is None and asked[0].local_workers == 1
-    assert "the master's settings count, not ELASTANE_SEED" in result.stderr
+    assert "the master's settings apply; ignored: ELASTANE_SEED" in result.stderr
 
 
 @pytest.mark.parametrize(

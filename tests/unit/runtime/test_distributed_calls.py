@@ -93,7 +93,7 @@ def test_every_call_is_refused_at_its_line_with_what_to_write(ran: tuple[dict[st
     for name, text in said.items():
         if name in ("library", "caught"):
             continue
-        assert text.startswith("DistributedCallError: this script speaks to torch.distributed itself"), text
+        assert text.startswith("DistributedCallError: this script calls torch.distributed itself"), text
         assert "train.py:" in text, text
         assert words.get(name, f"calls {name} (") in text, text
         assert hints.get(name, "") in text, text

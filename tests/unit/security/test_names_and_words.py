@@ -89,7 +89,7 @@ def test_items_of_the_registry_cannot_be_paths() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "step-1-g1/../../x", "step-000000000001-g000001-../x", "step-1"])
 def test_names_of_checkpoints_stay_in_their_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match="no name of a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint name"):
         write_shard(str(tmp_path), name, 0, 1, None)  # type: ignore[arg-type]  # not looked at
 
 
@@ -103,7 +103,7 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     manifest["sha256"] = ""
     manifest["sha256"] = hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
     path.write_text(json.dumps(manifest))
-    with pytest.raises(NoUsableCheckpointError, match="no name of a shard"):
+    with pytest.raises(NoUsableCheckpointError, match="not a shard name"):
         load_newest(str(tmp_path), num_ests=ESTS)
 
 

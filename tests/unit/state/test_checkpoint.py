@@ -405,9 +405,9 @@ def test_an_unknown_protocol_is_a_typed_error() -> None:
 )
 def test_names_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
     snapshot = take_snapshot(encode({}), 0, 1, step=1, contexts={})
-    with pytest.raises(CheckpointError, match="no name of a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint name"):
         write_shard(str(tmp_path), name, 0, 1, snapshot)
-    with pytest.raises(CheckpointError, match="no name of a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint name"):
         write_manifest(str(tmp_path), name, 1, 0, [], 1)
     assert list(tmp_path.iterdir()) == []
 

@@ -135,7 +135,7 @@ def test_specs() -> None:
         TrackerSpec("wandb", "proj"),
     ]
     assert parse_specs("") == []
-    with pytest.raises(RefusedError, match=r"'neptune:x' is no tracker.*tensorboard, mlflow, wandb"):
+    with pytest.raises(RefusedError, match=r"'neptune:x' is not a tracker.*tensorboard, mlflow, wandb"):
         parse_specs("neptune:x")
 
 

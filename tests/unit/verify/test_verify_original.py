@@ -196,7 +196,7 @@ REPORT = {"rank": 0, "world": 1, "steps": 3, "models": [], "optimizers": [], "ev
             {0: {"rank": 0, "world": 1, "steps": 0, "error": "finish: ValueError: odd"}},
             True,
             OriginalError,
-            "rank 0 of the reference trained could not be taken down: finish: ValueError: odd",
+            "rank 0 of the reference trained could not be recorded: finish: ValueError: odd",
         ),
         (
             ExitStatus(0),

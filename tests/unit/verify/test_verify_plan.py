@@ -128,6 +128,11 @@ def test_the_plan_in_words_is_in_order() -> None:
 def test_paths_are_read() -> None:
     assert parse_paths("4,1,3,2", 4) == [(4, 1, 3, 2)]
     assert parse_paths("1,4; 2,2,3", 4) == [(1, 4), (2, 3)]
-    for text, said in [("4,x", "no path"), ("5,1", "5 workers"), ("0,1", "0 workers"), ("  ", "no path was")]:
+    for text, said in [
+        ("4,x", "is not a path"),
+        ("5,1", "5 workers"),
+        ("0,1", "0 workers"),
+        ("  ", "no path was"),
+    ]:
         with pytest.raises(PlanError, match=said):
             parse_paths(text, 4)

@@ -26,13 +26,13 @@ def try_checkpoint_url(url: str) -> None:
     except CheckpointError as error:
         raise RefusedError(
             f"no checkpoint could be written to {url}: {error.args[0]}",
-            hint=error.hint or "mend the URL, its rights or its credentials, or leave --checkpoint out",
+            hint=error.hint or "correct the URL, its permissions or its credentials, or omit --checkpoint",
             url=url,
         ) from error
     except Exception as error:  # every fsspec protocol has its own error classes
         raise RefusedError(
             f"no checkpoint could be written to {url}: {type(error).__name__}: {error}",
-            hint="mend the URL, its rights or its credentials, or leave --checkpoint out",
+            hint="correct the URL, its permissions or its credentials, or omit --checkpoint",
             url=url,
         ) from error
 

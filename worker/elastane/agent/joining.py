@@ -31,7 +31,7 @@ def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output
             raise JobMissingError(
                 f"the master at {', '.join(client.addresses)} had no job {name!r} within {seconds:g} s"
                 f"{_others(client)}",
-                hint="create it first, or say --ests N to create it here; --job-timeout waits longer",
+                hint="create it first, or give --ests N to create it here; --job-timeout sets the limit",
                 job=name,
             )
         if not said:

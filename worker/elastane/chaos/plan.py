@@ -25,7 +25,7 @@ def choose(text: str, known: Sequence[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise FaultsError(f"there is no fault {unknown[0]!r}", hint=f"known: {', '.join(known)}")
+        raise FaultsError(f"unknown fault {unknown[0]!r}", hint=f"known: {', '.join(known)}")
     return list(dict.fromkeys(names)) or list(known)
 
 
@@ -34,7 +34,7 @@ class Deck:
 
     def __init__(self, seed: str, names: Sequence[str]) -> None:
         if not names:
-            raise FaultsError("no fault is left that this machine allows", hint="see `elastane chaos --list`")
+            raise FaultsError("this machine allows none of the faults", hint="see `elastane chaos --list`")
         self._rng = random.Random(seed)
         self._names = list(names)
         self._cards = self._deal()

@@ -87,7 +87,7 @@ class Chaos:
         fixed, digests = self._fixed_run()
         if fixed.steps <= 2 * STEPS_LEFT_MIN:
             raise ChaosFailed(
-                f"the script makes {fixed.steps} steps: too few to be struck in",
+                f"the script makes {fixed.steps} steps: too few to inject faults into",
                 hint=f"let it run more epochs, at least {4 * STEPS_LEFT_MIN} steps",
             )
         state = _State(self, fixed, digests, time.monotonic() + 60.0 * self.minutes)
@@ -205,7 +205,7 @@ class _State:
         allowed = [name for name in self.chaos.faults if name not in self.left_out]
         if not allowed:
             name, reason = next(iter(self.left_out.items()))
-            raise FaultsError(f"{name} cannot be had here: {reason}", hint="see `elastane chaos --list`")
+            raise FaultsError(f"{name} is not possible here: {reason}", hint="see `elastane chaos --list`")
         self.deck = Deck(self.chaos.seed, allowed)
 
     def _strike(self, cluster: ChaosCluster, number: int) -> Promises:

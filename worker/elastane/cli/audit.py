@@ -33,11 +33,16 @@ def register(app: typer.Typer) -> None:
 @command
 def audit(
     job: JobArgument = None,
-    dataset: Annotated[str, typer.Option("--dataset", "-d", help="One dataset.", show_default="all")] = "",
+    dataset: Annotated[
+        str, typer.Option("--dataset", "-d", help="Check only this dataset.", show_default="all")
+    ] = "",
     samples: Annotated[
         int | None,
         typer.Option(
-            "--samples", min=1, help="Samples the dataset has.", show_default="all that any epoch saw"
+            "--samples",
+            min=1,
+            help="Number of samples in the dataset.",
+            show_default="all samples seen in any epoch",
         ),
     ] = None,
     master: MasterOption = MASTER_DEFAULT,

@@ -23,20 +23,24 @@ class Entry(NamedTuple):
 
 
 COMMANDS: Final = {
-    "run": Entry("run", "Run", "Run a script on this machine's workers, elastically."),
+    "run": Entry("run", "Run", "Run a script elastically, on workers of this machine."),
     "launch": Entry(
         "launch",
         "Run",
-        "Run a torchrun-style script as a black box; all of it starts again when hosts come or go.",
+        "Run a torchrun-style script unchanged; all processes restart when hosts join or leave.",
     ),
     "verify": Entry(
         "verify", "Run", "Prove on your own script that elastic training gives the bits of stock DDP."
     ),
     "chaos": Entry(
-        "chaos", "Run", "Break everything around a training on this machine, and show that nothing is lost."
+        "chaos",
+        "Run",
+        "Inject real faults into a training run on this machine, and check that nothing is lost.",
     ),
     "drill": Entry(
-        "drill", "Run", "Rehearse the reclaim of spot nodes with your own script: in time, and the same bits?"
+        "drill",
+        "Run",
+        "Rehearse the reclaim of spot nodes with your own script: does it leave in time, with the same bits?",
     ),
     "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
     "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, cost, and its workers."),
@@ -45,13 +49,13 @@ COMMANDS: Final = {
     "cost": Entry(
         "cost",
         "Look",
-        "Show what a job's workers have cost, and what was saved against on-demand machines.",
+        "Show what a job's workers have cost, and the savings compared with on-demand machines.",
     ),
-    "health": Entry("health", "Look", "Say whether a master serves; for health checks."),
+    "health": Entry("health", "Look", "Check whether a master serves; for health checks."),
     "scale": Entry(
         "operate",
         "Operate",
-        "Change the fewest and the most workers of a job; takes effect at a step boundary.",
+        "Change a job's minimum and maximum number of workers; takes effect at a step boundary.",
     ),
     "drain": Entry(
         "operate", "Operate", "Ask one worker to leave at the next step boundary; no step is lost."
@@ -60,38 +64,40 @@ COMMANDS: Final = {
         "operate", "Operate", "Save a checkpoint at the next step boundary, and wait until it is complete."
     ),
     "suspend": Entry(
-        "operate", "Operate", "Save a checkpoint, then send every worker away; `elastane resume` goes on."
+        "operate",
+        "Operate",
+        "Save a checkpoint, then release all workers; `elastane resume` continues the job.",
     ),
     "resume": Entry(
         "operate",
         "Operate",
-        "Let a suspended job, or one that waited too long, go on as soon as workers are there.",
+        "Resume a suspended job, or one that exceeded --max-wait, as soon as workers are available.",
     ),
     "cancel": Entry("operate", "Operate", "End a job at once; its checkpoints stay."),
     "delete": Entry(
         "operate",
         "Operate",
-        "Delete a finished job and all that the master keeps of it; its checkpoints stay.",
+        "Delete a finished job and everything that the master stores about it; its checkpoints stay.",
     ),
     "repair": Entry(
         "operate",
         "Operate",
-        "Serve a damaged job again, once its keys are back in the store, or without what is lost.",
+        "Serve a damaged job again, once its keys are restored to the store, or without what is lost.",
     ),
     "price": Entry(
         "cost",
         "Operate",
-        "Say what a job's workers cost from now on; what was charged before stays.",
+        "Set the prices of a job's workers from now on; earlier charges stay as they are.",
     ),
     "progress": Entry(
         "progress",
         "Look",
-        "Show how far the data is: tasks to do, doing, done, re-queued; samples/s and what is left.",
+        "Show progress through the data: tasks to do, doing, done, re-queued; samples/s and time left.",
     ),
     "top": Entry(
         "top",
         "Look",
-        "Show jobs live: their workers, logical workers, tasks, events, curves. Keys: ? shows them.",
+        "Show jobs live: their workers, logical workers, tasks, events and curves. Press ? for the keys.",
     ),
     "events": Entry(
         "events", "Look", "Show what happened to a job and why: joins, deaths, ring changes, checkpoints."
@@ -99,7 +105,7 @@ COMMANDS: Final = {
     "explain": Entry(
         "explain",
         "Look",
-        "Say why a worker is in the ring, stands by, or is out: the events that led there.",
+        "Explain why a worker is in the ring, stands by, or is out: the events that led to it.",
     ),
     "curve": Entry("curve", "Look", "Draw what the script logged (job.log), each committed step once."),
     "track": Entry(
@@ -116,16 +122,18 @@ COMMANDS: Final = {
         "Check that every sample of every epoch counts exactly once in the history that stands.",
     ),
     "doctor": Entry(
-        "doctor", "Run", "Say what is wrong or not deterministic here, and in a script, before training."
+        "doctor",
+        "Run",
+        "Find what is wrong or not deterministic on this machine and in a script, before training.",
     ),
-    "errors": Entry("errors", "Look", "Say what the code of an error means: its cause, and what to do."),
+    "errors": Entry("errors", "Look", "Explain an error code: its cause, and what to do."),
     "demo": Entry(
         "demo",
         "Run",
         "Train digits elastically while workers and master are killed, and compare with stock DDP.",
     ),
     "token": Entry(
-        "token", "Run", "Make a token: the caller's file, and the lines for the master's --token-file."
+        "token", "Run", "Create a token: a file for the caller, and the entry for the master's --token-file."
     ),
 }
 

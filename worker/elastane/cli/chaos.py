@@ -26,20 +26,20 @@ CODE_USAGE: Final = 2
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
     (
-        "Break everything around a training on this machine, and show that nothing is lost.",
-        "Runs the script (without one: a small job of its own) once under stock DDP, then elastically with a "
-        "master and a store of its own, and strikes with one real fault after the other: SIGKILL, SIGSTOP, "
-        "full disks, cut networks, false clocks ... After every fault the bits of each step are compared "
-        "with the fixed run's and the committed history is audited; at the end of each run all of the "
-        "result is.",
-        "Root can strike with more: network namespaces, small disks, memory cgroups. What the machine does "
-        "not allow is left out and named. Nothing outside the job is touched.",
+        "Inject real faults into a training run on this machine, and check that nothing is lost.",
+        "Runs the script (without one: a small built-in job) once under stock DDP, then elastically with "
+        "its own master and store, and injects one real fault after the other: SIGKILL, SIGSTOP, full "
+        "disks, cut networks, wrong clocks ... After every fault it compares the bits of each step with "
+        "the fixed run's and audits the committed history; at the end of each run it compares the whole "
+        "result.",
+        "Root can inject more faults: network namespaces, small disks, memory cgroups. Faults that the "
+        "machine does not allow are left out and listed. Nothing outside the job is touched.",
         "Examples:",
         "  elastane chaos --minutes 5",
         "  elastane chaos --minutes 20 --faults kill-worker,kill-master --seed 7 train.py --epochs 3",
         "  elastane chaos --list",
-        "Exits with 0 when every promise held, 1 when one did not, 2 on bad usage, 11 when a run did not "
-        "come to its end, 130 on Ctrl-C.",
+        "Exits with 0 if every promise held, 1 if one did not, 2 on bad usage, 11 if a run did not finish, "
+        "130 on Ctrl-C.",
     )
 )
 
@@ -62,30 +62,35 @@ def chaos(
     script: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SCRIPT [ARGS]...]", help="The script and its arguments.", show_default="a small job"
+            metavar="[SCRIPT [ARGS]...]", help="The script and its arguments.", show_default="a small "
+                                                                                             "built-in job"
         ),
     ] = None,
     minutes: Annotated[
-        float, _option("--minutes", "M", "No fault strikes later; the run then comes to its end.", min=0.1)
+        float, _option("--minutes", "M", "Inject faults for this long; then let the run finish.", min=0.1)
     ] = 5.0,
     ests: Annotated[int, _option("--ests", "N", "Logical workers.", min=2)] = 4,
     workers: Annotated[int, _option("--workers", "W", "Worker processes.", min=2)] = 3,
     faults: Annotated[
-        str, _option("--faults", "A,B", "Only these; see --list.", show_default="all the machine allows")
+        str, _option("--faults", "A,B", "Inject only these faults; see --list.", show_default="all that "
+                                                                                              "the machine "
+                                                                                              "allows")
     ] = "",
     seed: Annotated[
         int | None,
-        _option("--seed", "X", "Of order and victims; the same one gives the same.", show_default="random"),
+        _option(
+            "--seed", "X", "Seed of order and victims; the same seed repeats both.", show_default="random"
+        ),
     ] = None,
     pace: Annotated[
         float | None,
         _option(
-            "--pace", "SECONDS", "What each mini-batch costs besides, so that a short script lasts longer.",
-            min=0.0, show_default="0.1, for the small job; 0 for a script",
+            "--pace", "SECONDS", "Extra time for each mini-batch, so that a short script lasts longer.",
+            min=0.0, show_default="0.1 for the built-in job; 0 for a script",
         ),
     ] = None,
-    module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
-    list_faults: Annotated[bool, _option("--list", None, "Name every fault, and end.")] = False,
+    module: Annotated[bool, _option("-m", None, "SCRIPT is a module name, as for python -m.")] = False,
+    list_faults: Annotated[bool, _option("--list", None, "List all faults and exit.")] = False,
     keep: Annotated[
         Path | None,
         _option(

@@ -43,7 +43,8 @@ MasterOption = Annotated[
     typer.Option(
         "--master",
         envvar="ELASTANE_MASTER",
-        help="The master; of several, all addresses with commas, or a DNS name that has them.",
+        help="The master; of several, all their addresses, comma-separated, or a DNS name that resolves to "
+        "all.",
         metavar="HOST:PORT",
     ),
 ]
@@ -53,10 +54,10 @@ TimeoutOption = Annotated[
         "--timeout", min=0.0, help="How long to try to reach the master, in seconds.", metavar="SECONDS"
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobArgument = Annotated[
     str | None,
-    typer.Argument(help="The job; may be left out when the master has just one.", show_default=False),
+    typer.Argument(help="The job; may be omitted if the master has only one.", show_default=False),
 ]
 MASTER_DEFAULT = "127.0.0.1:50051"
 TIMEOUT_DEFAULT = 10.0

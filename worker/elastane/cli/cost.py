@@ -60,10 +60,10 @@ def cost(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a job's workers have cost, and what was saved against on-demand machines.
+    """Show what a job's workers have cost, and the savings compared with on-demand machines.
 
-    On demand is the baseline: the useful hours at the on-demand price, without reclaims and waiting. Replayed
-    hours went into steps that had to be done again, idle ones into standing by and waiting.
+    The baseline is the price of the useful hours on on-demand machines, without reclaims and waiting.
+    Replayed hours went into steps that had to be run again, idle hours into standing by and waiting.
 
     Examples: elastane cost; elastane cost train --json
     """
@@ -83,17 +83,18 @@ def cost(
 def price(
     job: JobArgument = None,
     spot: Annotated[
-        str | None, price_option("--spot", "Of a spot worker for an hour; 0: unknown from now on.")
+        str | None, price_option("--spot", "Price of a spot worker per hour; 0: unknown from now on.")
     ] = None,
     on_demand: Annotated[
-        str | None, price_option("--on-demand", "Of an on-demand worker for an hour; 0: unknown from now on.")
+        str | None,
+        price_option("--on-demand", "Price of an on-demand worker per hour; 0: unknown from now on."),
     ] = None,
     currency: Annotated[
         str,
         typer.Option(
             "--currency",
             metavar="CODE",
-            help="Three letters, as USD; it stays once anything is charged.",
+            help="Three letters, such as USD; fixed once anything has been charged.",
             show_default="the job's",
         ),
     ] = "",
@@ -101,7 +102,7 @@ def price(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a job's workers cost from now on; what was charged before stays.
+    """Set the prices of a job's workers from now on; earlier charges stay as they are.
 
     Examples: elastane price --spot 0.31; elastane price train --spot 0.31 --on-demand 0.9123 --currency EUR
     """
@@ -109,7 +110,7 @@ def price(
 
     prices = micros_of(spot, "--spot"), micros_of(on_demand, "--on-demand")
     if prices == (None, None) and not currency:
-        raise typer.BadParameter("say a price: --spot, --on-demand, or both")
+        raise typer.BadParameter("give a price: --spot, --on-demand, or both")
     with connect(master, timeout) as client:
         changed = client.set_prices(
             client.only_job(job),

@@ -36,12 +36,17 @@ def curve(
     job: JobArgument = None,
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", "-n", help="A logged value; several may be given.", show_default="all"),
+        typer.Option("--name", "-n", help="A logged value; may be repeated.", show_default="all"),
     ] = None,
     points: Annotated[
-        int, typer.Option("--points", min=1, max=512, help="Most points of a curve.", show_default="512")
+        int,
+        typer.Option(
+            "--points", min=1, max=512, help="Maximum number of points per curve.", show_default="512"
+        ),
     ] = 512,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print name,step,steps,mean,min,max,last.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV: name,step,steps,mean,min,max,last.")
+    ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
@@ -78,7 +83,7 @@ def curve(
             for line in curve_lines(series, columns, _ROWS):
                 typer.echo(line)
         if answer.names_left_out:
-            typer.echo(f"and {answer.names_left_out} names more, which the master does not keep")
+            typer.echo(f"{answer.names_left_out} more names are not kept by the master")
 
 
 def curve_lines(series: metric_pb2.Series, columns: int, rows: int) -> list[str]:

@@ -20,14 +20,14 @@ def register(app: typer.Typer) -> None:
 @command
 def demo(
     ests: Annotated[
-        int, typer.Option("--ests", min=3, help="Logical workers, and processes of stock DDP.")
+        int, typer.Option("--ests", min=3, help="Number of logical workers, and of stock DDP processes.")
     ] = 4,
-    epochs: Annotated[int, typer.Option("--epochs", min=30, help="Epochs of the digits.")] = 32,
+    epochs: Annotated[int, typer.Option("--epochs", min=30, help="Number of epochs.")] = 32,
     data_workers: Annotated[
-        int, typer.Option("--data-workers", min=0, help="Data workers of each process.")
+        int, typer.Option("--data-workers", min=0, help="Number of data workers per process.")
     ] = 1,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result to this file too.")
+        Path | None, typer.Option("--json", help="Also write the result to this file.")
     ] = None,
     keep: Annotated[
         Path | None,
@@ -39,7 +39,7 @@ def demo(
     """Train digits elastically while workers and master are killed, and compare with stock DDP.
 
     Three workers; one is killed, two join, one is killed, one is drained, the master is killed and started
-    again, one more worker is killed. Then the same script runs under stock DDP(gloo) with a process for every
+    again, and one more worker is killed. Then the same script runs under stock DDP(gloo) with one process per
     logical worker. Exits with 0 only if weights, optimizer, buffers and losses are equal bit for bit
     and every sample counted exactly once per epoch.
     """

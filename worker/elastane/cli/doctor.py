@@ -17,23 +17,23 @@ CODE_FOUND = 1
 
 HELP = "\n\n".join(
     (
-        "Say what is wrong or not deterministic here, and in a script, before training.",
-        "Without a script: this machine (torch and GPUs, packages, memory, files, ports, clock, proxies); "
-        "with --master and --store those are tried from here too. With a script: its own loop body is run "
-        "for a few steps in a process of its own, each step twice from the same state, and what it uses is "
-        "looked at: model, loader, generators, operators. Nothing behind the loop runs, nothing is saved by "
-        "Elastane. Its source, and that of modules beside it, is read as well, for what a few steps do not "
-        "show: variables that decide across turns or epochs, breaks, weights written after the step, "
-        "torch.distributed, seeds. Then the cost of level D2 is measured on it.",
+        "Find what is wrong or not deterministic on this machine and in a script, before training.",
+        "Without a script it checks this machine (torch and GPUs, packages, memory, files, ports, clock, "
+        "proxies); with --master and --store it also tries those from here. With a script it runs the loop "
+        "body for a few steps in a separate process, each step twice from the same state, and examines "
+        "what it uses: model, loader, generators, operators. Nothing after the loop runs, and Elastane "
+        "saves nothing. It also reads the source of the script and of the modules beside it, for what a "
+        "few steps do not show: variables that decide across turns or epochs, breaks, weights written "
+        "after the step, torch.distributed, seeds. Then it measures the cost of level D2.",
         "Examples:",
         "  elastane doctor",
         "  elastane doctor --master 10.0.0.5:50051 --store redis://10.0.0.6:6379/0",
         "  elastane doctor --ests 4 train.py --batch-size 32",
         "  elastane doctor --no-cost --json train.py",
         "Severities: refused (training would end with an error), differs (other bits than stock DDP), "
-        "costs, note. Each finding has a code: `elastane errors CODE` says more.",
-        "Exits with 0 when nothing is refused and nothing differs, 1 when something is, 2 on bad usage, "
-        "11 when the script failed.",
+        "costs, note. Each finding has a code: `elastane errors CODE` explains it.",
+        "Exits with 0 if nothing is refused and nothing differs, 1 if something is or does, 2 on bad "
+        "usage, 11 if the script failed.",
     )
 )
 
@@ -55,25 +55,30 @@ def doctor(
             metavar="[SCRIPT [ARGS]...]", help="The script and its arguments.", show_default=False
         ),
     ] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")] = False,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module name, as for python -m.")] = False,
     ests: Annotated[
         int | None,
         typer.Option("--ests", metavar="N", min=1, help="Number of logical workers.", show_default="2"),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are run and repeated.")] = 2,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of torch, as in the job.")] = 1,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Number of steps to run and repeat.")] = 2,
+    threads: Annotated[
+        int, typer.Option("--threads", min=1, help="Number of torch threads, as in the job.")
+    ] = 1,
     cost: Annotated[bool, typer.Option("--cost/--no-cost", help="Measure the cost of level D2.")] = True,
     cost_seconds: Annotated[
-        float, typer.Option("--cost-seconds", min=0.1, help="Time for steps in each of four runs.")
+        float,
+        typer.Option("--cost-seconds", min=0.1, help="Time for steps in each of four runs, in seconds."),
     ] = 4.0,
-    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for each run.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, help="Time limit of each run, in seconds.")
+    ] = 300.0,
     master: Annotated[
         str,
         typer.Option(
             "--master",
             envvar="ELASTANE_MASTER",
             metavar="HOST:PORT",
-            help="Try this master from here; several with commas.",
+            help="Try this master from here; several comma-separated.",
             show_default="none",
         ),
     ] = "",
@@ -82,13 +87,19 @@ def doctor(
         typer.Option(
             "--store",
             metavar="URL",
-            help="Try this Redis or Valkey from here; password and certificates as a master's "
+            help="Try this Redis or Valkey from here, with a master's password and certificates "
             "(ELASTANE_MASTER_STORE_PASSWORD_FILE, _CA, _CERT, _KEY).",
             show_default="none",
         ),
     ] = "",
     connect_timeout: Annotated[
-        float, typer.Option("--connect-timeout", metavar="SECONDS", min=0.1, help="For these two.")
+        float,
+        typer.Option(
+            "--connect-timeout",
+            metavar="SECONDS",
+            min=0.1,
+            help="Time limit for connecting to --master and --store.",
+        ),
     ] = 3.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -104,7 +115,7 @@ def doctor(
     if script and not module and not Path(script[0]).is_file():
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
     if module and not script:
-        raise typer.BadParameter("-m needs a module", param_hint="SCRIPT")
+        raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
     if master:
         try:
             parse_addresses(master)

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
     (
-        "Rehearse the reclaim of spot nodes with your own script: in time, and the same bits?",
-        "Trains on two spot nodes of this machine. In a random step the first gets a notice, in a later one "
-        "all that are left; then a node elsewhere goes on from the checkpoint they left. Every worker must "
-        "leave before the deadline, no step may be done twice, and the result must be that of stock DDP.",
+        "Rehearse the reclaim of spot nodes with your own script: does it leave in time, with the same bits?",
+        "Trains on two simulated spot nodes of this machine. At a random step the first node gets a "
+        "notice, at a later step all remaining nodes do; then a node elsewhere continues from the checkpoint "
+        "they left. Every worker must leave before the deadline, no step may be run twice, and the result "
+        "must be that of stock DDP.",
         "Examples:",
         "  elastane drill --ests 4 train.py --epochs 1",
         "  elastane drill --ests 2 --grace 30 --spot-price 0.31 --on-demand-price 0.98 -m mypackage.train",
-        "Exits with 0 when all of it held, 1 when something did not, 2 on bad usage, 11 when a run failed, "
-        "130 on Ctrl-C.",
+        "Exits with 0 if all of this held, 1 if something did not, 2 on bad usage, 11 if a run failed, 130 "
+        "on Ctrl-C.",
     )
 )
 
@@ -41,26 +42,36 @@ def register(app: typer.Typer) -> None:
 def drill(
     script: ScriptArgument,
     ests: Annotated[
-        int, option("--ests", "N", "Logical workers, and processes of stock DDP.", min=1, show_default=False)
+        int,
+        option(
+            "--ests", "N", "Number of logical workers, and of stock DDP processes.", min=1, show_default=False
+        ),
     ],
     module: ModuleOption = False,
     grace: Annotated[
-        float, option("--grace", "SECONDS", "What a notice leaves; GKE gives a pod 15 s.", min=1.0)
+        float,
+        option("--grace", "SECONDS", "Time between notice and deadline; GKE gives a pod 15 s.", min=1.0),
     ] = 15.0,
     seed: Annotated[
-        int | None, option("--seed", "X", "Of steps and sizes of nodes.", show_default="random")
+        int | None,
+        option("--seed", "X", "Seed of the steps and the sizes of the nodes.", show_default="random"),
     ] = None,
     spot_price: Annotated[
-        str | None, option("--spot-price", "PRICE", "Of a spot worker for an hour.", show_default="unknown")
+        str | None,
+        option("--spot-price", "PRICE", "Price of a spot worker per hour.", show_default="unknown"),
     ] = None,
     on_demand_price: Annotated[
         str | None,
-        option("--on-demand-price", "PRICE", "Of an on-demand worker for an hour.", show_default="unknown"),
+        option(
+            "--on-demand-price", "PRICE", "Price of an on-demand worker per hour.", show_default="unknown"
+        ),
     ] = None,
-    currency: Annotated[str, option("--currency", "CODE", "Of the prices: three letters.")] = "USD",
-    threads: Annotated[int, option("--threads", "T", "Threads of torch; they decide the bits.", min=1)] = 1,
+    currency: Annotated[str, option("--currency", "CODE", "Currency of the prices: three letters.")] = "USD",
+    threads: Annotated[
+        int, option("--threads", "T", "Number of torch threads per worker; it decides the bits.", min=1)
+    ] = 1,
     timeout: Annotated[
-        float, option("--timeout", "SECONDS", "Longest time for any one run or wait.", min=1.0)
+        float, option("--timeout", "SECONDS", "Time limit of each run or wait.", min=1.0)
     ] = 600.0,
     keep: Annotated[
         Path | None,

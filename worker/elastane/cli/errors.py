@@ -18,22 +18,22 @@ def errors(
     code: Annotated[
         str,
         typer.Argument(
-            help="A code, a name (StepError, not_found), or words of the title.", show_default="list all"
+            help="A code, a name (StepError, not_found), or words from the title.", show_default="list all"
         ),
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say what the code of an error means: its cause, and what to do.
+    """Explain an error code: its cause, and what to do.
 
     Examples: elastane errors ELA302; elastane errors store
 
-    Exits with 2 when nothing fits.
+    Exits with 2 if nothing matches.
     """
     from elastane_proto.error_codes import entries, find
 
     found = find(code) if code else list(entries().values())
     if not found:
-        raise typer.BadParameter(f"no code, name or title fits {code!r}", param_hint="CODE")
+        raise typer.BadParameter(f"no code, name or title matches {code!r}", param_hint="CODE")
     if as_json:
         print_json([entry._asdict() for entry in found])
         return

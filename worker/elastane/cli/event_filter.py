@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 KindOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--kind", "-k", metavar="KIND", help="Only events worker_lost, or all of worker; repeatable."
+        "--kind",
+        "-k",
+        metavar="KIND",
+        help="Only events of this kind (worker_lost) or group of kinds (worker); repeatable.",
     ),
 ]
 WorkerOption = Annotated[
@@ -26,8 +29,8 @@ SinceOption = Annotated[
     typer.Option(
         "--since",
         metavar="WHEN",
-        help="First event wanted: a number, a time ago (90s, 10m, 2h, 1d), or a time (2026-01-31T12:00).",
-        show_default="all that are kept",
+        help="First event to show: a number, an age (90s, 10m, 2h, 1d), or a time (2026-01-31T12:00).",
+        show_default="all events kept",
     ),
 ]
 

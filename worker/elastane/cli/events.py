@@ -53,12 +53,12 @@ def register(app: typer.Typer) -> None:
 @command
 def events(
     job: JobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
     kind: KindOption = None,
     worker: WorkerOption = None,
     since: SinceOption = "0",
     unfold: Annotated[
-        bool, typer.Option("--all", "-a", help="Each checkpoint on lines of its own too.")
+        bool, typer.Option("--all", "-a", help="Also print each checkpoint's events on separate lines.")
     ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
@@ -66,7 +66,8 @@ def events(
 ) -> None:
     """Show what happened to a job and why: joins, deaths, ring changes, checkpoints.
 
-    Checkpoints that follow each other are one line, unless they are asked for; new ones come one by one.
+    Consecutive checkpoints are folded into one line, unless --all or --kind is given; new ones are printed
+    one by one.
     Examples: elastane events; elastane events train --follow --kind worker; elastane events --worker w1
     --since 10m; elastane events --json | jq .reason
     """

@@ -34,16 +34,16 @@ def register(app: typer.Typer) -> None:
 
 @command
 def explain(
-    worker: Annotated[str, typer.Argument(help="The worker, also one that is gone.", show_default=False)],
+    worker: Annotated[str, typer.Argument(help="The worker; it may have left already.", show_default=False)],
     job: Annotated[
         str | None,
-        typer.Option("--job", "-j", help="The job.", show_default="the only one there is"),
+        typer.Option("--job", "-j", help="The job.", show_default="the only job"),
     ] = None,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a worker is in the ring, stands by, or is out: the events that led there.
+    """Explain why a worker is in the ring, stands by, or is out: the events that led to it.
 
     Examples: elastane explain w1; elastane explain node7-0 --job train --json
     """
@@ -63,7 +63,7 @@ def explain(
         raise RequestRefusedError(
             f"job {found.name!r} has had no worker {worker!r}",
             reason="not_found",
-            hint=f"known are: {shown}" if names else "no worker has joined it yet",
+            hint=f"known workers: {shown}" if names else "no worker has joined it yet",
             job=found.name,
             worker=worker,
         )
@@ -95,5 +95,5 @@ def explanation_lines(told: Explanation) -> list[RenderableType]:
         line.append(link.reason)
         lines.append(one_line(line))
     if not told.complete:
-        lines.append(Text("earlier events are not kept any more", style="dim"))
+        lines.append(Text("earlier events are no longer kept", style="dim"))
     return lines

@@ -29,16 +29,16 @@ def health(
         float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for the answer.")
     ] = SECONDS,
     standby_too: Annotated[
-        bool, typer.Option("--standby-too", help="One that stands by is healthy too: it answers.")
+        bool, typer.Option("--standby-too", help="Count a standby master that answers as healthy.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether a master serves; for health checks.
+    """Check whether a master serves; for health checks.
 
     Examples: elastane health; elastane health --standby-too --master 10.0.0.5:50051
 
-    Exits with 0 when it serves, 1 when it answers and does not (it stands by, or its store is away), 4 when
-    it does not answer.
+    Exits with 0 if it serves, 1 if it answers but does not serve (it stands by, or its store is unavailable),
+    4 if it does not answer.
     """
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc

@@ -24,16 +24,18 @@ from elastane.cli.run_options import option as _option
 
 HELP = "\n\n".join(
     (
-        "Run a torchrun-style script as a black box; all of it starts again when hosts come or go.",
-        "Each process gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and whatever else torchrun "
-        "sets. The script must save and load checkpoints itself; its result depends on the number of "
-        "processes. `elastane run` needs neither, and three changed lines of the script.",
+        "Run a torchrun-style script unchanged; all processes restart when hosts join or leave.",
+        "Each process gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the other variables "
+        "that torchrun sets. The script must save and load checkpoints itself, and its result depends on "
+        "the number of processes. With `elastane run` and three changed lines in the script, neither is "
+        "the case.",
         "Examples:",
         "  elastane launch --workers 4 train.py --lr 0.1",
         "  elastane launch --workers 2:16 --hosts ./hosts.sh --remote 'ssh -tt {host} {command}' train.py",
-        "A hosts script prints lines HOST or HOST:SLOTS; while it fails, the hosts stay as they are.",
-        "Exits with 0 when every process did, 1 when the restarts are used up, 5 when there were not enough "
-        "hosts within --max-wait, 130 or 143 when a signal ended it.",
+        "The --hosts program prints lines HOST or HOST:SLOTS; while it fails, the list of hosts stays as "
+        "it is.",
+        "Exits with 0 if every process did, 1 if the restarts are used up, 5 if there were too few hosts "
+        "for --max-wait, 130 or 143 if a signal ended it.",
     )
 )
 
@@ -47,33 +49,48 @@ def launch(
     script: ScriptArgument,
     workers: Annotated[
         str,
-        _option("--workers", "MIN:MAX", "Fewest and most processes.", show_default="every slot, 1 at least"),
+        _option(
+            "--workers",
+            "MIN:MAX",
+            "Minimum and maximum number of processes.",
+            show_default="all slots, at least 1",
+        ),
     ] = "",
     module: ModuleOption = False,
     no_python: Annotated[
-        bool, _option("--no-python", None, "SCRIPT is a program, not a Python file.")
+        bool, _option("--no-python", None, "SCRIPT is an executable, not a Python file.")
     ] = False,
     hosts: HostsOption = None,
     interval: HostsIntervalOption = 5.0,
     hosts_timeout: HostsTimeoutOption = 60.0,
     settle: Annotated[
-        float, _option("--settle", "SECONDS", "New hosts are gathered so long before a restart.", min=0.0)
+        float,
+        _option("--settle", "SECONDS", "Time in which new hosts are gathered before a restart.", min=0.0),
     ] = 5.0,
     remote: RemoteOption = DEFAULT_TEMPLATE,
     passed: PassOption = None,
     port: Annotated[
         int,
-        _option("--port", "PORT", "First port of rank 0.", min=0, max=65435, show_default="free or 29500"),
+        _option(
+            "--port",
+            "PORT",
+            "First port that rank 0 uses.",
+            min=0,
+            max=65435,
+            show_default="a free one, or 29500",
+        ),
     ] = 0,
-    with_tf_config: Annotated[bool, _option("--tf-config", None, "Set TF_CONFIG too.")] = False,
+    with_tf_config: Annotated[bool, _option("--tf-config", None, "Also set TF_CONFIG.")] = False,
     max_restarts: Annotated[
-        int, _option("--max-restarts", "R", "Restarts after failures in any hour.", min=0)
+        int, _option("--max-restarts", "R", "Maximum number of restarts after failures in any hour.", min=0)
     ] = 10,
     max_wait: Annotated[
         float,
-        _option("--max-wait", "SECONDS", "Give up without enough hosts for so long; 0: never.", min=0.0),
+        _option("--max-wait", "SECONDS", "Give up after this long without enough hosts; 0: never.", min=0.0),
     ] = 0.0,
-    grace: Annotated[float, _option("--grace", "SECONDS", "Time to end after SIGTERM.", min=0.1)] = 30.0,
+    grace: Annotated[
+        float, _option("--grace", "SECONDS", "Time that processes have to exit after SIGTERM.", min=0.1)
+    ] = 30.0,
     as_json: JsonOption = False,
 ) -> None:
     require_script(script, is_file=not module and not no_python)

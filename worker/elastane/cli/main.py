@@ -74,11 +74,14 @@ def _root(
         str | None, _connection("TLS_CA", "FILE", 'CA of the master\'s certificate (PEM), or "system".')
     ] = None,
     tls_cert: Annotated[
-        Path | None, _connection("TLS_CERT", "FILE", "Certificate shown to the master (PEM).")
+        Path | None, _connection("TLS_CERT", "FILE", "Client certificate for the master (PEM).")
     ] = None,
     tls_key: Annotated[Path | None, _connection("TLS_KEY", "FILE", "Key of --tls-cert (PEM).")] = None,
     tls_server_name: Annotated[
-        str | None, _connection("TLS_SERVER_NAME", "NAME", "Name in the master's certificate, if another.")
+        str | None,
+        _connection(
+            "TLS_SERVER_NAME", "NAME", "Name in the master's certificate, if it differs from the address."
+        ),
     ] = None,
 ) -> None:
     given = {

@@ -39,16 +39,18 @@ def scale(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="[JOB] [MIN:]MAX", help="The job, and the limits; MIN stays as it is.", show_default=False
+            metavar="[JOB] [MIN:]MAX",
+            help="The job and the limits; without MIN: the minimum is unchanged.",
+            show_default=False,
         ),
     ],
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the fewest and the most workers of a job; takes effect at a step boundary.
+    """Change a job's minimum and maximum number of workers; takes effect at a step boundary.
 
-    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (MIN as it is, 4 at most)
+    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (at most 4, minimum unchanged)
     """
     job, limits_text = _job_and(arguments, "MIN:MAX")
     low, high = worker_limits(limits_text, "MIN:MAX")
@@ -82,7 +84,9 @@ def drain(
 @command
 def checkpoint(
     job: JobArgument = None,
-    wait: Annotated[float, typer.Option("--wait", min=1.0, help="How long it may take, in seconds.")] = 600.0,
+    wait: Annotated[
+        float, typer.Option("--wait", min=1.0, help="Time limit for the checkpoint, in seconds.")
+    ] = 600.0,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
@@ -108,7 +112,7 @@ def suspend(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Save a checkpoint, then send every worker away; `elastane resume` goes on.
+    """Save a checkpoint, then release all workers; `elastane resume` continues the job.
 
     Example: elastane suspend train
     """
@@ -124,7 +128,7 @@ def resume(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a suspended job, or one that waited too long, go on as soon as workers are there.
+    """Resume a suspended job, or one that exceeded --max-wait, as soon as workers are available.
 
     Example: elastane resume train
     """
@@ -153,13 +157,16 @@ def cancel(
 def repair(
     job: JobArgument = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on without what is lost; `elastane status` says what.")
+        bool,
+        typer.Option(
+            "--accept-loss", help="Serve the job without what is lost; `elastane status` says what that is."
+        ),
     ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a damaged job again, once its keys are back in the store, or without what is lost.
+    """Serve a damaged job again, once its keys are restored to the store, or without what is lost.
 
     Examples: elastane repair train; elastane repair train --accept-loss
     """
@@ -182,30 +189,32 @@ def repair(
 
 @command
 def delete(
-    job: Annotated[str, typer.Argument(help="The job; it has to be named.", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Cancel it first, if it is not over.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    job: Annotated[str, typer.Argument(help="The job; required.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Cancel the job first if it is not over.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a finished job and all that the master keeps of it; its checkpoints stay.
+    """Delete a finished job and everything that the master stores about it; its checkpoints stay.
 
-    Gone are its settings, progress, history (audit), events, logged values and contexts. A master deletes
-    what is finished by itself after a while: `elastane master --keep-finished`.
+    This deletes its settings, progress, history (audit), events, logged values and contexts. A master deletes
+    finished jobs by itself after some time: `elastane master --keep-finished`.
 
     Examples: elastane delete train; elastane delete train --force --yes
     """
     if not yes:
         if not _can_ask():
-            raise typer.BadParameter(f"nobody can be asked whether to delete {job}: say --yes")
+            raise typer.BadParameter(
+                f"cannot ask for confirmation to delete {job} without a terminal: add --yes"
+            )
         typer.confirm(f"Delete {job} with its history, events and logged values?", abort=True, err=True)
     with connect(master, timeout) as client:
         client.delete_job(job, force=force)
     if as_json:
         print_json({"deleted": job})
     else:
-        typer.echo(f"{job}: deleted; its checkpoints are as they were")
+        typer.echo(f"{job}: deleted; its checkpoints are unchanged")
 
 
 def _can_ask() -> bool:

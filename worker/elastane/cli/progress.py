@@ -39,16 +39,20 @@ def register(app: typer.Typer) -> None:
 @command
 def progress(
     job: JobArgument = None,
-    dataset: Annotated[str, typer.Option("--dataset", "-d", help="One dataset.", show_default="all")] = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until complete.")] = False,
+    dataset: Annotated[
+        str, typer.Option("--dataset", "-d", help="Show only this dataset.", show_default="all")
+    ] = "",
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Follow until every dataset is complete.")
+    ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.05, help="Least time between two updates, seconds.")
+        float, typer.Option("--interval", min=0.05, help="Minimum time between updates, in seconds.")
     ] = 0.5,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far the data is: tasks to do, doing, done, re-queued; samples/s and what is left.
+    """Show progress through the data: tasks to do, doing, done, re-queued; samples/s and time left.
 
     Examples: elastane progress; elastane progress train --watch; elastane progress --watch --json
     """

@@ -22,7 +22,7 @@ from elastane.errors import ElastaneError
 
 
 class ReportFileError(ElastaneError):
-    """The report cannot be written where it was to go."""
+    "The report file cannot be written."
 
     code = "ELA423"
 
@@ -37,13 +37,20 @@ def report(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", metavar="FILE", help='"-" is the terminal.', show_default="JOB-report.html"
+            "--output",
+            "-o",
+            metavar="FILE",
+            help='Output file; "-" is the terminal.',
+            show_default="JOB-report.html",
         ),
     ] = "",
     form: Annotated[
         str,
         typer.Option(
-            "--format", metavar="html|markdown", help="The form.", show_default="by the file's name"
+            "--format",
+            metavar="html|markdown",
+            help="Format of the report.",
+            show_default="from the file's name",
         ),
     ] = "",
     master: MasterOption = MASTER_DEFAULT,
@@ -51,8 +58,8 @@ def report(
 ) -> None:
     """Write a report of a job into one file: its ring over time, throughput, faults and what they cost.
 
-    The file needs no other: no script, no style, no picture from elsewhere. Of a running job it tells what
-    there is so far.
+    The file is self-contained: it loads no script, style or picture. The report of a running job covers what
+    has happened so far.
     Examples: elastane report; elastane report train -o train.md; elastane report -o - --format markdown
     """
     chosen = _form(output, form)

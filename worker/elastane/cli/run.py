@@ -65,21 +65,22 @@ NO_PRICES = Prices()
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
     (
-        "Run a script on this machine's workers, elastically.",
-        "Without --master a master is started, embedded in this command, and ends with it. "
-        "The first Ctrl-C (or SIGTERM) lets the workers drain and leave, the second kills them.",
+        "Run a script elastically, on workers of this machine.",
+        "Without --master this command starts an embedded master, which ends with it. The first Ctrl-C (or "
+        "SIGTERM) lets the workers drain and leave, the second kills them.",
         "Examples:",
         "  elastane run --ests 4 train.py --epochs 10",
         "  elastane run --ests 8 --workers 1:4 --state-dir run1 --checkpoint run1/saved train.py",
         "  elastane run --ests 4 --master 10.0.0.5:50051 --local-workers 2 -m mypackage.train",
-        "  elastane run --master 10.0.0.5:50051 --job digits train.py   (joins the job as it is there)",
-        "  elastane run --ests 8 --hosts ./hosts.sh --listen 10.0.0.5 train.py   (over ssh, where it says)",
-        "Every option is a variable too, so that a container's command may be just: elastane run train.py",
-        "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
-        "was refused, 4 when the master was unreachable, 5 when fewer workers than needed were there for "
-        "--max-wait, 6 when the job to be joined was not created, 7 when the sentinel suspended it, 130 "
-        "or 143 when a signal ended it. With "
-        "--exit-codes pod, 204 and 206 stand for 4 and 6.",
+        "  elastane run --master 10.0.0.5:50051 --job digits train.py   (joins an existing job)",
+        "  elastane run --ests 8 --hosts ./hosts.sh --listen 10.0.0.5 train.py   (over ssh, on the hosts "
+        "it lists)",
+        "Every option can also be set as a variable, so that a container's command may be just: elastane "
+        "run train.py",
+        "Exits with 0 if the job succeeded or was suspended or cancelled, 1 if it failed, 3 if it was "
+        "refused, 4 if the master was unreachable, 5 if too few workers joined within --max-wait, 6 if the "
+        "job to join was not created, 7 if the sentinel suspended it, 130 or 143 if a signal ended it. "
+        "With --exit-codes pod, 204 and 206 replace 4 and 6.",
     )
 )
 
@@ -112,8 +113,8 @@ def run(
         _job(
             "--ests",
             "N",
-            "Number of logical workers; decides the result. Without it the job named by --job is joined "
-            "as the master has it.",
+            "Number of logical workers (ESTs); it decides the result. Without this option, the existing "
+            "job named by --job is joined with the master's settings.",
             min=1,
             show_default=False,
         ),
@@ -121,36 +122,45 @@ def run(
     module: ModuleOption = False,
     workers: Annotated[
         str | None,
-        _job("--workers", "MIN:MAX", "Fewest and most workers; beyond N they stand by.", show_default="1:N"),
+        _job(
+            "--workers",
+            "MIN:MAX",
+            "Minimum and maximum number of workers; those beyond N stand by.",
+            show_default="1:N",
+        ),
     ] = None,
     seed: Annotated[
-        int | None, _job("--seed", "S", "EST r starts from S + r.", show_default="the script's RNG state")
+        int | None,
+        _job("--seed", "S", "Seed: EST r starts from S + r.", show_default="the script's RNG state"),
     ] = None,
-    threads: Annotated[int, _job("--threads", "T", "Threads of torch; they decide the bits.", min=1)] = 1,
+    threads: Annotated[
+        int, _job("--threads", "T", "Number of torch threads per worker; it decides the bits.", min=1)
+    ] = 1,
     determinism: Annotated[
         Level,
         _job(
             "--determinism",
             None,
-            "d0: unlike hardware may train together and decides the bits; d1: it is refused; "
-            "d2: what CPUs have in common is pinned, TF32 is off.",
+            "d0: different hardware may train together, and decides the bits; d1: different hardware is "
+            "refused; d2: the instruction set that all CPUs have in common is used, and TF32 is off.",
             case_sensitive=False,
         ),
     ] = DEFAULT_LEVEL,
     checkpoint: Annotated[
-        str, _job("--checkpoint", "URL", "Folder for checkpoints, any fsspec URL.", show_default="none")
+        str, _job("--checkpoint", "URL", "Folder for checkpoints: any fsspec URL.", show_default="none")
     ] = "",
     checkpoint_steps: Annotated[
-        int, _job("--checkpoint-steps", "STEPS", "One every so many steps; 0: on demand.", min=0)
+        int,
+        _job("--checkpoint-steps", "STEPS", "Save a checkpoint every STEPS steps; 0: on demand.", min=0),
     ] = 0,
-    keep: Annotated[int, _job("--keep", "COUNT", "Checkpoints kept.", min=1)] = 3,
+    keep: Annotated[int, _job("--keep", "COUNT", "Number of checkpoints to keep.", min=1)] = 3,
     sentinel: Annotated[
         int,
         _job(
             "--sentinel",
             "K",
-            "Every K steps one EST's step is run again by another worker and the gradients are compared, to "
-            "find hardware that computes wrongly; 0: never.",
+            "Every K steps, run one EST's step again on another worker and compare the gradients, to find "
+            "hardware that computes wrongly; 0: never.",
             min=0,
         ),
     ] = 0,
@@ -159,8 +169,8 @@ def run(
         _job(
             "--max-wait",
             "SECONDS",
-            "When fewer workers than needed were there for so long, those that were are released, and the "
-            "job stops until `elastane resume`; 0: wait for ever.",
+            "If too few workers join within this time, release them and pause the job until `elastane "
+            "resume`; 0: wait for ever.",
             min=0.0,
             envvar="ELASTANE_MAX_WAIT",
         ),
@@ -170,8 +180,8 @@ def run(
         _job(
             "--recovery",
             None,
-            "elastic: any number of workers from MIN to MAX trains; fixed: only MAX (N at most), a loss is "
-            "waited out. The bits are the same.",
+            "elastic: train with any number of workers from MIN to MAX; fixed: only with MAX (N at most), "
+            "so the job waits for a replacement after a loss. The bits are the same.",
             case_sensitive=False,
             envvar="ELASTANE_RECOVERY",
         ),
@@ -181,8 +191,8 @@ def run(
         _job(
             "--fingerprint-steps",
             "STEPS",
-            "Workers compare all of their state within so many steps, and the job fails where it differs; "
-            "0: never.",
+            "Workers compare all of their state within STEPS steps, and the job fails if it differs; 0: "
+            "never.",
             show_default="32",
             min=0,
         ),
@@ -192,7 +202,7 @@ def run(
         _job(
             "--spot-price",
             "PRICE",
-            "Of a spot worker for an hour, for `elastane cost`; `elastane price` changes it.",
+            "Price of a spot worker per hour, for `elastane cost`; `elastane price` changes it.",
             show_default="unknown",
             envvar="ELASTANE_SPOT_PRICE",
         ),
@@ -202,31 +212,31 @@ def run(
         _job(
             "--on-demand-price",
             "PRICE",
-            "Of an on-demand worker for an hour.",
+            "Price of an on-demand worker per hour.",
             show_default="unknown",
             envvar="ELASTANE_ON_DEMAND_PRICE",
         ),
     ] = None,
     currency: Annotated[
-        str, _job("--currency", "CODE", "Of the prices: three letters.", envvar="ELASTANE_CURRENCY")
+        str, _job("--currency", "CODE", "Currency of the prices: three letters.", envvar="ELASTANE_CURRENCY")
     ] = "USD",
     no_audit_samples: Annotated[
-        bool, _job("--no-audit-samples", None, "Do not record which samples a task had.")
+        bool, _job("--no-audit-samples", None, "Do not record the samples of each task.")
     ] = False,
     job: Annotated[
         str | None, _agent("--job", "NAME", "Name of the job.", show_default="the script's name")
     ] = None,
     job_timeout: Annotated[
-        float, _agent("--job-timeout", "SECONDS", "How long to wait for a job that is to be joined.", min=0.0)
+        float, _agent("--job-timeout", "SECONDS", "How long to wait for the job to join.", min=0.0)
     ] = 600.0,
     local_workers: Annotated[
         int | None,
         _agent(
             "--local-workers",
             "K",
-            "Most workers on this machine.",
+            "Maximum number of workers on this machine.",
             min=1,
-            show_default="MAX; 1 where a job is joined",
+            show_default="MAX; 1 if a job is joined",
         ),
     ] = None,
     master: Annotated[
@@ -234,7 +244,8 @@ def run(
         _agent(
             "--master",
             "HOST:PORT",
-            "A master that runs; of several, all addresses with commas, or a DNS name that has them.",
+            "A running master; of several, all their addresses, comma-separated, or a DNS name that "
+            "resolves to all.",
             show_default="embedded",
         ),
     ] = "",
@@ -243,7 +254,7 @@ def run(
         _agent(
             "--state-dir",
             "DIR",
-            "State of the embedded master; given again, the job goes on.",
+            "State folder of the embedded master; given again, the job continues.",
             show_default="a temporary folder",
         ),
     ] = None,
@@ -252,8 +263,8 @@ def run(
         _agent(
             "--listen",
             "HOST[:PORT]",
-            "Address of this machine at which other hosts reach the embedded master; beyond loopback it "
-            "needs TLS and tokens (docs/security.md).",
+            "Address of this machine at which other hosts reach the embedded master; an address other than "
+            "loopback needs TLS and tokens (docs/security.md).",
             show_default="loopback",
         ),
     ] = "",
@@ -263,7 +274,7 @@ def run(
     remote: RemoteOption = DEFAULT_TEMPLATE,
     passed: PassOption = None,
     max_restarts: Annotated[
-        int, _agent("--max-restarts", "R", "Restarts of dead workers in any hour.", min=0)
+        int, _agent("--max-restarts", "R", "Maximum number of restarts of dead workers in any hour.", min=0)
     ] = 10,
     grace: Annotated[
         float, _agent("--grace", "SECONDS", "Time to drain after the first signal.", min=0.1)
@@ -276,9 +287,9 @@ def run(
         _agent(
             "--spot",
             "SOURCE",
-            "Where reclaims of this node are announced: auto, none, aws, gcp, azure, alibaba, file:PATH "
-            "(a file that appears) or http://URL (answers 200); several with commas. Workers then drain in "
-            "the time left.",
+            "Source of spot-termination notices for this node: auto, none, aws, gcp, azure, alibaba, "
+            "file:PATH (a file that appears) or http://URL (answers 200); several comma-separated. After a "
+            "notice the workers drain in the time left.",
         ),
     ] = "auto",
     spot_url: Annotated[
@@ -286,7 +297,7 @@ def run(
         _agent(
             "--spot-url",
             "URL",
-            "Of the metadata service.",
+            "Address of the metadata service.",
             show_default="the cloud's own",
         ),
     ] = "",
@@ -295,22 +306,22 @@ def run(
         _agent(
             "--spot-poll",
             "SECONDS",
-            "How often to look for a notice.",
+            "Time between checks for a notice.",
             min=0.05,
-            show_default="as the cloud advises, 1 to 5",
+            show_default="what the cloud recommends, 1 to 5",
         ),
     ] = None,
     capacity: Annotated[
         Literal["auto", "spot", "on-demand"],
-        _agent("--capacity", None, "What this node is paid as; auto: as its metadata service says."),
+        _agent("--capacity", None, "How this node is billed; auto: ask its metadata service."),
     ] = "auto",
     price_table: Annotated[
         Path | None,
         _agent(
             "--price-table",
             "FILE",
-            "CSV or JSON with at, spot, on_demand: prices that the master is told as each time comes "
-            "(seconds since the job was created, or times of the clock). For one agent of a job.",
+            "CSV or JSON file with at, spot, on_demand: prices to send to the master at the given times "
+            "(seconds since the job was created, or dates). Give it to one agent of a job only.",
             show_default="none",
             exists=True,
             dir_okay=False,
@@ -318,43 +329,56 @@ def run(
     ] = None,
     exit_codes: Annotated[
         Literal["shell", "pod"],
-        _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
+        _agent(
+            "--exit-codes",
+            None,
+            "pod: use exit codes from 128 on for errors that may pass, for a controller that retries those.",
+        ),
     ] = "shell",
     metrics: Annotated[
         str,
         _agent(
             "--metrics",
             "HOST:PORT",
-            "Serve figures of this agent and its workers for Prometheus at /metrics.",
+            "Serve Prometheus metrics of this agent and its workers at /metrics.",
             show_default="none",
         ),
     ] = "",
     metrics_insecure: Annotated[
         bool,
-        _agent("--metrics-insecure", None, "Serve them beyond this machine: to anybody, without TLS."),
+        _agent(
+            "--metrics-insecure",
+            None,
+            "Allow --metrics on an address that other machines reach: anybody can read them, without TLS.",
+        ),
     ] = False,
     http: Annotated[
         str,
         _agent(
             "--http",
             "HOST:PORT",
-            "Dashboard, metrics and probes of the embedded master.",
+            "Serve the dashboard, metrics and probes of the embedded master.",
             show_default="none",
         ),
     ] = "",
     as_json: JsonOption = False,
     heartbeat_timeout: Annotated[
-        float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
+        float, _limit("--heartbeat-timeout", "Evict a worker that sends nothing for this long.", min=0.1)
     ] = 3.0,
     lease_min: Annotated[
-        float, _limit("--lease", "Least lease of a step; beyond it a worker hangs.", min=0.1)
+        float,
+        _limit("--lease", "Minimum lease of a step; a worker that takes longer counts as hung.", min=0.1),
     ] = 30.0,
     idle_max: Annotated[
-        float, _limit("--idle", "Longest time between steps (evaluation).", min=1.0)
+        float, _limit("--idle", "Maximum time between steps (for evaluation).", min=1.0)
     ] = 3600.0,
-    join_window: Annotated[float, _limit("--join-window", "Joins are gathered for so long.", min=0.0)] = 0.2,
+    join_window: Annotated[
+        float,
+        _limit("--join-window", "Time in which joins are gathered into one change of the ring.", min=0.0),
+    ] = 0.2,
     return_grace: Annotated[
-        float, _limit("--return-grace", "A restarted master waits so long for its ring.", min=0.0)
+        float,
+        _limit("--return-grace", "Time that a restarted master waits for the members of its ring.", min=0.0),
     ] = 10.0,
 ) -> None:
     require_script(script, is_file=not module)
@@ -365,10 +389,10 @@ def run(
             raise typer.BadParameter(str(error), param_hint="--master") from error
     if hosts is not None and local_workers is not None:
         raise typer.BadParameter(
-            "with --hosts the script says how many run where", param_hint="--local-workers"
+            "--hosts decides how many workers run on each host", param_hint="--local-workers"
         )
     if listen and master:
-        raise typer.BadParameter("--master names a master that runs, --listen one that is embedded here")
+        raise typer.BadParameter("--master names a running master, --listen is for the embedded one")
     address = _listen_address(listen)
     limits = (1, 1)
     if ests is None:
@@ -381,7 +405,9 @@ def run(
                 param_hint="--workers",
             )
     if master and http:
-        typer.echo(f"--http is for an embedded master; the one at {master} has its own", err=True)
+        typer.echo(
+            f"--http is ignored: it is for an embedded master, and the one at {master} has its own", err=True
+        )
     name = job or default_job_name(script[0], module=module)
 
     prices = Prices(
@@ -455,7 +481,8 @@ def _listen_address(listen: str) -> str:
         raise typer.BadParameter(f"{listen!r} is not HOST or HOST:PORT", param_hint="--listen")
     if host.strip("[]") in ("0.0.0.0", "::", "*"):
         raise typer.BadParameter(
-            f"{host} is no address that others can be told: name the one at which they reach this machine",
+            f"{host} is not an address that other machines can use: name the one at which they reach this "
+            "machine",
             param_hint="--listen",
         )
     return f"{host}:{port}"
@@ -468,7 +495,7 @@ def _require_joinable(context: typer.Context, *, master: str, job: str | None) -
     """
     if not master or not job:
         raise typer.BadParameter(
-            "say how many logical workers the job has, or join one that a master has with --master and --job",
+            "give the number of logical workers, or join an existing job with --master and --job",
             param_hint="--ests",
         )
     ignored = []
@@ -479,13 +506,13 @@ def _require_joinable(context: typer.Context, *, master: str, job: str | None) -
         name = parameter.opts[0]
         if source.name == "COMMANDLINE":
             raise typer.BadParameter(
-                f"without --ests the job {job!r} is joined, and the master knows this already",
+                f"without --ests the job {job!r} is joined with the master's settings; leave this option out",
                 param_hint=name,
             )
         if source.name == "ENVIRONMENT":
             ignored.append(variable(name) or name)
     if ignored:
-        typer.echo(f"joining job {job}: the master's settings count, not {', '.join(ignored)}", err=True)
+        typer.echo(f"joining job {job}: the master's settings apply; ignored: {', '.join(ignored)}", err=True)
 
 
 def worker_prefix() -> str:

@@ -50,15 +50,15 @@ ScriptArgument = Annotated[
     list[str],
     typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
 ]
-ModuleOption = Annotated[bool, option("-m", None, "SCRIPT is a module, as for python -m.")]
-JsonOption = Annotated[bool, option("--json", None, "Print JSON lines, the output of workers too.")]
+ModuleOption = Annotated[bool, option("-m", None, "SCRIPT is a module name, as for python -m.")]
+JsonOption = Annotated[bool, option("--json", None, "Print JSON lines, including the workers' output.")]
 HOSTS: Final = "Other machines"
 HostsOption = Annotated[
     Path | None,
     run_option(
         "--hosts",
         "SCRIPT",
-        "Program that prints a line HOST or HOST:SLOTS for each host; run again and again.",
+        "Program that prints a line HOST or HOST:SLOTS for each host; it is run periodically.",
         HOSTS,
         show_default="this machine",
         exists=True,
@@ -66,17 +66,19 @@ HostsOption = Annotated[
     ),
 ]
 HostsIntervalOption = Annotated[
-    float, run_option("--hosts-interval", "SECONDS", "How often it is run.", HOSTS, min=0.1)
+    float,
+    run_option("--hosts-interval", "SECONDS", "Time between runs of the --hosts program.", HOSTS, min=0.1),
 ]
 HostsTimeoutOption = Annotated[
-    float, run_option("--hosts-timeout", "SECONDS", "How long it may take.", HOSTS, min=0.1)
+    float,
+    run_option("--hosts-timeout", "SECONDS", "Time limit of one run of the --hosts program.", HOSTS, min=0.1),
 ]
 RemoteOption = Annotated[
-    str, run_option("--remote", "TEMPLATE", "How a command is run on another host.", HOSTS)
+    str, run_option("--remote", "TEMPLATE", "Command template that runs a command on another host.", HOSTS)
 ]
 PassOption = Annotated[
     list[str] | None,
-    option("--pass", "NAME", "Variable that other hosts get too; may be repeated.", HOSTS),
+    option("--pass", "NAME", "Environment variable to pass to other hosts; may be repeated.", HOSTS),
 ]
 
 
@@ -98,7 +100,7 @@ def metrics_address(text: str, *, insecure: bool) -> tuple[str, int]:
     loopback = host in ("localhost", "[::1]") or host.startswith("127.")
     if not (loopback or insecure):
         raise typer.BadParameter(
-            f"other machines can reach {text}, and figures are served to anybody: say --metrics-insecure if "
+            f"other machines can reach {text}, and anybody could read the metrics: add --metrics-insecure if "
             "the network itself keeps everybody else out",
             param_hint="--metrics",
         )

@@ -19,15 +19,16 @@ _TOKEN_BYTES = 32
 
 HELP = "\n\n".join(
     (
-        "Make a token: the caller's file, and the lines for the master's --token-file.",
-        "The token itself is written to FILE, for the owner alone, and is shown nowhere; the lines hold its "
-        "sha256. Roles: a worker attends and leases tasks, an operator creates, scales, drains and cancels "
-        "jobs and sees all, a reader sees.",
+        "Create a token: a file for the caller, and the entry for the master's --token-file.",
+        "The token itself is written to FILE, readable by its owner only, and is shown nowhere; the entry "
+        "holds its sha256. Roles: a worker joins jobs and leases tasks; an operator creates, scales, "
+        "drains and cancels jobs and sees everything; a reader sees everything.",
         "Example:",
         "  elastane token ci --role operator --role worker --job 'ci-*' --out ci.token >> tokens.toml",
         "  elastane master --token-file tokens.toml ...",
         "  ELASTANE_TOKEN_FILE=ci.token elastane status",
-        "Quotas are lines to add: requests_per_second, sessions_max, jobs_max, datasets_max (numbers).",
+        "To set quotas, add lines to the entry: requests_per_second, sessions_max, jobs_max, datasets_max "
+        "(numbers).",
     )
 )
 
@@ -38,14 +39,14 @@ def register(app: typer.Typer) -> None:
 
 @command
 def token(
-    name: Annotated[str, typer.Argument(help="Who it is for; appears in logs.", show_default=False)],
-    role: Annotated[
-        list[str], typer.Option("--role", help="worker, operator or reader; several times for several.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="File that gets the token; must not exist.")],
+    name: Annotated[str, typer.Argument(help="Name of the caller; it appears in logs.", show_default=False)],
+    role: Annotated[list[str], typer.Option("--role", help="worker, operator or reader; may be repeated.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write the token to; must not exist.")],
     job: Annotated[
         list[str] | None,
-        typer.Option("--job", help="Job, or pattern of jobs.", show_default="*: every job"),
+        typer.Option(
+            "--job", help="Job, or pattern of job names; may be repeated.", show_default="*: every job"
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +57,8 @@ def token(
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ElastaneError(
-            f"{out} cannot be made: {error.strerror}", hint="name a file that is not there yet with --out"
+            f"{out} cannot be created: {error.strerror}",
+            hint="name a file that does not exist yet with --out",
         ) from error
     with os.fdopen(descriptor, "w") as file:
         file.write(secret + "\n")

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
 def top(
     job: JobArgument = None,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.05, help="Least time between two pictures, seconds.")
+        float, typer.Option("--interval", min=0.05, help="Minimum time between screen updates, in seconds.")
     ] = 0.25,
     kind: KindOption = None,
     worker: WorkerOption = None,
@@ -42,16 +42,18 @@ def top(
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
 ) -> None:
-    """Show jobs live: their workers, logical workers, tasks, events, curves. Keys: ? shows them.
+    """Show jobs live: their workers, logical workers, tasks, events and curves. Press ? for the keys.
 
-    Without JOB it begins with the list of jobs, or with the only job there is.
+    Without JOB it starts with the list of jobs, or with the only job.
     Examples: elastane top; elastane top train; elastane top --kind worker --since 1h
     """
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
-        raise typer.BadParameter("top draws on a terminal; use status, progress --watch or events --follow")
+        raise typer.BadParameter(
+            "top needs a terminal; elsewhere use status, progress --watch or events --follow"
+        )
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         raise typer.BadParameter(
-            "top needs a terminal that can place text, and TERM says it cannot;"
+            "top needs a terminal that can position text, and according to TERM this one cannot;"
             " use status, progress --watch or events --follow"
         )
     from elastane.client import MasterClient, RequestRefusedError

@@ -38,13 +38,15 @@ def track(
         ),
     ],
     job: JobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep writing until the job is over.")
+    ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
 ) -> None:
     """Write what the script logged to TensorBoard, MLflow or W&B, each step once.
 
-    Called again it goes on where it was. The leader does this itself where the script says job.log_to(...).
+    Run again, it continues where it stopped. With job.log_to(...) in the script, the leader does this itself.
     Examples: elastane track --to tensorboard:runs; elastane track train --to mlflow:digits --follow
     """
     from elastane.errors import ElastaneError, RefusedError
@@ -53,7 +55,7 @@ def track(
 
     specs = parse_specs(to)
     if len(specs) != 1:
-        raise typer.BadParameter("one tracker, please", param_hint="--to")
+        raise typer.BadParameter("give exactly one tracker", param_hint="--to")
     with connect(master, timeout) as watcher:
         found = watcher.only_job(job)
         with connect(master, timeout) as client:
@@ -67,7 +69,7 @@ def track(
             except Exception as error:
                 raise RefusedError(
                     f"{specs[0]} cannot be written: {type(error).__name__}: {error}",
-                    hint="what was written before stays; called again, this goes on behind it",
+                    hint="what was written before stays; run again, this continues after it",
                 ) from error
     typer.echo(f"{found}: {steps} steps are in {specs[0]}")
 

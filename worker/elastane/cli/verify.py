@@ -29,26 +29,24 @@ HELP = "\n\n".join(
         "Prove on your own script that elastic training gives the bits of stock DDP.",
         "Runs the script under stock DDP(gloo) with N processes, then elastically while workers are added, "
         "drained and killed at random steps, and compares weights, optimizer, buffers and logged values. "
-        "On a difference it finds the first step, EST and tensor where the runs part, and the likely cause.",
-        "With --reference the stock side is your own DDP script as it was before it was converted, started "
-        "by "
-        "your own command and not changed: what it trained is taken down at its end, tensor by tensor, and "
-        "N is its "
-        "number of ranks. Its threads and its choice of deterministic kernels are set as in our runs.",
+        "If they differ, it finds the first step, EST and tensor where the runs diverge, and the likely "
+        "cause.",
+        "With --reference the stock side is your own DDP script from before the conversion, unchanged and "
+        "started by your own command: what it trained is recorded at its end, tensor by tensor, and N is "
+        "its number of ranks. Its threads and its choice of deterministic kernels are set as in the "
+        "elastic runs.",
         "Examples:",
         "  elastane verify --ests 4 train.py --epochs 1",
         '  elastane verify --reference "torchrun --nproc-per-node 4 train_ddp.py" train.py',
         '  elastane verify --ests 4 --paths "4,1,3,2" --kills 2 --steps 40 train.py',
         "  elastane verify --ests 2 --runs 3 --seed 17 --json -m mypackage.train",
-        "Each run starts in a new folder that stands for this one: small files are copied there, large "
-        "files and "
-        "folders linked. A run that writes into a linked folder, or by an absolute path, can be met by the "
-        "next.",
-        "Exits with 0 when all is equal, 1 when a run differs, 2 on bad usage, 3 when the script is not "
-        "deterministic by itself (two runs of the reference differ), 11 when a run failed, 130 on Ctrl-C. "
-        "With "
-        "--reference also: 5 it failed, 6 it did not end in time, 7 it trained nothing under DDP, 8 other "
-        "number of ranks than --ests, 9 another model, 10 another number of steps.",
+        "Each run starts in a new folder that replaces the current one: small files are copied there, "
+        "large files and folders linked. What a run writes into a linked folder, or to an absolute path, "
+        "the next run can see.",
+        "Exits with 0 if all is equal, 1 if a run differs, 2 on bad usage, 3 if the script is not "
+        "deterministic by itself (two runs of the reference differ), 11 if a run failed, 130 on Ctrl-C. "
+        "With --reference also: 5 it failed, 6 it did not end in time, 7 it trained nothing under DDP, 8 "
+        "its number of ranks is not --ests, 9 it trains another model, 10 it makes another number of steps.",
     )
 )
 
@@ -77,7 +75,7 @@ def verify(
         _option(
             "--ests",
             "N",
-            "Logical workers, and processes of stock DDP.",
+            "Number of logical workers, and of stock DDP processes.",
             min=2,
             show_default="the ranks of --reference",
         ),
@@ -87,41 +85,50 @@ def verify(
         _option(
             "--reference",
             "COMMAND",
-            "The untouched DDP script's own command, quoted, to compare with.",
-            show_default="the script itself in the stock mode",
+            "Command that starts the unchanged DDP script to compare with, quoted.",
+            show_default="the script itself under stock DDP",
         ),
     ] = "",
-    module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+    module: Annotated[bool, _option("-m", None, "SCRIPT is a module name, as for python -m.")] = False,
     paths: Annotated[
         str,
         _option(
             "--paths",
             '"4,1,3,2"',
-            "Numbers of workers as a run goes on; several paths separated by semicolons.",
+            "Numbers of workers over the course of a run; several paths separated by semicolons.",
             show_default="random",
         ),
     ] = "",
     runs: Annotated[
-        int | None, _option("--runs", "R", "Elastic runs.", min=1, show_default="1, or one for each path")
+        int | None,
+        _option("--runs", "R", "Number of elastic runs.", min=1, show_default="1, or one for each path"),
     ] = None,
-    kills: Annotated[int, _option("--kills", "K", "Workers killed in each run.", min=0)] = 1,
+    kills: Annotated[int, _option("--kills", "K", "Number of workers killed in each run.", min=0)] = 1,
     steps: Annotated[
         int | None,
         _option("--steps", "S", "Stop both sides after S global steps.", min=3, show_default="all"),
     ] = None,
     seed: Annotated[
         int | None,
-        _option("--seed", "X", "Of the churn; the same one gives the same.", show_default="random"),
+        _option("--seed", "X", "Seed of the churn; the same seed repeats it.", show_default="random"),
     ] = None,
     determinism: Annotated[
-        str, _option("--determinism", "LEVEL", "d0, d1 or d2, for both sides.", envvar="ELASTANE_DETERMINISM")
+        str,
+        _option(
+            "--determinism",
+            "LEVEL",
+            "Determinism level of both sides: d0, d1 or d2.",
+            envvar="ELASTANE_DETERMINISM",
+        ),
     ] = "d1",
-    threads: Annotated[int, _option("--threads", "T", "Threads of torch; they decide the bits.", min=1)] = 1,
+    threads: Annotated[int, _option("--threads", "T", "Number of torch threads per worker; it decides the "
+                                                      "bits.", min=1)] = 1,
     trace: Annotated[
-        bool, _option("--trace", None, "Trace every run, for differences that come and go.")
+        bool, _option("--trace", None, "Trace every run, to find differences that do not occur in every "
+                                       "run.")
     ] = False,
     timeout: Annotated[
-        float, _option("--timeout", "SECONDS", "Longest time for any one run.", min=1.0)
+        float, _option("--timeout", "SECONDS", "Time limit of each run.", min=1.0)
     ] = 3600.0,
     keep: Annotated[
         Path | None,
@@ -144,7 +151,7 @@ def verify(
     from elastane.verify.run import run_verify
 
     if ests is None and not reference:
-        raise typer.BadParameter("Missing option: give it, or --reference", param_hint="--ests")
+        raise typer.BadParameter("Missing option: give --ests or --reference", param_hint="--ests")
     if not module and not Path(script[0]).is_file():
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
     if keep is not None and keep.exists():
@@ -158,9 +165,11 @@ def verify(
     except PlanError as error:
         raise typer.BadParameter(str(error), param_hint="--paths") from None
     if paths and ests is None:
-        raise typer.BadParameter("a path needs --ests too", param_hint="--paths")
+        raise typer.BadParameter("--paths needs --ests", param_hint="--paths")
     if steps and reference:
-        raise typer.BadParameter("the reference runs untouched, to its end", param_hint="--steps")
+        raise typer.BadParameter(
+            "cannot be combined with --reference, which runs unchanged to its end", param_hint="--steps"
+        )
     original: list[str] = []
     if reference:
         try:

@@ -122,7 +122,7 @@ def listen(host: str) -> socket.socket:
     except OSError as error:
         raise RefusedError(
             f"this worker cannot listen at {host}: {error.strerror or error}",
-            hint="ELASTANE_STORE_HOST names the address, of this machine, at which other workers reach it",
+            hint="set ELASTANE_STORE_HOST to the address of this machine at which other workers reach it",
             host=host,
         ) from error
     return listener
@@ -498,7 +498,7 @@ class MemberStore(Store):
             answer, code = message[:-_CODE_BYTES], message[-_CODE_BYTES:]
             if not hmac.compare_digest(code, self._heard.next(answer)):
                 self._connection.close()
-                raise RendezvousError("somebody else speaks for the rendezvous store")
+                raise RendezvousError("another process answers for the rendezvous store")
         result, values = _unpacked(answer)
         if result == _Answer.LATE:
             raise RendezvousLate(f"Timed out: no word of the others within {seconds:g} s")
@@ -507,7 +507,7 @@ class MemberStore(Store):
     def _read(self, wanted: int | None = None) -> bytes:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         if length > _MESSAGE_BYTES_MAX or (wanted is not None and length != wanted):
-            raise RendezvousError("what answers is no rendezvous store of this release")
+            raise RendezvousError("the server that answers is not a rendezvous store of this release")
         return self._exactly(length)
 
     def _exactly(self, count: int) -> bytes:
@@ -516,7 +516,7 @@ class MemberStore(Store):
             part = self._connection.recv(count - len(received))
             if not part:
                 raise RendezvousError(
-                    "the rendezvous store has ended the connection: it is gone, or knows another secret"
+                    "the rendezvous store has ended the connection: it has stopped, or has another secret"
                 )
             received += part
         return bytes(received)

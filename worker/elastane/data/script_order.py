@@ -98,7 +98,7 @@ class ScriptOrder:
             raise UnsupportedError(
                 f"the DataLoader's {'batch_sampler' if self.batched else 'sampler'} leaves no step: "
                 f"its order has no batch for each of {num_ests} ESTs",
-                hint="leave drop_last out, or make the batch smaller",
+                hint="omit drop_last, or use a smaller batch size",
                 option="sampler",
             )
 
@@ -181,7 +181,7 @@ class _Rounds:
         if len(lengths) > 1:
             raise DataError(
                 f"the sampler gives ranks different numbers of batches: {sorted(lengths)}",
-                hint="every rank needs as many, as DistributedSampler pads or cuts them",
+                hint="every rank needs the same number: DistributedSampler pads or truncates to it",
                 epoch=self._epoch,
             )
         return list(zip(*columns, strict=True))

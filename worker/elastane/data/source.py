@@ -267,7 +267,7 @@ class BatchSource:
                 f"the context of EST {context.virtual_rank} is of step {context.step}, "
                 f"epoch {position.epoch}, batch {position.batch}; "
                 f"wanted is step {step}, epoch {epoch}, batch {batch}",
-                hint="dataset, batch size and number of ESTs must be those the job began with",
+                hint="dataset, batch size and number of ESTs must be those with which the job started",
                 virtual_rank=context.virtual_rank,
                 step=step,
             )

@@ -49,9 +49,7 @@ def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> 
         raise DiscoveryError(f"{script} {status}: {said}")
     if not any(map(str.strip, lines["stdout"])):
         # A broken pipe inside the script looks the same, and an empty list would drain every worker.
-        raise DiscoveryError(
-            f"{script} printed nothing", hint='where no host is left, print HOST:0 or "# none"'
-        )
+        raise DiscoveryError(f"{script} printed nothing", hint='if no host is left, print HOST:0 or "# none"')
     return parse_hosts("\n".join(lines["stdout"]))
 
 

@@ -105,8 +105,8 @@ def require_reach(master: str, hosts: Iterable[str]) -> None:
     if far := out_of_reach(master, hosts):
         raise RefusedError(
             f"{', '.join(far)} cannot reach a master on this machine's loopback",
-            hint="say --listen HOST[:PORT] with the address at which they reach this machine, or --master "
-            "with one that runs; beyond loopback it needs TLS and tokens: docs/security.md",
+            hint="give --listen HOST[:PORT] with the address at which they reach this machine, or --master "
+            "with a running master; beyond loopback it needs TLS and tokens: docs/security.md",
             hosts=", ".join(far),
         )
 

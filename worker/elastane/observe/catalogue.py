@@ -23,21 +23,30 @@ class Metric:
 
 
 AGENT_INFO = Metric(
-    "elastane_agent_info", "gauge", "1; the job that this agent runs workers for.", ("job_name",)
+    "elastane_agent_info",
+    "gauge",
+    "Always 1; the label names the job that this agent runs workers for.",
+    ("job_name",),
 )
-RUNNING = Metric("elastane_agent_workers_running", "gauge", "Workers that run, on this machine and on hosts.")
-STARTS = Metric("elastane_agent_worker_starts_total", "counter", "Processes of workers started.")
+RUNNING = Metric(
+    "elastane_agent_workers_running", "gauge", "Running workers, on this machine and on other hosts."
+)
+STARTS = Metric("elastane_agent_worker_starts_total", "counter", "Worker processes started.")
 RESTARTS = Metric(
-    "elastane_agent_worker_restarts_total", "counter", "Of these, in place of one that had ended."
+    "elastane_agent_worker_restarts_total",
+    "counter",
+    "Worker processes started to replace one that had exited.",
 )
 EXITS = Metric(
-    "elastane_agent_worker_exits_total", "counter", "Processes of workers that ended, by how.", ("outcome",)
+    "elastane_agent_worker_exits_total", "counter", "Worker processes that exited, by outcome.", ("outcome",)
 )
 NOTICES = Metric(
-    "elastane_agent_spot_notices_total", "counter", "Announcements that this node goes, or a host."
+    "elastane_agent_spot_notices_total",
+    "counter",
+    "Spot-termination notices received for this node or its hosts.",
 )
 MASTER_RESTARTS = Metric(
-    "elastane_agent_master_restarts_total", "counter", "How often the embedded master was started again."
+    "elastane_agent_master_restarts_total", "counter", "Number of restarts of the embedded master."
 )
 
 _WORKER = ("worker",)
@@ -53,22 +62,24 @@ STEP_SECONDS = Metric(
     _WORKER,
 )
 REPLAYED = Metric(
-    "elastane_worker_steps_replayed_total", "counter", "Steps that the worker did again.", _WORKER
+    "elastane_worker_steps_replayed_total", "counter", "Steps that the worker ran again.", _WORKER
 )
 REPLAY_SECONDS = Metric(
-    "elastane_worker_replay_seconds_total", "counter", "Time in steps done again.", _WORKER
+    "elastane_worker_replay_seconds_total", "counter", "Time spent on steps that were run again.", _WORKER
 )
-DATA_WAIT = Metric("elastane_worker_data_wait_seconds_total", "counter", "Time waited for batches.", _WORKER)
+DATA_WAIT = Metric(
+    "elastane_worker_data_wait_seconds_total", "counter", "Time spent waiting for batches.", _WORKER
+)
 ALL_REDUCE_WAIT = Metric(
     "elastane_worker_all_reduce_wait_seconds_total",
     "counter",
-    "Time from the end of backward until the sums of all workers were there.",
+    "Time from the end of backward until the sums of all workers had arrived.",
     _WORKER,
 )
 PREPARED_WAIT = Metric(
     "elastane_worker_prepared_wait_seconds_total",
     "counter",
-    "Time waited for the master to let a step be applied.",
+    "Time spent waiting for the master's permission to apply a step (Prepared).",
     _WORKER,
 )
 RINGS = Metric(
@@ -77,11 +88,11 @@ RINGS = Metric(
 RING_CHANGE_SECONDS = Metric(
     "elastane_worker_ring_change_seconds_total",
     "counter",
-    "Time from the master's Go until the ring trained, hand-over included.",
+    "Time from the master's Go until the ring trains, including the hand-over.",
     _WORKER,
 )
 HANDOVER_SECONDS = Metric(
-    "elastane_worker_handover_seconds_total", "counter", "Time in handing weights over.", _WORKER
+    "elastane_worker_handover_seconds_total", "counter", "Time spent on handing weights over.", _WORKER
 )
 HANDOVER_BYTES = Metric(
     "elastane_worker_handover_bytes_total",

@@ -159,7 +159,7 @@ class MetricsPort:
             self._server: WSGIServer = kind((bare, port), _Handler)
         except OSError as error:
             raise MetricsPortError(
-                f"figures cannot be served at {host}:{port}: {error.strerror or error}",
+                f"metrics cannot be served at {host}:{port}: {error.strerror or error}",
                 hint="choose another --metrics HOST:PORT; port 0 takes a free one",
             ) from error
         self._server.set_app(serve)

@@ -140,7 +140,7 @@ def _refuse(called: str, caller: FrameType | None) -> NoReturn:
     global _refusal
     place = f"{place_of(caller)} calls " if caller is not None else ""
     _refusal = DistributedCallError(
-        f"this script speaks to torch.distributed itself: {place}{called.removesuffix('.__init__')}",
+        f"this script calls torch.distributed itself: {place}{called.removesuffix('.__init__')}",
         hint=_HINTS.get(called, _OTHERWISE),
         call=called,
     )

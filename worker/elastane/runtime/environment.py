@@ -28,74 +28,87 @@ class WorkerEnvironment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore")
 
     mode: Literal["auto", "elastic", "ddp", "plain", "doctor"] = Field(
-        default="auto", description="auto: elastic where there is a master, plain where there is none"
+        default="auto", description="auto: elastic with a master, plain without"
     )
     master: str = Field(
         default="",
-        description="host:port of the master; several separated by commas, or a name with several addresses",
+        description="host:port of the master; several comma-separated, or a DNS name that resolves to all",
     )
     job: str = Field(default="default", description="name of the job")
     worker_id: str = Field(
         default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}",
-        description="name of this worker; the host's and a random one by default",
+        description="name of this worker; default: host name and a random suffix",
     )
-    ests: int = Field(default=0, description="N; the agent passes the job's")
+    ests: int = Field(default=0, description="number of logical workers (N); set by the agent")
     seed: int | None = Field(
-        default=None, description="of a script that gives none: EST r starts from it + r"
+        default=None, description="seed S for a script that sets none: EST r starts from S + r"
     )
-    torch_threads: int = Field(default=1, ge=1, description="threads of torch; they decide the bits")
-    determinism: Level = Field(default=DEFAULT_LEVEL, description="d0, d1 or d2; the agent passes the job's")
+    torch_threads: int = Field(default=1, ge=1, description="number of torch threads; it decides the bits")
+    determinism: Level = Field(
+        default=DEFAULT_LEVEL, description="determinism level (d0, d1 or d2); set by the agent"
+    )
     master_timeout_seconds: float = Field(
-        default=600.0, gt=0, description="how long a master that is away is waited for"
+        default=600.0, gt=0, description="how long to wait for a master that does not answer"
     )
     notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
-    notice_file: str = Field(default="", description="where the agent writes when and why the node goes")
+    notice_file: str = Field(
+        default="", description="file in which the agent announces when and why the node is terminated"
+    )
     capacity: Literal["", "spot", "on-demand"] = Field(
-        default="", description="what this node is paid as; empty: as the agent finds out, else not known"
+        default="", description="how this node is billed; empty: what the agent finds out, otherwise unknown"
     )
-    capacity_file: str = Field(default="", description="where the agent writes what it found out")
+    capacity_file: str = Field(
+        default="", description="file in which the agent writes how the node is billed"
+    )
     hang_seconds: float = Field(
-        default=60.0, gt=0, description="an evicted worker whose script stays in its step for so long ends"
+        default=60.0,
+        gt=0,
+        description="an evicted worker exits if its script has not left its step after this time",
     )
-    drain_exit_code: int = Field(default=0, description="exit code of a worker that has drained")
+    drain_exit_code: int = Field(default=0, description="exit code of a drained worker")
     ddp_backend: Literal["", "gloo", "nccl"] = Field(
-        default="", description="of the stock mode; only gloo's order of additions is the elastic one"
+        default="",
+        description="backend of stock DDP (mode ddp); only gloo adds in the same order as the elastic mode",
     )
     fingerprint_steps: int = Field(
-        default=32, ge=0, description="workers compare all their state within so many steps; 0: never"
+        default=32,
+        ge=0,
+        description="number of steps within which workers compare all of their state; 0: never",
     )
     repeat_check: bool = Field(
         default=True,
-        description="run one turn twice in the first two epochs and after 64, 128, 256 ... steps, and compare"
-        " its gradients",
+        description="run one turn twice in the first two epochs and after 64, 128, 256 ... steps, and "
+        "compare the gradients",
     )
-    steps_max: int = Field(default=0, ge=0, description="global steps to train at most; 0: all")
+    steps_max: int = Field(default=0, ge=0, description="maximum number of global steps to train; 0: all")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least level of log lines"
+        default="info", description="minimum level of log lines"
     )
     log_format: Literal["console", "json"] = Field(
-        default="console", description="of Elastane's own lines on stderr"
+        default="console", description="format of Elastane's own lines on stderr"
     )
     log_to: str | None = Field(
         default=None,
-        description="trackers that get the logged values: KIND[:WHERE], several with commas; set and empty: "
-        "none, also of those that the script names",
+        description="trackers for the logged values: KIND[:WHERE], several comma-separated; set but empty: "
+        "none, not even those that the script names",
     )
     progress: bool | None = Field(
-        default=None, description="of the epochs, on the leader's stderr; default: as job.epochs says"
+        default=None,
+        description="show a progress bar of the epochs on the leader's stderr; default: as "
+        "passed to job.epochs",
     )
     store_host: str = Field(
-        default="", description="address other workers reach this one at; default: this host's"
+        default="", description="address at which other workers reach this one; default: this host's"
     )
     shared_memory: bool = Field(
-        default=True, description="gradients are summed in shared memory where a machine has the whole ring"
+        default=True, description="sum gradients in shared memory if the whole ring is on one machine"
     )
-    metrics_file: str = Field(default="", description="where figures for the agent are written each second")
-    report_dir: str = Field(
-        default="", description="where fingerprints of the result are written, for comparisons"
+    metrics_file: str = Field(
+        default="", description="file to which the worker writes metrics for the agent every second"
     )
+    report_dir: str = Field(default="", description="folder for fingerprints of the result, for comparisons")
     report_state: bool = Field(
-        default=False, description="write the leader's digests tensor by tensor there too"
+        default=False, description="also write the leader's digests of each tensor there"
     )
 
     def resolved_mode(self) -> Literal["elastic", "ddp", "plain", "doctor"]:

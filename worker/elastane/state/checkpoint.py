@@ -275,7 +275,7 @@ def _order(name: str) -> tuple[int, int, str]:
     match = _NAME.fullmatch(name)
     if match is None:
         raise CheckpointError(
-            f"{name!r} is no name of a checkpoint", hint="use checkpoint_name(step, generation)"
+            f"{name!r} is not a checkpoint name", hint="use checkpoint_name(step, generation)"
         )
     return int(match[1]), int(match[2]), match[3] or ""
 
@@ -360,7 +360,7 @@ def _read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
 
 def _read_header(folder: Folder, manifest: Manifest, entry: ShardInfo) -> ShardHeader:
     if not _SHARD.fullmatch(entry.file):
-        raise CheckpointDamagedError(f"{entry.file[:80]!r} is no name of a shard")
+        raise CheckpointDamagedError(f"{entry.file[:80]!r} is not a shard name")
     path = f"{manifest.checkpoint}/{entry.file}"
     size = folder.size(path)
     if size != entry.bytes:

@@ -77,7 +77,7 @@ def send_state(
     exported tensors must not change meanwhile. Errors of the transport pass through.
     """
     if piece_bytes <= 0 or piece_bytes % ALIGNMENT_BYTES:
-        raise ValueError(f"piece_bytes {piece_bytes} is no positive multiple of {ALIGNMENT_BYTES}")
+        raise ValueError(f"piece_bytes {piece_bytes} is not a positive multiple of {ALIGNMENT_BYTES}")
     if not receivers:
         return
     layout = StreamLayout(exported.specs)

@@ -111,13 +111,13 @@ def parse_specs(text: str) -> list[TrackerSpec]:
         kind, _, where = part.partition(":")
         if kind not in KINDS:
             raise RefusedError(
-                f"{part!r} is no tracker", hint=f"KIND[:WHERE] with KIND one of {', '.join(KINDS)}"
+                f"{part!r} is not a tracker", hint=f"KIND[:WHERE] with KIND one of {', '.join(KINDS)}"
             )
         modules = KINDS[kind][0]
         if not any(importlib.util.find_spec(module) for module in modules):
             raise RefusedError(
-                f"values are to go to {kind}, which is not installed here",
-                hint=f"pip install {modules[-1]}, or leave {part!r} out",
+                f"values are to be logged to {kind}, which is not installed here",
+                hint=f"pip install {modules[-1]}, or omit {part!r}",
             )
         specs.append(TrackerSpec(kind, where))
     return specs

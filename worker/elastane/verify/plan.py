@@ -109,7 +109,8 @@ def parse_paths(text: str, ests: int) -> list[tuple[int, ...]]:
             path = tuple(int(number) for number in part.strip(",").split(","))
         except ValueError:
             raise PlanError(
-                f"{part!r} is no path", hint="give numbers of workers, like 4,1,3,2; several paths as 4,1;1,4"
+                f"{part!r} is not a path",
+                hint="give numbers of workers, like 4,1,3,2; several paths as 4,1;1,4",
             ) from None
         paths.append(_checked(path, ests))
     if not paths:

@@ -253,7 +253,7 @@ def judge(
         )
     if not seen:
         raise OriginalEmptyError(
-            "the reference never started a Python that can be listened to",
+            "the reference never started a Python that loads the recording hook",
             hint="no `python -I`, `-E` or `-S`, no `env -i`; PYTHONPATH must reach its ranks",
         )
     if not reports:
@@ -264,7 +264,7 @@ def judge(
     for rank, report in sorted(reports.items()):
         if report.get("error"):
             raise OriginalError(
-                f"what rank {rank} of the reference trained could not be taken down: {report['error']}",
+                f"what rank {rank} of the reference trained could not be recorded: {report['error']}",
                 hint="the script itself is not to blame; report the text, with the tensor or object it names",
             )
     if not complete or 0 not in reports or "models" not in reports[0]:
@@ -278,7 +278,7 @@ def judge(
     if len(steps) > 1:
         raise OriginalError(
             f"the ranks of the reference made {', '.join(map(str, steps))} steps",
-            hint="only what all ranks do alike can be compared with",
+            hint="a comparison needs ranks that all make the same steps",
         )
     return Original.of(reports)
 

@@ -167,7 +167,7 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, told: set[st
             Severity.NOTE if guarded else Severity.REFUSED,
             "distributed",
             node,
-            f"torch.distributed.{last}: this script speaks to torch.distributed itself, and there is no "
+            f"torch.distributed.{last}: this script calls torch.distributed itself, and there is no "
             "process group" + (" (only reached under a condition)" if guarded else ""),
             _instead(last),
         )

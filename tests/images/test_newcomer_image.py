@@ -28,7 +28,7 @@ RUN: Final = next(text for text in newcomer.commands_to_run(PAGE, at_job=False) 
 
 #: What a command must have said beside ending with 0.
 SAYS: Final = {
-    "elastane run": "succeeded",
+    "elastane run": "w0 finished",
     "elastane verify": "equal",
     "elastane doctor": "severity",
     "python train.py": "loss",
@@ -46,11 +46,12 @@ SAYS: Final = {
 #: Those that go on until Ctrl-C.
 FOLLOWS: Final = ("elastane progress --watch", "elastane events --follow")
 CTRL_C: Final = 130
+#: Their arguments, that they are soon done, and what is seen at their end.
 EXAMPLES: Final = {
-    "examples/digits_cnn.py": "--epochs 1",
-    "examples/char_gpt.py": "--epochs 1 --characters 20000 --layers 1",
-    "examples/offline_inference.py": "--out scores",
-    "examples/minimal.py": "",
+    "examples/digits_cnn.py": ("--epochs 1", "job succeeded"),
+    "examples/char_gpt.py": ("--epochs 1 --characters 20000 --layers 1", "job succeeded"),
+    "examples/offline_inference.py": ("--out scores", "113 parts"),
+    "examples/minimal.py": ("", "job succeeded"),
 }
 
 
@@ -116,8 +117,11 @@ def test_a_command_of_the_page(machine: Container, command: str) -> None:
 
 @pytest.mark.parametrize("example", newcomer.examples(PAGE))
 def test_an_example_of_the_page(machine: Container, example: str) -> None:
-    command = RUN.partition("#")[0].replace("train.py", f"{example} {EXAMPLES[example]}")
-    check(command, machine.shell(command, SECONDS_MAX))
+    arguments, words = EXAMPLES[example]
+    command = RUN.partition("#")[0].replace("train.py", f"{example} {arguments}")
+    outcome = machine.shell(command, SECONDS_MAX)
+    check(command, outcome)
+    assert words in outcome.said + machine.shell("echo $(ls -A scores | wc -l) parts").said
 
 
 @pytest.mark.parametrize(

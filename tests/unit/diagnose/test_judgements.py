@@ -9,7 +9,7 @@ import pytest
 
 from elastane.diagnose.examine import compare_costs, judge_cost
 from elastane.diagnose.findings import Book, Finding, Severity, Timing, by_severity, is_fault, read_report
-from elastane.diagnose.machine import MachineFacts, judge_machine, machine_facts
+from elastane.diagnose.machine import MachineFacts, for_data_workers, judge_machine, machine_facts
 
 GOOD = MachineFacts(
     system="Linux x86_64",
@@ -57,6 +57,14 @@ def test_one_thing_wrong_is_one_finding(change: dict[str, object], severity: Sev
     assert found.severity is severity
     assert words in found.what
     assert found.todo
+
+
+def test_shared_memory_is_noted_where_there_are_no_data_workers() -> None:
+    machine = judge_machine(msgspec.structs.replace(GOOD, shm_bytes=64 * 2**20, store=""))
+    severities = [
+        [found.severity for found in for_data_workers(machine, data_workers)] for data_workers in (0, 2)
+    ]
+    assert severities == [[Severity.NOTE, Severity.REFUSED], [Severity.REFUSED, Severity.REFUSED]]
 
 
 def test_unknown_facts_are_no_fault() -> None:

@@ -107,7 +107,7 @@ def doctor(
     from elastane.diagnose.examine import Examination, ScriptFailedError, judge_cost
     from elastane.diagnose.findings import by_severity, is_fault
     from elastane.diagnose.gpus import gpu_facts, judge_gpus
-    from elastane.diagnose.machine import judge_machine, machine_facts
+    from elastane.diagnose.machine import for_data_workers, judge_machine, machine_facts
     from elastane.diagnose.remote import check_master, check_store
     from elastane.diagnose.source import examine_script, with_source
     from elastane.diagnose.surroundings import judge_surroundings, surrounding_facts
@@ -141,6 +141,7 @@ def doctor(
         try:
             report = examination.inspect()
             facts |= report.facts
+            findings = for_data_workers(findings, int(report.facts.get("data workers", 1)))
             findings += with_source(report.findings, in_source)
             if cost and not any(finding.kind in ("prepare", "state") for finding in report.findings):
                 measured = examination.cost(seconds=cost_seconds)

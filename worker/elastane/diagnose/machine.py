@@ -12,6 +12,7 @@ import platform
 import resource
 import shutil
 import socket
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Final
 
@@ -24,6 +25,7 @@ from elastane.diagnose.findings import Finding, Severity
 TORCH_TESTED: Final = "2.13"
 SHM_BYTES_MIN: Final = 256 * 2**20
 FILES_MIN: Final = 1024
+SHARED_MEMORY: Final = "ELA525"
 #: Variables by which a library selects other kernels or another precision.
 _ARITHMETIC: Final = (
     "ATEN_CPU_CAPABILITY",
@@ -154,15 +156,15 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         )
     if 0 <= facts.shm_bytes < SHM_BYTES_MIN:
         say(
-            "ELA525",
+            SHARED_MEMORY,
             Severity.REFUSED,
-            f"{_mib(facts.shm_bytes)} of shared memory: batches of data workers end with a bus error",
+            f"{_mib(facts.shm_bytes)} of shared memory: batches of data workers would end with a bus error",
             "/dev/shm",
             "start the container with --shm-size=2g",
         )
     elif 0 <= facts.shm_free_bytes < SHM_BYTES_MIN:
         say(
-            "ELA525",
+            SHARED_MEMORY,
             Severity.REFUSED,
             f"only {_mib(facts.shm_free_bytes)} of shared memory are free",
             "/dev/shm",
@@ -214,6 +216,16 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
             "set it on all machines or on none, or use --determinism d2, which sets it",
         )
     return found
+
+
+def for_data_workers(findings: Iterable[Finding], data_workers: int) -> list[Finding]:
+    """The machine's findings, for a script with so many data workers: others need no shared memory."""
+    return [
+        msgspec.structs.replace(finding, severity=Severity.NOTE)
+        if finding.code == SHARED_MEMORY and not data_workers
+        else finding
+        for finding in findings
+    ]
 
 
 def _torch() -> tuple[str, str, str, list[str], int]:

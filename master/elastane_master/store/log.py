@@ -593,7 +593,7 @@ class JobLog:
             retry=retry_if_exception_type(_RETRIED),
             before_sleep=revive,
         )
-        answer = await retrying(attempt)
+        answer: T = await retrying(attempt)
         logger.info("the store answers again", job=self.job)
         self._set_reachable(True)
         return answer

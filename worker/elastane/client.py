@@ -199,7 +199,7 @@ class MasterClient:
         """`name`, or the name of the only job there is; refused when there are none or several."""
         if name:
             return name
-        names = [job.name for job in islice(self.iter_jobs(), JOBS_NAMED + 1)]
+        names = sorted(job.name for job in islice(self.iter_jobs(), JOBS_NAMED + 1))
         if len(names) == 1:
             return names[0]
         if not names:

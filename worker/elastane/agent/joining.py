@@ -44,7 +44,7 @@ def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output
 def _others(client: MasterClient) -> str:
     """The jobs that are there, as far as the caller may see them: the name may be misspelt."""
     try:
-        names = [job.name for job in islice(client.iter_jobs(), _NAMES_SHOWN + 1)]
+        names = sorted(job.name for job in islice(client.iter_jobs(), _NAMES_SHOWN + 1))
     except RequestRefusedError:
         return ""
     shown = ", ".join(names[:_NAMES_SHOWN]) + (" and more" if len(names) > _NAMES_SHOWN else "")

@@ -39,7 +39,12 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 async def serving(store: Store, **settings: object) -> AsyncIterator[tuple[Master, grpc.aio.Channel]]:
     master = Master(
         MasterSettings(
-            listen="127.0.0.1:0", store=store.url, stop_grace_seconds=0.5, snapshot_seconds=3600.0, **settings
+            listen="127.0.0.1:0",
+            store=store.url,
+            stop_grace_seconds=0.5,
+            snapshot_seconds=3600.0,
+            leader_lease_seconds=60.0,  # a busy machine is no matter here
+            **settings,
         )
     )
     try:

@@ -44,7 +44,7 @@ def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output
 def _others(client: MasterClient) -> str:
     """Return a clause that lists the jobs the caller may see, because the name may be misspelt."""
     try:
-        names = [job.name for job in islice(client.iter_jobs(), _NAMES_SHOWN + 1)]
+        names = sorted(job.name for job in islice(client.iter_jobs(), _NAMES_SHOWN + 1))
     except RequestRefusedError:
         return ""
     shown = ", ".join(names[:_NAMES_SHOWN]) + (" and more" if len(names) > _NAMES_SHOWN else "")

@@ -156,7 +156,7 @@ def with_known_jobs(error: RequestRefusedError, client: MasterClient) -> Request
     if error.reason != "not_found" or error.facts.keys() != {"job"}:
         return error
     try:
-        names = [job.name for job in islice(client.iter_jobs(), _JOBS_SHOWN + 1)]
+        names = sorted(job.name for job in islice(client.iter_jobs(), _JOBS_SHOWN + 1))
     except ElastaneError:  # this caller may not list them
         return error
     shown = ", ".join(names[:_JOBS_SHOWN]) + (" and more" if len(names) > _JOBS_SHOWN else "")

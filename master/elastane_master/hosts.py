@@ -680,8 +680,10 @@ class JobHosts(HostOwner):
         """
         self._deleting[closed.name] = request_id
         await self._records.delete(closed.name, closed.stored.token, request_id)
-        del self._closed[closed.name], self._deleting[closed.name]
+        self._require_serving()  # a new leader took it off the list, and may have it again
         await self.store.remove_job(closed.name)
+        self._closed.pop(closed.name, None)
+        self._deleting.pop(closed.name, None)
 
     # ---------------------------------------------------------------- from the hosts
 

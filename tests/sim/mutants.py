@@ -373,11 +373,10 @@ MUTANTS = (
         "a job is taken off the list before what is stored of it is deleted",
         "elastane_master.hosts",
         "        await self._records.delete(closed.name, closed.stored.token, request_id)\n"
-        "        del self._closed[closed.name], self._deleting[closed.name]\n"
+        "        self._require_serving()  # a new leader took it off the list, and may have it again\n"
         "        await self.store.remove_job(closed.name)\n",
         "        await self.store.remove_job(closed.name)\n"
-        "        await self._records.delete(closed.name, closed.stored.token, request_id)\n"
-        "        del self._closed[closed.name], self._deleting[closed.name]\n",
+        "        await self._records.delete(closed.name, closed.stored.token, request_id)\n",
     ),
     Mutant(
         "who deleted a job forgets that it was its own",

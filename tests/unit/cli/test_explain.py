@@ -143,4 +143,4 @@ def test_the_command(master: FakeMaster) -> None:
     told = json.loads(ask("w9", "--json")[1])
     assert (told["job"], told["place"], told["chain"][-1]["kind"]) == ("train", "out", "worker_left")
     code, _, complaint = ask("w7")
-    assert code == 3 and "no worker 'w7'" in complaint and "known are: w0, w1, w2, w9" in complaint
+    assert code == 3 and "no worker 'w7'" in complaint and "known workers: w0, w1, w2, w9" in complaint

@@ -226,7 +226,7 @@ def test_what_is_followed_goes_on_after_what_was_folded(master: FakeMaster) -> N
         master.events.append(ring_pb2.Event(sequence=number, kind="checkpoint_saved", reason="r"))
     # The stream that follows has one new event, and then the master is gone.
     master.events_followed = [ring_pb2.Event(sequence=8, kind="checkpoint_saved", reason="new")]
-    result = invoke(master, "events", "--follow", "--timeout", "0")
+    result = invoke(master, "events", "--follow")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["1", "2", "3", "7", "8"]
     asked = [request for request in master.requests if isinstance(request, ring_pb2.WatchEventsRequest)]
     assert [(request.since, request.follow) for request in asked[:2]] == [(0, False), (8, True)]

@@ -385,7 +385,7 @@ async def test_forms_are_small_and_come_in_time(tmp_path: Path) -> None:
         async with browser._session.post(
             f"{base}/jobs/j/drain", json={"worker": "a"}, headers=sent
         ) as response:
-            assert "A form is wanted" in await response.text()
+            assert "Expected a form" in await response.text()
         assert (await browser.post("/jobs/j"))[0] == 405
 
 

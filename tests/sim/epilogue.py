@@ -72,6 +72,8 @@ class Epilogue:
             run_until(lambda: cluster.store_is_whole and cluster.is_settled, CALM_SECONDS)
         cluster.faults_until = world.now
         run_until(lambda: cluster.operator.is_idle, CALM_SECONDS)
+        for worker in cluster.alive:
+            worker.kill()  # the training is over; whoever still knocks may find its job deleted, rightly
         self._restart_masters()
         self._together("make", [keeper.make() for keeper in self.keepers], run_until)
         self.faults_until = world.now + FAULTS_SECONDS

@@ -206,8 +206,6 @@ class WorkerModel:
             attempt += 1
             if ended is not None:
                 attempt = 1 if ended.detail.reason else attempt
-                if self.said_bye is not None and ended.code == grpc.StatusCode.NOT_FOUND:
-                    break  # its job ended and was deleted before the Bye arrived (see closings.py)
                 if ended.code in PERMANENT:
                     self.world.fail("no refusal", f"{self.name} was refused: {ended}")
                     return

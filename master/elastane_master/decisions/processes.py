@@ -1,4 +1,4 @@
-"""Which of several processes a worker id is: the one that came last.
+"""Identity of the process behind a worker id: the process that joined last.
 
 Two processes that have one id, by mistake or because a scheduler started a second one beside the first,
 would put each other out for ever: each is taken for the other's successor. So the processes of an id are
@@ -12,21 +12,21 @@ from elastane_master.decisions.events import Rejection, WorkerJoined
 from elastane_master.decisions.state import JobState
 
 PROCESSES_KEPT = 4
-"""Of one worker id; who came before them is taken for a new one."""
+"""Processes remembered per worker id; an older one counts as new."""
 
 IDS_KEPT = 1000
-"""Worker ids that nobody attends with, and whose processes are remembered."""
+"""Worker ids without a session whose processes are remembered."""
 
 HINT = "give each process its own ELASTANE_WORKER_ID, or none: then each makes one"
 
 
 def process_of(event: WorkerJoined) -> bytes:
-    """What tells the process that said Hello from others of its id; empty: nothing does."""
+    """Return the identity of the process that sent the Hello; empty if it cannot be told from others."""
     return event.process or _place_of(event)
 
 
 def _place_of(event: WorkerJoined) -> bytes:
-    """What tells processes apart that do not say `process`; empty without an address of their own.
+    """Return the identity of a process that does not send `process`; empty without a store address.
 
     Host and pid do not: a container that is started again has both again.
     """
@@ -36,13 +36,13 @@ def _place_of(event: WorkerJoined) -> bytes:
 
 
 def require_newest(state: JobState, event: WorkerJoined) -> None:
-    """Raises Rejection for a process that a newer one of its worker id has taken the place of."""
+    """Raise Rejection for a process that a newer one with its worker id has replaced."""
     if process_of(event) in state.processes.get(event.worker, ())[:-1]:
         raise replaced(event.worker)
 
 
 def replaced(worker: str) -> Rejection:
-    """The refusal of an older process."""
+    """Build the refusal of a replaced process."""
     return Rejection(
         "replaced",
         f"another process joined later as worker {worker}: that one stays, this one is disconnected for good",
@@ -52,7 +52,7 @@ def replaced(worker: str) -> Rejection:
 
 
 def came(state: JobState, event: WorkerJoined) -> bool:
-    """Remembers the process; whether it is another one than the last of its worker id."""
+    """Remember the process; True if it is not the last one known with its worker id."""
     process, known = process_of(event), state.processes.pop(event.worker, ())
     if not process:
         state.processes |= {event.worker: known} if known else {}
@@ -68,5 +68,5 @@ def came(state: JobState, event: WorkerJoined) -> bool:
 
 
 def left(state: JobState, worker: str) -> None:
-    """The worker said Bye: whoever has its id after it is no successor."""
+    """Forget the processes of a worker that said Bye: its id is free again."""
     state.processes.pop(worker, None)

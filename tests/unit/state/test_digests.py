@@ -39,6 +39,30 @@ def test_layout_and_place_in_memory_do_not_enter_and_order_does() -> None:
     assert digest_of_tensor(rows.flip(0)) != digest_of_tensor(rows)
 
 
+def test_a_single_element_has_the_digest_of_its_copy_with_any_stride() -> None:
+    single = torch.tensor([3 + 4j]).imag
+    assert single.stride() == (2,)
+    assert digest_of_tensor(single) == digest_of_tensor(torch.tensor([4.0]))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "digest"),
+    [
+        ([torch.arange(5)], 0xB8AB04FBE3A3634C),
+        ([torch.arange(3 * WIDTH + 4)], 0x3C4A8F24F003E623),
+        ([torch.arange(2 * WIDTH + 1, dtype=torch.uint8)], 0x721647FCE4864800),
+        (
+            [torch.arange(5), torch.arange(7), torch.arange(9000), torch.arange(3, dtype=torch.uint8)],
+            0x7D36208BF5F270BE,
+        ),
+    ],
+    ids=["less than a row", "rows and a rest", "bytes after the last word", "small and large"],
+)
+def test_digests_stay_those_of_other_releases(tensors: list[torch.Tensor], digest: int) -> None:
+    """Workers of two releases compare theirs during an upgrade."""
+    assert (digest_of_tensor(tensors[0]) if len(tensors) == 1 else digest_of_tensors(tensors)) == digest
+
+
 def test_nans_are_compared_by_their_bits() -> None:
     nan = torch.full((5,), float("nan"))
     assert digest_of_tensor(nan) == digest_of_tensor(nan.clone())

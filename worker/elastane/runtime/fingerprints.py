@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
@@ -214,8 +215,8 @@ def _collected(units: Sequence[Unit]) -> tuple[list[torch.Tensor], list[str]]:
 def _added_up(
     tensors: Sequence[torch.Tensor], texts: Sequence[str], stream: torch.cuda.Stream | None = None
 ) -> int:
-    # order the reads after work the script has queued on its stream; None: no change
-    with torch.cuda.stream(stream):
+    # order the reads after work the script has queued on its stream; without one, setting it only costs time
+    with torch.cuda.stream(stream) if stream else nullcontext():
         return combined((digest_of_tensors(tensors), digest_of_text("\n".join(texts))))
 
 

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -217,8 +218,7 @@ class ForkServers:
 
     def __init__(self, per_environment: int = SERVERS_PER_ENVIRONMENT) -> None:
         self._per_environment = per_environment
-        self._servers: dict[tuple[str, *tuple[tuple[str, str], ...]], list[ForkServer]] = {}
-        self._started = 0
+        self._servers: dict[tuple[str, *tuple[tuple[str, str], ...]], deque[ForkServer]] = {}
         self._lock = threading.Lock()
 
     def launch(self, *args: Any, **kwargs: Any) -> ForkedProcess:
@@ -229,12 +229,12 @@ class ForkServers:
         """The server whose turn it is, of those with the variables that must be set before Python starts."""
         fixed = {name: value for name, value in environment.items() if name.startswith(FIXED)}
         with self._lock:
-            servers = self._servers.setdefault((module, *sorted(fixed.items())), [])
+            servers = self._servers.setdefault((module, *sorted(fixed.items())), deque())
             if len(servers) < (1 if module else self._per_environment):
                 servers.append(ForkServer(environment, module=module))
-                return servers[-1]
-            self._started += 1
-            return servers[self._started % len(servers)]
+            else:
+                servers.rotate(-1)
+            return servers[-1]
 
     def close(self) -> None:
         for servers in self._servers.values():

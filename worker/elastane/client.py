@@ -80,6 +80,9 @@ _TRANSIENT = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
+#: gRPC reports some lost connections with code UNKNOWN and this text (grpc/grpc#34076).
+_CONNECTION_LOST = "Stream removed"
+
 Response = TypeVar("Response")
 
 
@@ -639,7 +642,7 @@ class MasterClient:
             standby = detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING
             leader = detail.facts.get("leader", "")
             return _TransientError(text, detail.hint, address=address, leader=leader, standby=standby)
-        if error.code() in _TRANSIENT:
+        if error.code() in _TRANSIENT or _CONNECTION_LOST in text:
             return _TransientError(text, "", address=address)
         if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
             return RequestRefusedError(text, reason="limit_exceeded", hint=MESSAGE_TOO_LARGE_HINT)

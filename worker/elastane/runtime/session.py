@@ -57,7 +57,8 @@ _SILENT_SECONDS = 2.0
 _LOOK_TIMEOUT_SECONDS = 1.0
 #: Delay before asking again for a job that was not found: the default duration of a leader's lease.
 _NOT_FOUND_SECONDS = 3.0
-_PERMANENT = {
+#: Codes with which a master refuses a worker for good; after any other the worker connects again.
+PERMANENT_CODES = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -290,7 +291,7 @@ def _is_permanent(error: grpc.RpcError, detail: errors_pb2.ErrorDetail) -> bool:
     """True if the same Hello, or the same message, would be refused again."""
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return not detail.retryable  # a message too large, or beyond another limit
-    return error.code() in _PERMANENT
+    return error.code() in PERMANENT_CODES
 
 
 def _refusal(error: grpc.RpcError) -> RefusedError:

@@ -1,4 +1,4 @@
-"""When a client believes that a job is not found: at once where it never was, else the second time."""
+"""Errors that a client believes at once, and those after which it asks again."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from elastane_proto.v1 import job_pb2, job_pb2_grpc
 
 
 class Jobs(job_pb2_grpc.JobServiceServicer):
-    """Knows job "j", except when it is asked for the time in `unknown`, from 1."""
+    """Knows job "j", except when it is asked for the time in `unknown`, from 1. lost: times that fail."""
 
     def __init__(self) -> None:
         self.unknown: set[int] = set()
+        self.lost: dict[int, str] = {}
         self.asked = 0
 
     def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -37,6 +38,8 @@ class Jobs(job_pb2_grpc.JobServiceServicer):
 
     def _look_up(self, name: str, context: Any) -> None:
         self.asked += 1
+        if self.asked in self.lost:
+            context.abort(grpc.StatusCode.UNKNOWN, self.lost[self.asked])
         if name != "j" or self.asked in self.unknown:
             status = status_of(Rejection("not_found", f"there is no job {name!r}", job=name))
             packed = (("grpc-status-details-bin", status.SerializeToString()),)
@@ -81,3 +84,15 @@ def test_a_watch_goes_on_when_its_job_is_not_found_once(served: SimpleNamespace)
         for job in served.client.watch_job("j"):
             seen.append(job.name)
     assert (seen, refused.value.reason, served.jobs.asked) == (["j", "j"], "not_found", 5)
+
+
+def test_a_lost_connection_that_grpc_calls_unknown_is_asked_again(served: SimpleNamespace) -> None:
+    served.jobs.lost = {1: "Stream removed"}
+    assert served.client.get_job("j").name == "j"
+    assert served.jobs.asked == 2
+
+
+def test_an_unknown_error_of_the_master_is_final(served: SimpleNamespace) -> None:
+    served.jobs.lost = {1: "Exception calling application"}
+    with pytest.raises(RequestRefusedError, match="Exception calling application"):
+        served.client.get_job("j")

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,6 +109,7 @@ def _leaves_half_a_message(store, direction, end, size):
     while not watched[0]:
         pass  # the first bytes arrive
     os.kill(process.pid, end)
+    _until_it_struck(process, end)
     # What is left must not fit into the sockets' buffers: those are read and filled without the peer.
     whole = bool(watched[size // 2])
     if not whole:
@@ -119,6 +121,19 @@ def _leaves_half_a_message(store, direction, end, size):
     process.kill()
     process.join()
     return not whole
+
+
+def _until_it_struck(process, end):
+    """One thread takes the signal; until that one gets the CPU, gloo's thread goes on."""
+    if end == signal.SIGKILL:
+        process.join()
+        return
+    while any(_state(task) != "T" for task in Path(f"/proc/{process.pid}/task").iterdir()):
+        pass
+
+
+def _state(task):
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _one_long_message(address, direction, size, pipe):

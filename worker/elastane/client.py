@@ -29,6 +29,7 @@ from elastane.credentials import TLS_HINT, credentials_stamp, open_channel
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane.message_size import size_options
 from elastane_proto import versions
+from elastane_proto.channels import KEEPALIVE_TIMEOUT_MILLISECONDS, channel_options
 from elastane_proto.error_codes import wire_code
 from elastane_proto.v1 import (
     context_pb2,
@@ -47,16 +48,10 @@ DEFAULT_MASTER = "127.0.0.1:50051"
 ATTEMPT_SECONDS = 10.0
 
 _CHANNEL_OPTIONS = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Without it, a call to a stopped peer whose kernel still answers would wait without end.
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.use_local_subchannel_pool", 1),
     # A restarted master is found when it is needed (`backoff`), not within gRPC's two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    # Despite its name this option is the time allowed for establishing a connection.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 200),
+    *channel_options(reconnect_milliseconds_max=200),
+    # Without it, a call to a stopped peer whose kernel still answers would wait without end.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MILLISECONDS),
 ]
 #: Protocol version of this client, sent with every call.
 _METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)

@@ -24,16 +24,10 @@ from elastane_operator.decisions.observed import MasterView
 from elastane_operator.decisions.spec import JobSpec
 from elastane_operator.edge import translate
 from elastane_proto import versions
+from elastane_proto.channels import channel_options
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
-_OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
+_OPTIONS: list[tuple[str, Any]] = channel_options(reconnect_milliseconds_max=1_000)
 IDLE_SECONDS_MAX = 900.0
 """An unused channel is closed after this time: per-job masters come and go, and certificates change."""
 

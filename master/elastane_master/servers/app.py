@@ -40,6 +40,7 @@ from elastane_master.store.connection import Store
 from elastane_master.store.lease import Claimant, LeaderLease, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_proto import tracing
+from elastane_proto.channels import server_options
 from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2
 
 if TYPE_CHECKING:
@@ -266,14 +267,7 @@ class Master:
                 # megabytes, even for calls that nobody reads.
                 ("grpc.http2.lookahead_bytes", 65_535),
                 ("grpc.http2.bdp_probe", 0),
-                # Idle sessions stay open for hours; proxies on the way drop silent connections.
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                # Clients may ping as often as they like, to detect a vanished master.
-                ("grpc.http2.min_ping_interval_without_data_ms", 500),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-                ("grpc.http2.max_ping_strikes", 0),
+                *server_options(),
             ],
         )
         host, port = settings.listen_host, settings.listen_port

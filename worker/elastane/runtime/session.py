@@ -35,20 +35,14 @@ from elastane.errors import (
 )
 from elastane.message_size import size_options
 from elastane_proto import versions
+from elastane_proto.channels import channel_options
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
 _log = structlog.get_logger(__name__)
 
 _CHANNEL_OPTIONS = [
-    # Detect a silent master although nothing is sent: transport pings, answered by its C core.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    *channel_options(reconnect_milliseconds_max=1_000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    # Despite its name this option is the time allowed for establishing a connection.
-    ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 #: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
 _STANDBY_SECONDS_MAX = 0.5

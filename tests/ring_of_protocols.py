@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import JobSettings
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.records import StoredEvent
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_proto.contexts import context_to_proto
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import ring_pb2
 
 STEPS_PER_EPOCH = 4

@@ -13,14 +13,9 @@ from typing import Any
 
 import pytest
 
-from elastane_master.decisions.events import (
-    DatasetCreated,
-    DatasetSettings,
-    JobSettings,
-    TaskReport,
-    TasksRequested,
-)
+from elastane_master.decisions.events import DatasetCreated, DatasetSettings, TaskReport, TasksRequested
 from elastane_master.decisions.machine import JobMachine
+from elastane_proto.job_settings import JobSettings
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.settings import QueueSettings
 from elastane_shards.tasks import Outcome

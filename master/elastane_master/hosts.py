@@ -18,7 +18,7 @@ from elastane_master import records
 from elastane_master.cancellation import cancel
 from elastane_master.clock import Clock
 from elastane_master.decisions.effects import Note
-from elastane_master.decisions.events import CancelRequested, JobSettings, MasterStarted, Rejection
+from elastane_master.decisions.events import CancelRequested, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.retention import (
     Record,
@@ -49,6 +49,7 @@ from elastane_master.store.keys import JobKeys, checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
 from elastane_master.store.recovery import Recovered
 from elastane_proto.history import events as history
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.tracing import Tracer
 
 logger = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from browser.chromium import MISSING, chromium, chromium_path, watched_page
-from elastane_master.decisions.events import JobSettings
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import NASTY, create_job, dashboard_master, train
 from integration.master_support import Worker, master_process

@@ -17,12 +17,13 @@ from pathlib import Path
 import grpc
 import msgspec
 
-from elastane_master.decisions.events import CancelRequested, JobSettings
+from elastane_master.decisions.events import CancelRequested
 from elastane_master.decisions.machine import VERSION, JobMachine
 from elastane_master.decisions.retention import Record, read_record, record_of
 from elastane_master.store.connection import Store
 from elastane_master.store.format import FORMAT
 from elastane_master.store.keys import JOBS_KEY, STORED_JOBS_KEY, JobKeys
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 from integration.master_support import MasterProcess, master_process, private_store
 

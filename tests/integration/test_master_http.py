@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from prometheus_client import parser
 
-from elastane_master.decisions.events import JobSettings, SuspendRequested
+from elastane_master.decisions.events import SuspendRequested
 from elastane_master.errors import CannotListen
 from elastane_master.http.port import HttpPort
 from elastane_master.http.routes import Access
@@ -28,6 +28,7 @@ from elastane_master.security.settings import SecuritySettings
 from elastane_master.servers.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
+from elastane_proto.job_settings import JobSettings
 from integration.master_support import master_process, private_store, serving_master, store_down
 from integration.security_support import Certificates, entry, standard_tokens, token_of
 from integration.test_agent import ENVIRONMENT

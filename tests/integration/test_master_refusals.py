@@ -15,7 +15,6 @@ from elastane_master.decisions.events import (
     CancelRequested,
     DatasetCreated,
     DatasetSettings,
-    JobSettings,
     Rejection,
     ScaleRequested,
     TaskReport,
@@ -32,6 +31,7 @@ from elastane_master.store.errors import Fenced, LogClosed
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.log import LogOptions
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2
 from integration.master_support import open_ledger, private_store
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from elastane_proto.job_settings import DEFAULTS
+
 NAME_CHARACTERS_MAX = 50
 """Limit for names: a pod's name, a host name of at most 63 characters, adds "-worker-" and an index."""
 
@@ -36,7 +38,7 @@ class _Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 class Workers(_Part, frozen=True):
     max: int
-    min: int = 1
+    min: int = DEFAULTS.workers_min
 
 
 class ExitCodes(_Part, frozen=True):
@@ -47,8 +49,8 @@ class ExitCodes(_Part, frozen=True):
 
 class Checkpoint(_Part, frozen=True):
     url: str = ""
-    interval_steps: int = 0
-    keep: int = 3
+    interval_steps: int = DEFAULTS.checkpoint_interval_steps
+    keep: int = DEFAULTS.checkpoint_keep
     on_delete: Literal["Save", "Skip"] = "Skip"
     timeout_seconds: int = 120
 
@@ -59,7 +61,7 @@ class Spot(_Part, frozen=True):
     provider: Literal["Auto", "None", "AWS", "GCP", "Azure", "Alibaba"] = "Auto"
     price: str = ""
     on_demand_price: str = ""
-    currency: str = "USD"
+    currency: str = DEFAULTS.currency
 
 
 class SecretName(_Part, frozen=True):
@@ -115,7 +117,7 @@ class JobSpec(_Part, frozen=True):
     priority_class_name: str = ""
     queue_name: str = ""
     seed: int | None = None
-    torch_threads: int = 1
+    torch_threads: int = DEFAULTS.torch_threads
     determinism: Literal["D0", "D1", "D2"] = "D1"
     job_name: str = ""
 

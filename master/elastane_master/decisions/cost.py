@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from elastane_master.decisions.events import Capacity, JobSettings
+from elastane_master.decisions.events import Capacity
 from elastane_proto.history.events import Spent
+from elastane_proto.job_settings import JobSettings
 
 if TYPE_CHECKING:
     from elastane_master.decisions.state import JobState, WorkerRecord

@@ -8,7 +8,7 @@ depends on, and times are seconds since the Unix epoch handed in as `now`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 
@@ -24,52 +24,8 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all events."""
 
 
-#: Which workers may train together; jobs stored before there were levels have the default.
-Determinism = Literal["d0", "d1", "d2"]
-
-
-PRICE_MICROS_MAX = 10**12
-"""A million an hour: what a million worker-hours cost at it still fits the 64 bits of the stored form."""
-PriceMicros = Annotated[int, msgspec.Meta(ge=0, le=PRICE_MICROS_MAX)]
-FINGERPRINT_STEPS = 32
-"""Of a job that does not say: see docs/decisions/0028-workers-never-drift-apart.md."""
 #: How a worker's machine is paid for; workers of jobs stored before there were costs count as spot.
 Capacity = Literal["spot", "on_demand"]
-#: With how many workers a job trains: any number in its range, or only the full one.
-Recovery = Literal["elastic", "fixed"]
-
-
-class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
-
-    max_wait_seconds: 0: for ever. sentinel_steps: 0: never. Prices: per worker and hour, in millionths of the
-    currency; 0: unknown.
-    """
-
-    ests: int
-    workers_min: int = 1
-    workers_max: int = 0  # 0: as many as ests
-    seed: int | None = None
-    checkpoint_url: str = ""
-    checkpoint_interval_steps: int = 0
-    checkpoint_keep: int = 3
-    heartbeat_timeout_seconds: float = 3.0
-    lease_min_seconds: float = 30.0
-    lease_factor: float = 20.0
-    join_window_seconds: float = 0.2
-    return_grace_seconds: float = 10.0
-    idle_max_seconds: float = 3600.0
-    torch_threads: int = 1
-    audit_samples: bool = True
-    determinism: Determinism = "d1"
-    max_wait_seconds: float = 0.0
-    recovery: Recovery = "elastic"
-    currency: str = "USD"
-    spot_price_micros: PriceMicros = 0
-    on_demand_price_micros: PriceMicros = 0
-    #: Workers compare all of their state within so many steps; 0: never. Jobs stored before that compare too.
-    fingerprint_steps: int = FINGERPRINT_STEPS
-    sentinel_steps: int = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -14,24 +14,15 @@ from collections.abc import Callable
 
 from elastane_master.decisions import checkpoints, claims, cost, majority
 from elastane_master.decisions.effects import Done, Prepare
-from elastane_master.decisions.events import PRICE_MICROS_MAX, JobSettings, Rejection
+from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.events import AnyHistoryEvent
+from elastane_proto.job_settings import SETTINGS, JobSettings, out_of_bounds
 
 FAILURES_MAX = 3
 """Number of consecutive errors of the script at one step after which the job fails."""
-
-ESTS_MAX = 65_536
-"""Limit for ests.
-
-Every step holds a task and a context of each, so a mistyped number could fill the memory.
-"""
-
-
-SECONDS_MAX = 1e9
-"""Thirty years: longer durations are mistakes, and many programs cannot represent them."""
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
@@ -50,29 +41,8 @@ _ENTERED: dict[str, _Entered] = {
 def check_settings(settings: JobSettings) -> None:
     """Raise Rejection if the settings of a new job are invalid."""
     check_workers(settings.ests, settings.workers_min, settings.workers_max or settings.ests)
-    positive = ("heartbeat_timeout_seconds", "lease_min_seconds", "lease_factor", "idle_max_seconds")
-    least = {
-        "ests": 1,
-        "checkpoint_keep": 1,
-        "torch_threads": 1,
-        "checkpoint_interval_steps": 0,
-        "sentinel_steps": 0,
-        "join_window_seconds": 0,
-        "return_grace_seconds": 0,
-        "max_wait_seconds": 0,
-        "fingerprint_steps": 0,
-    }
-    for name in positive:
-        if not 0 < getattr(settings, name) < float("inf"):
-            raise _out_of_range(name, getattr(settings, name), "more than 0")
-    for name, bound in least.items():
-        if not bound <= getattr(settings, name) < float("inf"):
-            raise _out_of_range(name, getattr(settings, name), f"at least {bound}")
-    for name in (name for name in (*positive, *least) if name.endswith("_seconds")):
-        if getattr(settings, name) > SECONDS_MAX:
-            raise _out_of_range(name, getattr(settings, name), f"at most {SECONDS_MAX:g}")
-    if settings.ests > ESTS_MAX:
-        raise _out_of_range("ests", settings.ests, f"at most {ESTS_MAX}")
+    for name, value, bound in out_of_bounds(settings):
+        raise _out_of_range(name, value, bound)
     if settings.checkpoint_interval_steps and not settings.checkpoint_url:
         raise Rejection(
             "invalid_argument",
@@ -86,8 +56,8 @@ def check_settings(settings: JobSettings) -> None:
 def check_prices(settings: JobSettings) -> None:
     """Raise Rejection for an invalid price or currency."""
     for name in ("spot_price_micros", "on_demand_price_micros"):
-        if not 0 <= getattr(settings, name) <= PRICE_MICROS_MAX:
-            raise _out_of_range(name, getattr(settings, name), f"0 (unknown) to {PRICE_MICROS_MAX}")
+        if bound := SETTINGS[name].out_of_bounds(getattr(settings, name)):
+            raise _out_of_range(name, getattr(settings, name), bound)
     if not _CURRENCY.fullmatch(settings.currency):
         raise _out_of_range("currency", repr(settings.currency), "three capital letters, as USD")
 

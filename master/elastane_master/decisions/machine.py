@@ -38,7 +38,6 @@ from elastane_master.decisions.events import (
     DatasetExtended,
     EndEarlyReported,
     IntervalReported,
-    JobSettings,
     LeavingReported,
     LoadedReported,
     MasterStarted,
@@ -57,6 +56,7 @@ from elastane_master.decisions.queues import Queues, StoredQueues
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
+from elastane_proto.job_settings import JobSettings
 
 VERSION = 3
 """Version of the snapshot.

@@ -9,7 +9,6 @@ from elastane_master.decisions.events import (
     CancelRequested,
     CheckpointRequested,
     DrainRequested,
-    JobSettings,
     PricesRequested,
     Rejection,
     ResumeRequested,
@@ -20,6 +19,7 @@ from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.turn import Turn
 from elastane_proto.amounts import money_text
 from elastane_proto.history import events as history
+from elastane_proto.job_settings import JobSettings
 
 Request = (
     ScaleRequested

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from elastane_master.decisions.effects import Member
-from elastane_master.decisions.events import JobSettings, Signature
+from elastane_master.decisions.events import Signature
+from elastane_proto.job_settings import JobSettings
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import IllegalTransition
 from elastane_shards.lockstep import LockstepQueue

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions.events import Determinism, Rejection, Signature, TensorSpec
+from elastane_master.decisions.events import Rejection, Signature, TensorSpec
+from elastane_proto.job_settings import Determinism
 
 _NUMBERS = {
     "dataset_size": "the workers must see the same data set",

@@ -17,9 +17,10 @@ from elastane_master.decisions.contexts import ContextTable
 from elastane_master.decisions.cost import CostBook
 from elastane_master.decisions.datasets import DatasetBook
 from elastane_master.decisions.effects import Member
-from elastane_master.decisions.events import Capacity, JobSettings, Signature, StateDetail
+from elastane_master.decisions.events import Capacity, Signature, StateDetail
 from elastane_master.decisions.sentinel import SentinelBook
 from elastane_master.decisions.steps import StepBook
+from elastane_proto.job_settings import JobSettings
 
 Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
 OVER: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})

@@ -11,9 +11,10 @@ from elastane_master.decisions.checkpoints import FailedCheckpoint, SavedCheckpo
 from elastane_master.decisions.contexts import parts_bytes, parts_sha256
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Member
-from elastane_master.decisions.events import Capacity, JobSettings, Parts, Rejection
+from elastane_master.decisions.events import Capacity, Parts, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_proto.job_settings import JobSettings
 from elastane_shards.progress import Progress
 from elastane_shards.tasks import TaskInfo, TaskState
 

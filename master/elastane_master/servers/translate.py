@@ -8,6 +8,7 @@ from google.protobuf import duration_pb2, timestamp_pb2
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.limits import clip
+from elastane_proto import message_codec
 from elastane_proto.v1 import common_pb2
 
 NAME_CHARACTERS_MAX = 253
@@ -16,23 +17,28 @@ NAME_CHARACTERS_MAX = 253
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
-_NANOS = 1_000_000_000
 _TIMESTAMP_SECONDS_MAX = 253_402_300_799
 """The last second of the year 9999: a Timestamp can say no later one."""
 
 
 def seconds(duration: duration_pb2.Duration, field: str) -> float:
     """Seconds of a Duration; raises Rejection when it is negative."""
-    value = duration.seconds + duration.nanos / _NANOS
-    if value < 0:
-        raise Rejection("invalid_argument", f"{field} is negative", field=field, value=value)
-    return value
+    try:
+        return message_codec.seconds_of(duration, field)
+    except message_codec.InvalidFieldError as error:
+        raise invalid_field(error) from None
+
+
+def invalid_field(error: message_codec.InvalidFieldError) -> Rejection:
+    """The refusal of a message with a field that its struct cannot hold."""
+    return Rejection("invalid_argument", str(error), hint=error.allowed, field=error.field)
 
 
 def duration(value: float) -> duration_pb2.Duration:
     """A Duration of `value` seconds."""
-    whole, nanos = divmod(round(value * _NANOS), _NANOS)
-    return duration_pb2.Duration(seconds=whole, nanos=nanos)
+    message = duration_pb2.Duration()
+    message_codec.set_duration(message, value)
+    return message
 
 
 def timestamp(value: float) -> timestamp_pb2.Timestamp:
@@ -44,7 +50,9 @@ def timestamp(value: float) -> timestamp_pb2.Timestamp:
 
 def set_timestamp(message: timestamp_pb2.Timestamp, value: float) -> None:
     """`timestamp`, into a message that is there."""
-    whole, nanos = divmod(round(min(max(value, 0.0), _TIMESTAMP_SECONDS_MAX) * _NANOS), _NANOS)
+    whole, nanos = divmod(
+        round(min(max(value, 0.0), _TIMESTAMP_SECONDS_MAX) * message_codec.NANOS), message_codec.NANOS
+    )
     message.seconds, message.nanos = whole, nanos
 
 

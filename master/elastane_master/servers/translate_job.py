@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from elastane_master.decisions.cost import NANOS, CostView
-from elastane_master.decisions.events import Determinism, JobSettings, Parts, Recovery, Rejection
+from elastane_master.decisions.events import Parts
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import ContextView, JobView, WorkerView
 from elastane_master.records import StoredNote
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
     as_range,
-    duration,
-    seconds,
+    invalid_field,
     shown,
     timestamp,
 )
 from elastane_master.servers.translate_session import CAPACITIES
 from elastane_master.store.errors import Damage, HeldError, JobDamaged
-from elastane_proto import contexts, history_wire
+from elastane_proto import contexts, history_wire, message_codec
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
 
-_DEFAULTS = JobSettings(ests=1)
 _PHASES = {
     "waiting": job_pb2.JOB_PHASE_WAITING,
     "running": job_pb2.JOB_PHASE_RUNNING,
@@ -29,15 +30,6 @@ _PHASES = {
     "failed": job_pb2.JOB_PHASE_FAILED,
     "cancelled": job_pb2.JOB_PHASE_CANCELLED,
     "max_wait_exceeded": job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
-}
-_LEVELS: dict[Determinism, job_pb2.DeterminismLevel] = {
-    "d0": job_pb2.DETERMINISM_LEVEL_D0,
-    "d1": job_pb2.DETERMINISM_LEVEL_D1,
-    "d2": job_pb2.DETERMINISM_LEVEL_D2,
-}
-_RECOVERIES: dict[Recovery, job_pb2.RecoveryPolicy] = {
-    "elastic": job_pb2.RECOVERY_POLICY_ELASTIC,
-    "fixed": job_pb2.RECOVERY_POLICY_FIXED,
 }
 _PLACES = {
     "member": job_pb2.WORKER_STATE_MEMBER,
@@ -49,97 +41,19 @@ _PLACES = {
 
 
 def job_settings(message: job_pb2.JobSettings) -> JobSettings:
-    """The settings, with the defaults of job.proto where the message says nothing. Raises Rejection."""
-
-    def span(field: str, default: float) -> float:
-        return seconds(getattr(message, field), field) if message.HasField(field) else default
-
-    return JobSettings(
-        ests=message.ests,
-        workers_min=message.workers_min or _DEFAULTS.workers_min,
-        workers_max=message.workers_max,
-        seed=message.seed if message.HasField("seed") else None,
-        checkpoint_url=message.checkpoint_url,
-        checkpoint_interval_steps=message.checkpoint_interval_steps,
-        checkpoint_keep=message.checkpoint_keep or _DEFAULTS.checkpoint_keep,
-        heartbeat_timeout_seconds=span("heartbeat_timeout", _DEFAULTS.heartbeat_timeout_seconds),
-        lease_min_seconds=span("lease_min", _DEFAULTS.lease_min_seconds),
-        lease_factor=message.lease_factor or _DEFAULTS.lease_factor,
-        join_window_seconds=span("join_window", _DEFAULTS.join_window_seconds),
-        return_grace_seconds=span("return_grace", _DEFAULTS.return_grace_seconds),
-        idle_max_seconds=span("idle_max", _DEFAULTS.idle_max_seconds),
-        torch_threads=message.torch_threads or _DEFAULTS.torch_threads,
-        audit_samples=message.audit_samples,
-        determinism=_determinism(message.determinism),
-        max_wait_seconds=span("max_wait", _DEFAULTS.max_wait_seconds),
-        recovery=_recovery(message.recovery),
-        currency=shown(message.currency, NAME_CHARACTERS_MAX) or _DEFAULTS.currency,
-        spot_price_micros=message.spot_price_micros,
-        on_demand_price_micros=message.on_demand_price_micros,
-        fingerprint_steps=(
-            message.fingerprint_steps
-            if message.HasField("fingerprint_steps")
-            else _DEFAULTS.fingerprint_steps
-        ),
-        sentinel_steps=message.sentinel_steps,
-    )
-
-
-def _determinism(value: job_pb2.DeterminismLevel) -> Determinism:
-    if value == job_pb2.DETERMINISM_LEVEL_UNSPECIFIED:
-        return _DEFAULTS.determinism
-    for level, known in _LEVELS.items():
-        if known == value:
-            return level
-    raise Rejection(
-        "invalid_argument",
-        f"determinism: this master does not know level {int(value)}",
-        hint="use D0, D1 or D2, or a newer master",
-        field="determinism",
-    )
-
-
-def _recovery(value: job_pb2.RecoveryPolicy) -> Recovery:
-    if value == job_pb2.RECOVERY_POLICY_UNSPECIFIED:
-        return _DEFAULTS.recovery
-    for recovery, known in _RECOVERIES.items():
-        if known == value:
-            return recovery
-    raise Rejection(
-        "invalid_argument",
-        f"recovery: this master does not know policy {int(value)}",
-        hint="use ELASTIC or FIXED, or a newer master",
-        field="recovery",
-    )
+    """The settings, with the defaults where the message says nothing. Raises Rejection."""
+    try:
+        settings = message_codec.read(JobSettings, message, zero_is_default=True)
+    except message_codec.InvalidFieldError as error:
+        raise invalid_field(error) from None
+    return replace(settings, currency=shown(settings.currency, NAME_CHARACTERS_MAX))
 
 
 def settings_message(settings: JobSettings) -> job_pb2.JobSettings:
     """Inverse of `job_settings`, with every default written out."""
-    return job_pb2.JobSettings(
-        ests=settings.ests,
-        workers_min=settings.workers_min,
-        workers_max=settings.workers_max or settings.ests,
-        seed=settings.seed,
-        checkpoint_url=settings.checkpoint_url,
-        checkpoint_interval_steps=settings.checkpoint_interval_steps,
-        checkpoint_keep=settings.checkpoint_keep,
-        heartbeat_timeout=duration(settings.heartbeat_timeout_seconds),
-        lease_min=duration(settings.lease_min_seconds),
-        lease_factor=settings.lease_factor,
-        join_window=duration(settings.join_window_seconds),
-        return_grace=duration(settings.return_grace_seconds),
-        idle_max=duration(settings.idle_max_seconds),
-        torch_threads=settings.torch_threads,
-        audit_samples=settings.audit_samples,
-        determinism=_LEVELS[settings.determinism],
-        max_wait=duration(settings.max_wait_seconds),
-        recovery=_RECOVERIES[settings.recovery],
-        currency=settings.currency,
-        spot_price_micros=settings.spot_price_micros,
-        on_demand_price_micros=settings.on_demand_price_micros,
-        fingerprint_steps=settings.fingerprint_steps,
-        sentinel_steps=settings.sentinel_steps,
-    )
+    message = job_pb2.JobSettings()
+    message_codec.fill(message, replace(settings, workers_max=settings.workers_max or settings.ests))
+    return message
 
 
 def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:

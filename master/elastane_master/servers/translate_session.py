@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import Capacity, JobSettings, Rejection
+from elastane_master.decisions.events import Capacity, Rejection
 from elastane_master.limits import clip
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
@@ -18,6 +18,7 @@ from elastane_master.servers.translate import (
 )
 from elastane_master.sessions import WorkerMessage
 from elastane_proto import contexts, versions
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret
 from elastane_proto.v1 import common_pb2, ring_pb2
 

@@ -23,7 +23,7 @@ from elastane.audit import EpochAudit
 from elastane.cli.audit import fold_epochs
 from elastane.cli.catalogue import COMMANDS, load
 from elastane.cli.main import build_app, main
-from elastane.cli.run import checkpoint_url, default_job_name, job_settings
+from elastane.cli.run import default_job_name
 from elastane.cli.track import _end_with
 from elastane.demo.run import demo_script
 from elastane.errors import MasterUnreachableError
@@ -433,17 +433,6 @@ def test_every_command_of_a_module_is_in_the_list() -> None:
         assert {command.name for command in app.registered_commands} <= set(COMMANDS), module
 
 
-def test_settings_of_run() -> None:
-    settings = job_settings(
-        ests=4, limits=(1, 2), seed=None, checkpoint="", checkpoint_steps=0, keep=3, threads=1,
-        audit_samples=True, durations={"heartbeat_timeout": 0.5, "join_window": 0.2},
-    )  # fmt: skip
-    assert not settings.HasField("seed") and not settings.HasField("lease_min")
-    assert settings.heartbeat_timeout.ToMilliseconds() == 500
-    assert settings.determinism == job_pb2.DETERMINISM_LEVEL_D1
-    assert isinstance(settings, job_pb2.JobSettings)
-
-
 def test_a_level_that_does_not_exist_is_a_usage_error() -> None:
     result = CliRunner().invoke(build_app(), ["run", "--ests", "2", "--determinism", "d3", __file__])
     assert result.exit_code == 2
@@ -461,13 +450,6 @@ def test_a_level_that_does_not_exist_is_a_usage_error() -> None:
 )
 def test_default_job_name(script: str, module: bool, name: str) -> None:
     assert default_job_name(script, module=module) == name
-
-
-def test_checkpoint_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert checkpoint_url("saved") == str(tmp_path / "saved")
-    assert checkpoint_url("s3://bucket/saved") == "s3://bucket/saved"
-    assert checkpoint_url("") == ""
 
 
 def test_track_knows_of_the_jobs_end_though_the_master_was_away_for_long() -> None:

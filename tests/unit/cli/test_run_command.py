@@ -190,7 +190,7 @@ def test_a_job_that_is_created_late_is_joined(master: FakeMaster, tmp_path: Path
 @pytest.mark.parametrize("option", ["--max-wait", "--lease", "--heartbeat-timeout"])
 def test_a_time_limit_without_end_is_bad_usage(option: str, asked: list[AgentSettings]) -> None:
     result = run("--ests", "2", option, "inf")
-    assert result.exit_code == 2 and f"Invalid value for {option}" in result.output
+    assert result.exit_code == 2 and f"Invalid value for '{option}'" in result.output
     assert not asked
 
 

@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import ContextDelta, JobSettings, Signature, StepTask
+from elastane_master.decisions.events import ContextDelta, Signature, StepTask
 from elastane_master.decisions.machine import JobMachine
+from elastane_proto.job_settings import JobSettings
 
 SIGNATURE = Signature((), 64, 2, 10, 2, {"torch": "2"})
 Wanted = TypeVar("Wanted", bound=effects.Message)

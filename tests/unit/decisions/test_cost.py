@@ -14,11 +14,12 @@ from job_driver import JobDriver, settings
 
 from cost_oracle import CostOracle, charged, difference
 from elastane_master.decisions import cost, effects, events
-from elastane_master.decisions.events import JobSettings, Rejection
+from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.amounts import money_text
 from elastane_proto.history.describe import describe
 from elastane_proto.history.events import JobCost
+from elastane_proto.job_settings import PRICE_MICROS_MAX, JobSettings
 
 HOUR = 3600.0
 
@@ -148,7 +149,7 @@ def test_workers_are_paid_for_while_the_master_is_down_and_until_they_are_proven
 
 def test_time_that_could_not_be_stored_is_not_charged() -> None:
     """A job of a master whose clock began in 1970, or of a thousand workers in a hundred days."""
-    job = JobDriver(priced(4, spot=events.PRICE_MICROS_MAX, on_demand=events.PRICE_MICROS_MAX))
+    job = JobDriver(priced(4, spot=PRICE_MICROS_MAX, on_demand=PRICE_MICROS_MAX))
     job.form("a", "b", "c", "d")
     for _ in range(2):
         job.do(events.MasterStarted("m"), after=56 * 365 * 24 * HOUR)

@@ -12,9 +12,9 @@ from job_driver import JobDriver, settings
 from elastane_master.decisions import ring
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.effects import Member
-from elastane_master.decisions.events import JobSettings
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_proto.job_settings import JobSettings
 
 MEMBERS = 300
 

@@ -8,8 +8,9 @@ import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import JobSettings, Rejection
+from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import JobMachine
+from elastane_proto.job_settings import JobSettings
 
 
 def running(*workers: str, ests: int = 4, **changes: Any) -> JobDriver:

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from elastane_master.decisions.events import CancelRequested, JobSettings, Rejection
+from elastane_master.decisions.events import CancelRequested, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.retention import (
     Retention,
@@ -17,6 +17,7 @@ from elastane_master.decisions.retention import (
     require_deletable,
 )
 from elastane_master.decisions.views import job_view
+from elastane_proto.job_settings import JobSettings
 
 DAY = 86_400.0
 ENDED = [("b", 20 * DAY), ("a", 10 * DAY), ("d", 30 * DAY), ("c", 20 * DAY)]

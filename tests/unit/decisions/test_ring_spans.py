@@ -12,6 +12,7 @@ from job_driver import JobDriver, settings
 from elastane_master.decisions import effects, events
 from elastane_master.metrics.tally import JobTally
 from elastane_master.ring_spans import Begin, Covers, End, Event, Key, RingSpans, moved
+from elastane_proto.job_settings import JobSettings
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Traced(JobDriver):
     spans: the last of each key. all: every one. covers: the root by generation.
     """
 
-    def __init__(self, job: events.JobSettings) -> None:
+    def __init__(self, job: JobSettings) -> None:
         super().__init__(job)
         self.tally = JobTally(self.machine.state)
         self.traced = RingSpans("job", self.machine.state)

@@ -9,8 +9,9 @@ import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import events
-from elastane_master.decisions.events import Determinism, Rejection, Signature, TensorSpec
+from elastane_master.decisions.events import Rejection, Signature, TensorSpec
 from elastane_master.decisions.machine import JobMachine
+from elastane_proto.job_settings import Determinism
 
 LEVELS: tuple[Determinism, ...] = ("d0", "d1", "d2")
 JOB = Signature(

@@ -9,12 +9,13 @@ from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
 from elastane_master.metrics.tally import JobTally
+from elastane_proto.job_settings import JobSettings
 
 
 class Tallied(JobDriver):
     """A job whose decisions are counted, as its host does."""
 
-    def __init__(self, job: events.JobSettings) -> None:
+    def __init__(self, job: JobSettings) -> None:
         super().__init__(job)
         self.tally = JobTally(self.machine.state)
 

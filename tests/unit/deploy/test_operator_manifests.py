@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from elastane.cli.run import run
+from elastane.cli.catalogue import load
 from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_pod
 from elastane_operator.settings import OperatorSettings
@@ -44,9 +42,7 @@ def test_a_container_needs_no_arguments_beyond_its_script() -> None:
 
 
 def test_every_variable_is_an_option_of_elastane_run_or_its_connection() -> None:
-    hints = typing.get_type_hints(inspect.unwrap(run), include_extras=True)
-    options = [each for hint in hints.values() for each in getattr(hint, "__metadata__", ())]
-    known = {each.envvar for each in options if getattr(each, "envvar", None)}
+    known = {parameter.envvar for parameter in load("run").params if parameter.envvar}
     assert "ELASTANE_ESTS" in known
     connection = {"ELASTANE_STORE_HOST", "ELASTANE_TLS_CA", "ELASTANE_TLS_CERT", "ELASTANE_TLS_KEY"}
     connection |= {"ELASTANE_TOKEN_FILE"}

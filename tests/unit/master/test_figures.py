@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastane_master.decisions.events import CancelRequested, JobSettings
+from elastane_master.decisions.events import CancelRequested
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.metrics import catalogue
 from elastane_master.metrics.figures import (
@@ -19,6 +19,7 @@ from elastane_master.metrics.figures import (
 )
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.metrics.tally import JobTally
+from elastane_proto.job_settings import JobSettings
 
 
 def job() -> JobMachine:

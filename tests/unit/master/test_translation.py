@@ -22,12 +22,13 @@ from elastane_master.servers.translate_job import job_settings, settings_message
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.rendezvous import group_of, group_secret
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
 
 SPANS = st.integers(1, 10**12).map(lambda micros: micros / 1e6)
 SETTINGS = st.builds(
-    events.JobSettings,
+    JobSettings,
     ests=st.integers(1, 1000),
     workers_min=st.integers(1, 10),
     workers_max=st.integers(1, 1000),
@@ -49,19 +50,19 @@ SETTINGS = st.builds(
 
 
 @given(SETTINGS)
-def test_job_settings_survive_the_wire(settings: events.JobSettings) -> None:
+def test_job_settings_survive_the_wire(settings: JobSettings) -> None:
     back = job_settings(job_pb2.JobSettings.FromString(settings_message(settings).SerializeToString()))
-    for name in events.JobSettings.__struct_fields__:
+    for name in JobSettings.__struct_fields__:
         assert getattr(back, name) == pytest.approx(getattr(settings, name), abs=1e-8), name
 
 
 def test_a_level_this_master_does_not_know_is_refused() -> None:
-    with pytest.raises(Rejection, match="does not know level 7"):
+    with pytest.raises(Rejection, match="determinism: 7 is not a known value"):
         job_settings(job_pb2.JobSettings(ests=1, determinism=7))  # type: ignore[arg-type]
 
 
 def test_what_a_message_leaves_out_has_the_default() -> None:
-    assert job_settings(job_pb2.JobSettings(ests=4)) == events.JobSettings(ests=4, audit_samples=False)
+    assert job_settings(job_pb2.JobSettings(ests=4)) == JobSettings(ests=4, audit_samples=False)
     message = shard_pb2.DatasetSettings(task_size=2, range=shard_pb2.RangeSource(size=9))
     assert dataset_settings(message) == events.DatasetSettings(task_size=2, size=9)
 
@@ -88,7 +89,7 @@ def test_times_stay_in_range(value: float) -> None:
 
 
 def test_negative_spans_are_refused() -> None:
-    with pytest.raises(Rejection, match="lease is negative"):
+    with pytest.raises(Rejection, match="lease: -1 s is negative"):
         seconds(duration_pb2.Duration(seconds=-1), "lease")
 
 
@@ -190,18 +191,16 @@ def test_a_digest_that_is_none_is_refused(size: int) -> None:
 
 def test_what_the_sentinel_asks_reaches_the_worker() -> None:
     hosts, runs = effects.CheckOrder(4, 1, None), effects.CheckOrder(4, 1, {"rng/python": b"p"})
-    prepared = attend_response(effects.Prepared(2, 3, check=hosts), events.JobSettings(ests=2)).prepared
+    prepared = attend_response(effects.Prepared(2, 3, check=hosts), JobSettings(ests=2)).prepared
     assert (prepared.check.step, prepared.check.virtual_rank) == (4, 1)
     assert not prepared.check.HasField("context")
     go = effects.Go(2, 4, (), (), (), (), (), check=runs)
-    told = attend_response(go, events.JobSettings(ests=2)).go
+    told = attend_response(go, JobSettings(ests=2)).go
     assert contexts.context_from_proto(told.check.context) == {"rng/python": b"p"}
-    assert AttendEncoder().encode(go, events.JobSettings(ests=2)) == attend_response(
-        go, events.JobSettings(ests=2)
+    assert AttendEncoder().encode(go, JobSettings(ests=2)) == attend_response(
+        go, JobSettings(ests=2)
     ).SerializeToString(deterministic=True)
-    load = attend_response(
-        effects.Load(2, "file:///x", doubts=(effects.Doubt(8, 1),)), events.JobSettings(ests=2)
-    )
+    load = attend_response(effects.Load(2, "file:///x", doubts=(effects.Doubt(8, 1),)), JobSettings(ests=2))
     assert [(doubt.step_max, doubt.generation_max) for doubt in load.load.doubts] == [(8, 1)]
 
 
@@ -243,7 +242,7 @@ TO_WORKER = [
 def test_a_generations_secret_is_told_in_go_and_the_key_to_nobody() -> None:
     key = bytes(range(32))
     go = effects.Go(3, 5, (MEMBER,), (), (), (), (), rendezvous_key=key)
-    told = attend_response(go, events.JobSettings(ests=2)).go
+    told = attend_response(go, JobSettings(ests=2)).go
     assert told.rendezvous_secret == group_secret(key, group_of(3)) != group_secret(key, group_of(4))
     assert key not in told.SerializeToString()
     assert hello(ring_pb2.Hello(worker_id="w", role=1, rendezvous_key=key), "s").rendezvous_key == key
@@ -251,7 +250,7 @@ def test_a_generations_secret_is_told_in_go_and_the_key_to_nobody() -> None:
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
 def test_every_message_to_a_worker_has_its_wire_form(message: object) -> None:
-    response = attend_response(message, events.JobSettings(ests=2))  # type: ignore[arg-type]
+    response = attend_response(message, JobSettings(ests=2))  # type: ignore[arg-type]
     name = type(message).__name__.lower()
     assert response.WhichOneof("message") == name
     wire = getattr(response, name)
@@ -271,7 +270,7 @@ def test_every_message_to_a_worker_has_its_wire_form(message: object) -> None:
 def test_workers_of_a_large_job_beat_less_often_but_three_times_in_the_timeout(
     ests: int, timeout_seconds: float, expected: float
 ) -> None:
-    settings = events.JobSettings(ests=ests, heartbeat_timeout_seconds=timeout_seconds)
+    settings = JobSettings(ests=ests, heartbeat_timeout_seconds=timeout_seconds)
     interval = attend_response(effects.Welcome(1, False), settings).welcome.heartbeat_interval
     assert interval.ToTimedelta().total_seconds() == pytest.approx(expected)
 
@@ -282,7 +281,7 @@ def test_workers_of_a_large_job_beat_less_often_but_three_times_in_the_timeout(
 def test_what_the_master_compares_has_its_wire_form(
     message: effects.Explain | effects.AllEnd, name: str
 ) -> None:
-    compare = attend_response(message, events.JobSettings(ests=2)).compare
+    compare = attend_response(message, JobSettings(ests=2)).compare
     assert compare.WhichOneof("message") == name
     assert (getattr(compare, name).generation, getattr(compare, name).step) == (3, 5)
 
@@ -298,7 +297,7 @@ def test_a_servicer_without_a_method_is_found_at_the_start() -> None:
 
 
 def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
-    settings = events.JobSettings(ests=2)
+    settings = JobSettings(ests=2)
     other = effects.Go(3, 5, (MEMBER,), (0,), (), ((1, {"rng/numpy": b"n"}),), ())
     moved = msgspec.structs.replace(other, members=(effects.Member("w", 0, 1, "h:2"),))
     elsewhere = effects.Prepare(3, (effects.Member("w", 0, 1, "h:2"),), "why")
@@ -336,7 +335,7 @@ def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
 
 
 def test_workers_are_told_whose_children_their_spans_are() -> None:
-    settings, encoder = events.JobSettings(ests=2), AttendEncoder()
+    settings, encoder = JobSettings(ests=2), AttendEncoder()
 
     def told(message: object, trace: str) -> ring_pb2.AttendResponse:
         def traceparent(generation: int) -> str:

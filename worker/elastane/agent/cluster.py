@@ -16,8 +16,8 @@ from pathlib import Path
 
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.agent.worker_command import job_variables
 from elastane.client import ClientClosedError, MasterClient
-from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
 from elastane_proto.v1 import job_pb2
 
@@ -199,31 +199,17 @@ class LocalCluster:
         return not self.workers or any(process.status is None for process in self.workers.values())
 
     def _environment(self, name: str) -> dict[str, str]:
-        settings = self._settings
         return {
             **os.environ,
-            "PYTHONUNBUFFERED": "1",
-            # A peer's death is a normal event here; torch would print a C++ backtrace for it.
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
+            **job_variables(self._settings),
             "ELASTANE_MASTER": self.addresses,
             "ELASTANE_JOB": self.job,
             "ELASTANE_WORKER_ID": name,
-            "ELASTANE_ESTS": str(settings.ests),
-            "ELASTANE_TORCH_THREADS": str(settings.torch_threads or 1),
             "ELASTANE_MASTER_TIMEOUT_SECONDS": "60",
             "ELASTANE_REPORT_DIR": str(self.reports),
             "ELASTANE_LOG_TO": "",  # no trackers, unless the caller's `environment` sets them
-            **({"ELASTANE_SEED": str(settings.seed)} if settings.HasField("seed") else {}),
-            **_fingerprints(settings),
             **self._extra,
         }
-
-
-def _fingerprints(settings: job_pb2.JobSettings) -> dict[str, str]:
-    if not settings.HasField("fingerprint_steps"):
-        return {}
-    return {"ELASTANE_FINGERPRINT_STEPS": str(settings.fingerprint_steps)}
 
 
 @contextmanager

@@ -24,22 +24,28 @@ Start = tuple[list[str], dict[str, str]]
 
 def worker_variables(agent: AgentSettings, job: job_pb2.Job, master: str, worker: str) -> dict[str, str]:
     """Return the variables that every worker gets, wherever it runs. master: the master's address."""
-    settings = job.settings
-    variables = {
-        "PYTHONUNBUFFERED": "1",
-        # A peer's death is a normal event here; torch would print a C++ backtrace for it.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    return {
         # These override the agent's environment: they belong to the job.
-        **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
+        **job_variables(job.settings),
         "ELASTANE_MODE": "elastic",
         "ELASTANE_MASTER": master,
         "ELASTANE_JOB": agent.job,
         "ELASTANE_WORKER_ID": worker,
-        "ELASTANE_ESTS": str(settings.ests),
-        "ELASTANE_TORCH_THREADS": str(max(1, settings.torch_threads)),
         "ELASTANE_MASTER_TIMEOUT_SECONDS": str(agent.master_timeout_seconds),
         "ELASTANE_NOTICE_SECONDS": str(agent.grace_seconds),
         "ELASTANE_DRAIN_EXIT_CODE": str(EXIT_DRAINED),
+    }
+
+
+def job_variables(settings: job_pb2.JobSettings) -> dict[str, str]:
+    """Return the variables that a job's settings give each of its workers."""
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        # A peer's death is a normal event here; torch would print a C++ backtrace for it.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
+        "ELASTANE_ESTS": str(settings.ests),
+        "ELASTANE_TORCH_THREADS": str(max(1, settings.torch_threads)),
     }
     if settings.HasField("fingerprint_steps"):
         variables["ELASTANE_FINGERPRINT_STEPS"] = str(settings.fingerprint_steps)

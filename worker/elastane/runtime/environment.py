@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from elastane.determinism import DEFAULT_LEVEL, Level
 from elastane.errors import RefusedError
+from elastane_proto.job_settings import DEFAULTS
 from elastane_proto.v1 import common_pb2
 
 
@@ -43,7 +44,9 @@ class WorkerEnvironment(BaseSettings):
     seed: int | None = Field(
         default=None, description="seed S for a script that sets none: EST r starts from S + r"
     )
-    torch_threads: int = Field(default=1, ge=1, description="number of torch threads; it decides the bits")
+    torch_threads: int = Field(
+        default=DEFAULTS.torch_threads, ge=1, description="number of torch threads; it decides the bits"
+    )
     determinism: Level = Field(
         default=DEFAULT_LEVEL, description="determinism level (d0, d1 or d2); set by the agent"
     )
@@ -71,7 +74,7 @@ class WorkerEnvironment(BaseSettings):
         description="backend of stock DDP (mode ddp); only gloo adds in the same order as the elastic mode",
     )
     fingerprint_steps: int = Field(
-        default=32,
+        default=DEFAULTS.fingerprint_steps,
         ge=0,
         description="number of steps within which workers compare all of their state; 0: never",
     )

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from elastane.agent.process import ChildProcess
 from elastane.determinism import Level, process_environment
+from elastane.processes.child import ChildProcess
 from integration import forkserver
 from integration.forkserver import FIXED, ForkServer, start_forked
 

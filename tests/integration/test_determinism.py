@@ -21,12 +21,12 @@ import torch
 
 from elastane.agent.cluster import LocalCluster, local_cluster
 from elastane.agent.master_process import EmbeddedMaster
-from elastane.agent.process import ExitStatus
 from elastane.agent.reference import run_stock_ddp
 from elastane.client import MasterClient
 from elastane.demo.compare import compare_runs, leader_report
 from elastane.determinism import Level, process_environment
 from elastane.errors import EXIT_REFUSED
+from elastane.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
 from slow import slow
 

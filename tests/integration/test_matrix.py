@@ -18,9 +18,9 @@ import pytest
 from trace_receiver import Receiver, Span, receiver  # noqa: F401 - a fixture
 
 from elastane.agent.cluster import LocalCluster, local_cluster
-from elastane.agent.process import ExitStatus
 from elastane.agent.reference import run_stock_ddp
 from elastane.demo.compare import compare_runs
+from elastane.processes.child import ExitStatus
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
 from slow import slow_except

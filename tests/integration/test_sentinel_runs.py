@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from elastane.agent.exit_codes import CODE_UNDECIDED
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.agent.reference import run_stock_ddp
 from elastane.client import MasterClient
 from elastane.demo.compare import Comparison, compare_runs
+from elastane.exit_codes import CODE_UNDECIDED
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 ESTS, EVERY, WORKERS = 4, 4, 3

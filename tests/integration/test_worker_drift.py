@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elastane.agent.cluster import local_cluster
-from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_REFUSED
+from elastane.processes.child import ExitStatus
 from elastane.runtime.rehearsal import Rehearsal, give_order
 from elastane_proto.v1 import job_pb2
 

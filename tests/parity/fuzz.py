@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from elastane.agent.process import ChildProcess
 from elastane.errors import ElastaneError
+from elastane.processes.child import ChildProcess
 from elastane.verify.run import REPEAT_CHECK_VARIABLE, run_verify
 from integration.forkserver import fork_servers
 from parity.cases import Case, random_case

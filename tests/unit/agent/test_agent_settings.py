@@ -17,10 +17,10 @@ import pytest
 
 from elastane.agent.agent import Agent, _JobNews, _MasterAway, is_undecided, sent_away
 from elastane.agent.budget import RestartBudget
-from elastane.agent.output import Output
 from elastane.agent.settings import AgentSettings
 from elastane.client import RequestRefusedError
 from elastane.determinism import Level, process_environment
+from elastane.processes.output import Output
 from elastane_proto.v1 import job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, serving
 

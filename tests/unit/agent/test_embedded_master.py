@@ -14,7 +14,7 @@ import pytest
 
 from elastane.agent.first_checks import room_fault
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
-from elastane.agent.process import ExitStatus
+from elastane.processes.child import ExitStatus
 
 WAIT_SECONDS = 30.0
 

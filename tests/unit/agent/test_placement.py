@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane.agent.budget import RestartBudget
-from elastane.agent.exit_codes import CODE_OK, CODE_UNREACHABLE, EXIT_DRAINED, EXIT_RECLAIMED
 from elastane.agent.node_policy import NodePolicy
 from elastane.agent.placement import Placement
 from elastane.agent.policy import (
@@ -23,8 +22,9 @@ from elastane.agent.policy import (
     SupervisorPolicy,
     Terminate,
 )
-from elastane.agent.process import ExitStatus
+from elastane.exit_codes import CODE_OK, CODE_UNREACHABLE, EXIT_DRAINED, EXIT_RECLAIMED
 from elastane.hosts.rests import FAILURES_MAX, REST_SECONDS, UNREACHABLE_MIN_SECONDS
+from elastane.processes.child import ExitStatus
 
 RUNNING = JobView("running", workers_max=3, step=5, steps=100)
 DRAINED, RAISED = ExitStatus(EXIT_DRAINED), ExitStatus(1)

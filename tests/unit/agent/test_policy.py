@@ -27,8 +27,8 @@ from elastane.agent.policy import (
     SupervisorPolicy,
     Terminate,
 )
-from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_START_ANEW
+from elastane.processes.child import ExitStatus
 
 RUNNING = JobView("running", workers_max=4, step=5, steps=100)
 KILLED = ExitStatus(-signal.SIGKILL)

@@ -8,7 +8,6 @@ import pytest
 
 from elastane.agent.budget import RestartBudget
 from elastane.agent.policy import Finish, Kill, Say, Terminate
-from elastane.agent.process import ExitStatus
 from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS
 from elastane.launch.policy import (
     CODE_FAILED,
@@ -18,6 +17,7 @@ from elastane.launch.policy import (
     StartRound,
     ranks,
 )
+from elastane.processes.child import ExitStatus
 
 OK, RAISED, KILLED = ExitStatus(0), ExitStatus(1), ExitStatus(-9)
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from elastane.agent.process import ExitStatus
 from elastane.determinism import Level
 from elastane.diagnose.findings import Finding, Severity
+from elastane.processes.child import ExitStatus
 from elastane.verify.causes import conversion_cause, event_in_words, held_cause, likely_cause, refusal_in
 from elastane.verify.compare import Difference
 from elastane.verify.hook import elastane_reference as hook

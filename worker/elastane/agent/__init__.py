@@ -1,11 +1,7 @@
 """The agent: starts and restarts the workers of a job on this machine (`elastane run`).
 
 budget.py           restart budget: whether and when to restart a dead worker (pure)
-exit_codes.py       exit codes of the agent, for a shell or an orchestrator (pure)
 policy.py           decides what to do about exits, job changes and signals (pure)
-launch.py           child-side launcher: ties the child's life to its parent's, then execs the command
-process.py          one child process: output line by line, exit, signals
-output.py           merges the output lines of many processes on one terminal
 master_process.py   an embedded master, restarted on the same port
 guard.py            stops the embedded master and its store if the agent is killed
 settings.py         settings of an agent

@@ -23,7 +23,20 @@ from types import FrameType
 
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
-from elastane.agent.exit_codes import (
+from elastane.agent.farewell import what_was_kept
+from elastane.agent.first_checks import is_full, try_checkpoint_url
+from elastane.agent.joining import wait_for_job
+from elastane.agent.master_process import EmbeddedMaster, MasterStartError
+from elastane.agent.notices.node import NodeNotices
+from elastane.agent.notices.notice import Notice
+from elastane.agent.placement import Placement
+from elastane.agent.policy import Action, JobView, SupervisorPolicy
+from elastane.agent.price_table import PriceFeed, PriceRow
+from elastane.agent.settings import AgentSettings
+from elastane.agent.worker_command import local_start, remote_start, worker_variables
+from elastane.client import ClientClosedError, MasterClient
+from elastane.errors import EXIT_START_ANEW, ElastaneError
+from elastane.exit_codes import (
     CODE_FAILED,
     CODE_OK,
     CODE_REFUSED,
@@ -31,24 +44,11 @@ from elastane.agent.exit_codes import (
     EXIT_DRAINED,
     EXIT_RECLAIMED,
 )
-from elastane.agent.farewell import what_was_kept
-from elastane.agent.first_checks import is_full, try_checkpoint_url
-from elastane.agent.joining import wait_for_job
-from elastane.agent.master_process import EmbeddedMaster, MasterStartError
-from elastane.agent.notices.node import NodeNotices
-from elastane.agent.notices.notice import Notice
-from elastane.agent.output import Output
-from elastane.agent.placement import Placement
-from elastane.agent.policy import Action, JobView, SupervisorPolicy
-from elastane.agent.price_table import PriceFeed, PriceRow
-from elastane.agent.process import ChildProcess, ExitStatus
-from elastane.agent.settings import AgentSettings
-from elastane.agent.worker_command import local_start, remote_start, worker_variables
-from elastane.client import ClientClosedError, MasterClient
-from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.hosts.discovery import Discovery
 from elastane.hosts.remote import out_of_reach
 from elastane.observe.agent_side import AgentMetrics
+from elastane.processes.child import ChildProcess, ExitStatus
+from elastane.processes.output import Output
 from elastane_proto.amounts import price_text
 from elastane_proto.history import events as history
 from elastane_proto.history_wire import event_of

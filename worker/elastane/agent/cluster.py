@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastane.agent.master_process import EmbeddedMaster
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.agent.worker_command import job_variables
 from elastane.client import ClientClosedError, MasterClient
 from elastane.errors import ElastaneError
+from elastane.processes.child import ChildProcess, ExitStatus
 from elastane_proto.v1 import job_pb2
 
 OVER = (

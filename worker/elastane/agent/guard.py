@@ -5,11 +5,11 @@ Runs as a separate process, in a bare interpreter, and waits on a pipe whose oth
     python -I -S guard.py STATE_DIR          (stdin: "PID\\n" whenever a master has been started)
 
 The end of the pipe means that the starter has stopped the master, or was killed. The kernel's signal
-(PR_SET_PDEATHSIG, see launch.py) is not enough: the store server is meant to outlive its master, and the
-kernel sends the signal again for each dying thread of the parent, but a master exits at the second SIGTERM
-without stopping its store. And if the starter is killed while the master is down, no other process knows of
-the store. The master defines the layout of the state directory: `store/lock` is held while the server with
-the process id in `store/server.pid` lives.
+(PR_SET_PDEATHSIG, see processes/launch.py) is not enough: the store server is meant to outlive its master,
+and the kernel sends the signal again for each dying thread of the parent, but a master exits at the second
+SIGTERM without stopping its store. And if the starter is killed while the master is down, no other process
+knows of the store. The master defines the layout of the state directory: `store/lock` is held while the
+server with the process id in `store/server.pid` lives.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import time
 from itertools import islice
 from typing import Final
 
-from elastane.agent.output import Output
 from elastane.client import MasterClient, RequestRefusedError
 from elastane.errors import JobMissingError
+from elastane.processes.output import Output
 from elastane_proto.v1 import job_pb2
 
 #: Polling interval: a master has no watch for jobs that do not exist yet.

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from elastane.agent.first_checks import room_fault
 from elastane.agent.guard import stop_store
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.credentials import speak_plainly
 from elastane.errors import ElastaneError
+from elastane.processes.child import ChildProcess, ExitStatus
 
 _GUARD = Path(__file__).with_name("guard.py")
 #: Polling interval of the port file; the master's exit ends the wait at once.
@@ -44,7 +44,7 @@ class MasterStartError(ElastaneError):
 
 
 class EmbeddedMaster:
-    """One embedded master. Start it from a thread that lives as long as the process (see launch.py).
+    """One embedded master. Start it from a thread that lives as long as the process: processes/launch.py.
 
     state_dir: its state directory; created if absent. port: 0: any free one. arguments: additional options of
     `python -m elastane_master`. on_exit: called when the master ended without `stop`, from the thread that

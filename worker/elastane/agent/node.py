@@ -24,9 +24,9 @@ from elastane.agent.node_policy import Action, NodePolicy
 from elastane.agent.notices.detect import AUTO
 from elastane.agent.notices.node import NodeNotices
 from elastane.agent.notices.notice import Notice
-from elastane.agent.output import Stream
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.observe.telling import FigureTelling
+from elastane.processes.child import ChildProcess, ExitStatus
+from elastane.processes.output import Stream
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from elastane.agent.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
 from elastane.agent.policy import Announce, Finish, Kill, Say, Terminate
-from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_SCRIPT_RAISED, EXIT_START_ANEW
+from elastane.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
+from elastane.processes.child import ExitStatus
 
 Action = Announce | Terminate | Kill | Say | Finish
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from elastane.agent.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
-from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
+from elastane.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
 from elastane.hosts.remote import CANNOT_START, is_local
 from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS, HostRests
 from elastane.hosts.slots import Slot
+from elastane.processes.child import ExitStatus
 
 _SAYS_NOTHING_OF_ITS_HOST: Final = frozenset(
     {0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE, EXIT_START_ANEW}

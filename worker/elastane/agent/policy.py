@@ -26,7 +26,8 @@ from enum import Enum
 from typing import Final, Literal
 
 from elastane.agent.budget import RestartBudget
-from elastane.agent.exit_codes import (
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
+from elastane.exit_codes import (
     CODE_FAILED,
     CODE_MAX_WAIT,
     CODE_OK,
@@ -36,8 +37,7 @@ from elastane.agent.exit_codes import (
     EXIT_DRAINED,
     IN_WORDS,
 )
-from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
+from elastane.processes.child import ExitStatus
 
 #: A script that raises this often in every worker, without a step of the job in between, is broken. After
 #: the first join the limit is higher, because the master counts failures too and its verdict, which says

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.determinism import DEFAULT_LEVEL, level_from_text, process_environment
 from elastane.errors import ElastaneError
 from elastane.ports import unused_port
+from elastane.processes.child import ChildProcess, ExitStatus
 
 PORT_ATTEMPTS = 3
 PORT_TAKEN = "EADDRINUSE"

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from elastane.agent.exit_codes import EXIT_DRAINED
 from elastane.agent.settings import AgentSettings
 from elastane.credentials import worker_environment
 from elastane.determinism import level_from_proto, process_environment
+from elastane.exit_codes import EXIT_DRAINED
 from elastane.hosts.remote import remote_command, remote_variables
 from elastane_proto.v1 import job_pb2
 

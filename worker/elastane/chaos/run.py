@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from elastane.agent.cluster import OVER, ClusterError
-from elastane.agent.process import ChildProcess
 from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.chaos import job as built_in
 from elastane.chaos.cluster import ChaosCluster
@@ -27,6 +26,7 @@ from elastane.chaos.promises import Digests, Promises, fixed_digests, training_e
 from elastane.chaos.surroundings import SURROUNDING_FAULTS
 from elastane.chaos.watch import Seen
 from elastane.errors import ElastaneError
+from elastane.processes.child import ChildProcess
 from elastane.verify.results import Outcome, compare_outcomes, read_elastic, read_stock
 from elastane_proto.v1 import job_pb2
 

@@ -9,9 +9,9 @@ import socket
 import time
 from pathlib import Path
 
-from elastane.agent.process import ChildProcess
 from elastane.errors import ElastaneError
 from elastane.ports import unused_port
+from elastane.processes.child import ChildProcess
 
 _LOOK_SECONDS = 0.01
 _START_SECONDS = 60.0

@@ -67,7 +67,7 @@ def cost(
 
     Examples: elastane cost; elastane cost train --json
     """
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     with connect(master, timeout) as client:
         found = client.get_job(client.only_job(job))
@@ -106,7 +106,7 @@ def price(
 
     Examples: elastane price --spot 0.31; elastane price train --spot 0.31 --on-demand 0.9123 --currency EUR
     """
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     prices = micros_of(spot, "--spot"), micros_of(on_demand, "--on-demand")
     if prices == (None, None) and not currency:
@@ -149,7 +149,7 @@ def cost_parts(job: job_pb2.Job) -> list[RenderableType]:
     from rich.markup import escape
     from rich.table import Table
 
-    from elastane.cli.jobs import phase_name
+    from elastane.views.jobs import phase_name
 
     cost = job.cost
     parts: list[RenderableType] = [

@@ -20,6 +20,7 @@ from elastane.cli.common import (
     connect,
     print_json,
 )
+from elastane.views.curves import curve_lines
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import metric_pb2
@@ -56,9 +57,9 @@ def curve(
     A point is the mean over all logical workers, and over the steps it stands for.
     Examples: elastane curve; elastane curve train -n loss; elastane curve --csv > curves.csv
     """
-    from elastane.cli.plain import to_plain
     from elastane.client import RequestRefusedError
     from elastane.logged import get_series
+    from elastane.views.plain import to_plain
 
     with connect(master, timeout) as client:
         found = client.only_job(job)
@@ -84,20 +85,6 @@ def curve(
                 typer.echo(line)
         if answer.names_left_out:
             typer.echo(f"{answer.names_left_out} more names are not kept by the master")
-
-
-def curve_lines(series: metric_pb2.Series, columns: int, rows: int) -> list[str]:
-    """Return `rows` lines at most: a title and the drawing. columns: width in characters."""
-    from elastane.plot import draw
-    from elastane_proto.short_names import short
-
-    last = series.points[-1]
-    steps = sum(point.steps for point in series.points)
-    told = f": {last.last:.6g} at the last of {steps} steps"
-    # The name comes from a script, so it must not contain terminal escape sequences.
-    name = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in series.name)
-    title = short(name, max(columns - len(told), 8)) + told
-    return [title[:columns], *draw([(point.step, point.mean) for point in series.points], columns, rows - 1)]
 
 
 def _print_csv(answer: metric_pb2.GetSeriesResponse) -> None:

@@ -122,7 +122,7 @@ def drill(
 
 def as_document(result: DrillResult) -> dict[str, object]:
     """Return the result as the document that --json prints."""
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     return {
         "held": not result.problems,

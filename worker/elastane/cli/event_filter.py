@@ -9,7 +9,7 @@ import typer
 from elastane_proto.event_filter import EventFilter, parse_since
 
 if TYPE_CHECKING:
-    from elastane_proto.v1 import ring_pb2
+    pass
 
 KindOption = Annotated[
     list[str] | None,
@@ -41,10 +41,3 @@ def filter_of(kind: list[str] | None, worker: list[str] | None, since: str, now:
         return EventFilter(tuple(kind or ()), tuple(worker or ()), *parse_since(since, now))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--since") from None
-
-
-def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
-    """True if the filter selects the event."""
-    from elastane_proto.history_wire import told_of
-
-    return wanted.wants(told_of(event))

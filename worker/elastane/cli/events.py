@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,33 +17,14 @@ from elastane.cli.common import (
     command,
     connect,
     console,
-    local_time,
-    one_line,
     print_json,
 )
-from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of, is_wanted
-from elastane_proto.folding import fold_words, folded
+from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of
+from elastane.views.events import event_line, fold_line, is_wanted
+from elastane_proto.folding import folded
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from elastane_proto.v1 import ring_pb2
-
-_ALARMING = (
-    "lost",
-    "died",
-    "evicted",
-    "failed",
-    "broken",
-    "rejected",
-    "stuck",
-    "refused",
-    "unusable",
-    "forgotten",
-    "faulty",
-    "liar",  # the same in events of before
-    "undecided",
-)
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +54,7 @@ def events(
     """
     import time
 
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     wanted = filter_of(kind, worker, since, time.time())
     out = console()
@@ -99,43 +80,3 @@ def events(
         if follow:
             after = past[-1].sequence + 1 if past else wanted.sequence
             show(filter(is_wanted_here, client.events(name, since=after, follow=True)))
-
-
-def fold_line(run: Sequence[ring_pb2.Event]) -> Text:
-    """Routine events that follow each other on the line of their last; one event as it is."""
-    from elastane_proto.history_wire import told_of
-
-    if len(run) == 1:
-        return event_line(run[0])
-    last = type(run[-1])()
-    last.CopyFrom(run[-1])
-    last.kind, last.worker_id = f"{last.kind} x{len(run)}", ""
-    last.reason = fold_words([told_of(event) for event in run])
-    return event_line(last)
-
-
-def event_line(event: ring_pb2.Event) -> Text:
-    """One event on one line: number, local time, kind, generation and step, worker, reason.
-
-    Of an event of another day the date too.
-    """
-    from rich.text import Text
-
-    alarming = any(word in event.kind for word in _ALARMING)
-    line = Text()
-    line.append(f"{event.sequence:>5} ", style="dim")
-    line.append(f"{local_time(event.time.seconds + event.time.nanos / 1e9)} ", style="cyan")
-    line.append(f"{event.kind:<20} ", style="bold red" if alarming else "bold")
-    line.append(f"g{event.generation} s{event.step} ", style="dim")
-    if event.worker_id:
-        line.append(f"{event.worker_id}  ", style="green")
-    line.append(_beside_its_worker(event))
-    return one_line(line)
-
-
-def _beside_its_worker(event: ring_pb2.Event) -> str:
-    """The reason without the worker's name at its beginning, which stands before it anyway."""
-    reason, name = event.reason, event.worker_id
-    if name and reason.startswith((f"{name}: ", f"{name} ")):
-        return reason[len(name) :].lstrip(": ")
-    return reason

@@ -15,15 +15,12 @@ from elastane.cli.common import (
     command,
     connect,
     console,
-    local_time,
-    one_line,
     print_json,
 )
+from elastane.views.explanation import explanation_lines
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from elastane.explain import Explanation
+    pass
 
 _NAMES_SHOWN = 20
 
@@ -73,27 +70,3 @@ def explain(
     out = console()
     for line in explanation_lines(told):
         out.print(line, soft_wrap=True)
-
-
-def explanation_lines(told: Explanation) -> list[RenderableType]:
-    """What is printed, and shown by `elastane top`."""
-    from rich.text import Text
-
-    style = {"member": "green", "out": "red"}.get(told.place, "yellow")
-    since = f" (since {local_time(told.since)})" if told.since is not None else ""
-    lines: list[RenderableType] = [
-        one_line(Text.assemble((told.worker, "bold"), "  ", (told.sentence, style), (since, "dim")))
-    ]
-    for link in told.chain:
-        line = Text()
-        line.append(f"{link.sequence:>5} ", style="dim")
-        line.append(f"{local_time(link.time)} ", style="cyan")
-        line.append(f"{link.kind:<20} ", style="bold")
-        line.append(f"g{link.generation} s{link.step} ", style="dim")
-        if link.meaning:
-            line.append(f"{link.meaning}: ", style="green")
-        line.append(link.reason)
-        lines.append(one_line(line))
-    if not told.complete:
-        lines.append(Text("earlier events are no longer kept", style="dim"))
-    return lines

@@ -17,10 +17,10 @@ from elastane.cli.common import (
     command,
     connect,
     console,
-    counted,
-    harmless,
     print_json,
 )
+from elastane.views.jobs import ests_text, phase_name
+from elastane.views.text import counted, harmless
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ def status(
     from rich.markup import escape
     from rich.text import Text
 
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     with connect(master, timeout) as client:
         found = client.get_job(client.only_job(job))
@@ -102,7 +102,7 @@ def jobs(
     from rich.table import Table
     from rich.text import Text
 
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     with connect(master, timeout) as client:
         found = client.list_jobs()
@@ -141,7 +141,7 @@ def worker_table(job: job_pb2.Job, now: float) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from elastane.cli.plain import enum_name
+    from elastane.views.plain import enum_name
     from elastane_proto.v1 import job_pb2
 
     table = Table(box=None, header_style="bold")
@@ -161,13 +161,6 @@ def worker_table(job: job_pb2.Job, now: float) -> Table:
             Text(harmless(worker.reason)),
         )
     return table
-
-
-def ests_text(start: int, end: int) -> str:
-    """Format the EST range [start, end): "0-3", "2", or "-" if it is empty."""
-    if end <= start:
-        return "-"
-    return str(start) if end == start + 1 else f"{start}-{end - 1}"
 
 
 def headline(job: job_pb2.Job) -> str:
@@ -193,19 +186,6 @@ def headline(job: job_pb2.Job) -> str:
         f"{counted(job.settings.ests, 'EST')} on {counted(_members(job), 'worker')} (wanted: {limits})"
         + (f"\n{cost}" if cost else "")
     )
-
-
-def phase_name(job: job_pb2.Job) -> str:
-    """Return the phase in lower case, such as "running"."""
-    from elastane.cli.plain import enum_name
-    from elastane_proto.v1 import job_pb2
-
-    return enum_name(job_pb2.JobPhase.DESCRIPTOR, job.phase)
-
-
-def is_over(job: job_pb2.Job) -> bool:
-    """True if the job has succeeded, failed or was cancelled, which are final phases."""
-    return phase_name(job) in ("succeeded", "failed", "cancelled")
 
 
 def _phase(job: job_pb2.Job) -> str:

@@ -96,11 +96,11 @@ def launch(
     require_script(script, is_file=not module and not no_python)
 
     from elastane.agent.budget import RestartBudget
-    from elastane.agent.output import Output
     from elastane.hosts.discovery import ask_hosts
     from elastane.hosts.remote import check_template
     from elastane.hosts.slots import SLOTS_MAX
     from elastane.launch.launcher import Launcher, LaunchSettings, python_command
+    from elastane.processes.output import Output
 
     check_template(remote)
     limits = worker_limits(workers) if workers else (1, SLOTS_MAX)

@@ -95,7 +95,7 @@ def checkpoint(
 
     Example: elastane checkpoint train
     """
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     with connect(master, timeout) as client:
         saved = client.checkpoint_job(client.only_job(job), wait_seconds=wait)
@@ -171,7 +171,7 @@ def repair(
     Examples: elastane repair train; elastane repair train --accept-loss
     """
     from elastane.cli.jobs import damage_lines
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     with connect(master, timeout) as client:
         name = client.only_job(job)
@@ -231,8 +231,8 @@ def _job_and(arguments: list[str], what: str) -> tuple[str | None, str]:
 
 
 def _report(job: job_pb2.Job, as_json: bool, text: str) -> None:
-    from elastane.cli.jobs import phase_name
-    from elastane.cli.plain import to_plain
+    from elastane.views.jobs import phase_name
+    from elastane.views.plain import to_plain
 
     if as_json:
         print_json(to_plain(job))

@@ -26,6 +26,7 @@ from elastane.cli.common import (
     print_json,
 )
 from elastane.errors import ElastaneError
+from elastane.views.progress import duration_text, progress_line
 
 if TYPE_CHECKING:
     from elastane.client import MasterClient
@@ -56,7 +57,7 @@ def progress(
 
     Examples: elastane progress; elastane progress train --watch; elastane progress --watch --json
     """
-    from elastane.cli.plain import to_plain
+    from elastane.views.plain import to_plain
 
     with connect(master, timeout) as client, connect(master, timeout) as watcher:
         name = client.only_job(job)
@@ -81,8 +82,8 @@ def until_over(
 
     watcher: a second connection, which watches for the end of the job.
     """
-    from elastane.cli.jobs import is_over
     from elastane.client import ClientClosedError
+    from elastane.views.jobs import is_over
 
     over = threading.Event()
 
@@ -110,36 +111,6 @@ def until_complete(updates: Iterable[list[shard_pb2.Progress]]) -> Iterator[list
         yield datasets
         if datasets and all(item.complete for item in datasets):
             return
-
-
-def progress_line(item: shard_pb2.Progress) -> str:
-    """Format the progress of one dataset on one line."""
-    parts = [
-        item.dataset or "(job)",
-        f"epoch {item.epoch + 1}/{item.epochs}" if item.epochs else f"epoch {item.epoch + 1}",
-        f"todo {item.todo}",
-        f"doing {item.doing}",
-        f"done {item.done}" + (f"/{item.total}" if item.total else ""),
-    ]
-    if item.failed:
-        parts.append(f"FAILED {item.failed}")
-    parts += [
-        f"re-queued {item.requeued}",
-        f"{item.samples_done} samples",
-        f"{item.samples_per_second:,.1f}/s",
-    ]
-    parts.append("complete" if item.complete else f"left {duration_text(item)}")
-    return "  ".join(parts)
-
-
-def duration_text(item: shard_pb2.Progress) -> str:
-    """Format the estimated time left, "1:02:03" or "0:42"; "?" if the master has no estimate."""
-    if not item.HasField("eta"):
-        return "?"
-    seconds = round(item.eta.seconds + item.eta.nanos / 1e9)
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _show_lines(updates: Iterable[Sequence[shard_pb2.Progress]]) -> None:

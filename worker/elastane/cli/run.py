@@ -69,10 +69,10 @@ def _run(
     if settings is None:
         _require_joinable(context, master=agent.master, job=agent.job)
 
-    from elastane.agent import exit_codes as codes
+    from elastane import exit_codes as codes
     from elastane.agent.agent import Agent
-    from elastane.agent.output import Output
     from elastane.errors import ElastaneError
+    from elastane.processes.output import Output
 
     planned = _agent_settings(script, agent, settings, module=module)
     try:

@@ -76,8 +76,8 @@ def track(
 
 def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
     """Watch the job, and let the tracker end when the job is over and all its steps are written."""
-    from elastane.cli.jobs import is_over
     from elastane.errors import ElastaneError, MasterUnreachableError
+    from elastane.views.jobs import is_over
 
     while True:
         try:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastane.agent.output import Stream
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.errors import ElastaneError
+from elastane.processes.child import ChildProcess, ExitStatus
+from elastane.processes.output import Stream
 
 _LINES_SHOWN = 30
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Final
 
 from elastane.agent.master_process import EmbeddedMaster
-from elastane.agent.process import ChildProcess
 from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.client import MasterClient
 from elastane.drill.node import DrillFailed, SpotNode
 from elastane.drill.plan import DrillPlan, make_plan
+from elastane.processes.child import ChildProcess
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane.verify.results import Comparison, compare_outcomes, read_elastic, read_stock
 from elastane_proto.v1 import job_pb2

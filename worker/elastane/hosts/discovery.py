@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from elastane.agent.output import Stream
-from elastane.agent.process import ChildProcess
 from elastane.errors import ElastaneError
 from elastane.hosts.slots import parse_hosts
+from elastane.processes.child import ChildProcess
+from elastane.processes.output import Stream
 
 SCRIPT_TIMEOUT_SECONDS = 60.0
 _OUTPUT_CHARACTERS = 200

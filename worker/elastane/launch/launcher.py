@@ -19,14 +19,14 @@ from pathlib import Path
 from types import FrameType
 
 from elastane.agent.budget import RestartBudget
-from elastane.agent.output import Output
 from elastane.agent.policy import Finish, Kill, Say, Terminate
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
 from elastane.hosts.remote import is_local, remote_command
 from elastane.launch.plan import Process, environment, processes, tf_config
 from elastane.launch.policy import Action, LaunchPolicy, StartRound
 from elastane.ports import unused_port
+from elastane.processes.child import ChildProcess, ExitStatus
+from elastane.processes.output import Output
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elastane.agent.budget import RestartBudget
-from elastane.agent.exit_codes import CODE_FAILED, CODE_MAX_WAIT, CODE_OK
 from elastane.agent.policy import Finish, Kill, Say, Terminate
-from elastane.agent.process import ExitStatus
+from elastane.exit_codes import CODE_FAILED, CODE_MAX_WAIT, CODE_OK
 from elastane.hosts.rests import CALM_SECONDS, HostRests
 from elastane.hosts.slots import Slot
 from elastane.launch.plan import choose
+from elastane.processes.child import ExitStatus
 
 Phase = Literal["waiting", "running", "stopping", "ending", "over"]
 

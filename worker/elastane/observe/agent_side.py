@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastane.agent.output import Stream
 from elastane.observe.figures import AgentCounts, figures_file
 from elastane.observe.from_hosts import HostFigures
+from elastane.processes.output import Stream
 
 if TYPE_CHECKING:
     from elastane.observe.exposition import MetricsPort

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elastane.cli.plain import to_plain
 from elastane.report.steps import StepFold
+from elastane.views.plain import to_plain
 from elastane_proto.history import events as history
 from elastane_proto.history import fold as folding
 from elastane_proto.history.fold import RingFold, Told

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from elastane.cli.common import harmless
-from elastane.cli.curve import curve_lines
 from elastane.plot import draw
 from elastane.report import texts
 from elastane.report.facts import Facts
 from elastane.report.texts import Table
+from elastane.views.curves import curve_lines
+from elastane.views.text import harmless
 
 _COLUMNS, _ROWS = 90, 12
 

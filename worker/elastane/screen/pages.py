@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from elastane.cli.common import counted, one_line
-from elastane.cli.curve import curve_lines
-from elastane.cli.event_filter import is_wanted
-from elastane.cli.events import fold_line
-from elastane.cli.explain import explanation_lines
-from elastane.cli.jobs import ests_text, phase_name
-from elastane.cli.plain import enum_name
-from elastane.cli.progress import duration_text
 from elastane.explain import explain
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.view import TABS, Row, View
+from elastane.views.curves import curve_lines
+from elastane.views.events import fold_line, is_wanted
+from elastane.views.explanation import explanation_lines
+from elastane.views.jobs import ests_text, phase_name
+from elastane.views.plain import enum_name
+from elastane.views.progress import duration_text
+from elastane.views.text import counted, one_line
 from elastane_proto.folding import folded
 from elastane_proto.short_names import short, short_names
 from elastane_proto.v1 import job_pb2

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastane.agent.cluster import OVER, LocalCluster, local_cluster
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import MasterClient
 from elastane.determinism import Level
 from elastane.errors import EXIT_START_ANEW, ElastaneError
+from elastane.processes.child import ChildProcess, ExitStatus
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane.verify.plan import Act, ChurnPlan
 from elastane.verify.results import Outcome, read_elastic

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.determinism import Level, process_environment
 from elastane.errors import ElastaneError
 from elastane.ports import unused_port
+from elastane.processes.child import ChildProcess, ExitStatus
 from elastane.verify.hook import elastane_reference as hook
 from elastane.verify.original import read_events
 from elastane.verify.results import Taken

@@ -38,11 +38,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from elastane.agent.process import ChildProcess
 from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.determinism import DEFAULT_LEVEL, Level
 from elastane.diagnose.findings import Finding
 from elastane.diagnose.source import examine_script
+from elastane.processes.child import ChildProcess
 from elastane.verify.causes import (
     Cause,
     audit_cause,

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from elastane.agent.exit_codes import IN_WORDS
-from elastane.agent.output import LineSplitter, Stream
 from elastane.errors import EXIT_SCRIPT_RAISED
+from elastane.exit_codes import IN_WORDS
+from elastane.processes.output import LineSplitter, Stream
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 #: Limit for reading the output after the child's end: a grandchild outside its group may hold the pipe open.

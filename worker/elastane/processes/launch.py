@@ -1,6 +1,6 @@
 """Child-side launcher: asks the kernel to kill the child when its parent ends, then execs the real command.
 
-Run as a file by `process.ChildProcess`, in a bare interpreter (about 12 ms):
+Run as a file by `child.ChildProcess`, in a bare interpreter (about 12 ms):
 
     python -I -S launch.py PARENT_PID SIGNAL COMMAND [ARGUMENT...]
 

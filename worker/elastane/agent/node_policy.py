@@ -44,7 +44,7 @@ class NodePolicy:
         """React to a spot notice: drain the worker, and kill it when the node is taken away."""
         self._reclaimed = True
         self._kill_at = now + seconds
-        text = f"this node goes in {seconds:.0f} s ({reason}): the worker drains and leaves"
+        text = f"this node will be taken away in {seconds:.0f} s ({reason}): the worker drains and leaves"
         return [Announce(seconds, reason), Say(text, "warning", "spot_notice"), *self._tell()]
 
     def exited(self, status: ExitStatus) -> list[Action]:

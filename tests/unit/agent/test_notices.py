@@ -333,7 +333,7 @@ def test_hook_that_says_nonsense(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("choice", ["", "ec2", "file:", "https://x", "AWS", "aws,", "aws,ec2"])
 def test_choice_that_is_none(choice: str) -> None:
-    with pytest.raises(RefusedError, match="no such source"):
+    with pytest.raises(RefusedError, match="unknown source"):
         check_choice(choice)
 
 

@@ -108,7 +108,7 @@ def test_one_that_the_history_does_not_lead_up_to_is_passed_over_and_named(url: 
     loaded = load_newest(url, step_max=8)
     assert loaded is not None and loaded.step == 5
     assert loaded.rejected == (f"{checkpoint_name(9, 1)}: the job's history goes only up to step 8",)
-    with pytest.raises(NoUsableCheckpointError, match="leads up to step 4 only"):
+    with pytest.raises(NoUsableCheckpointError, match="goes only up to step 4"):
         load_newest(url, step_max=4)
 
 
@@ -209,7 +209,7 @@ def test_all_contexts_must_be_there_before_older_checkpoints_are_given_up(
 
 def test_a_checkpoint_of_another_number_of_ests_is_not_used(url: str) -> None:
     save(url, 6, ests=3)
-    with pytest.raises(NoUsableCheckpointError, match="job of 3 ESTs, this one has 5") as caught:
+    with pytest.raises(NoUsableCheckpointError, match="job with 3 ESTs, this one has 5") as caught:
         load_newest(url, num_ests=5)
     assert len(caught.value.facts["rejected"]) == 1  # type: ignore[arg-type]
     save(url, 5)

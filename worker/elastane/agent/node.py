@@ -52,11 +52,11 @@ class Node:
         worker = os.environ.get("ELASTANE_WORKER_ID", "worker")
         self._policy = NodePolicy(worker, grace_seconds)
         self._figures = FigureTelling(worker, lambda line: _write("", "stdout", line)) if figures else None
-        told = self._figures.variables() if self._figures is not None else {}
+        metrics_environment = self._figures.variables() if self._figures is not None else {}
         self._child = ChildProcess(
             worker,
             command,
-            environment={**os.environ, **notices.environment(), **told},
+            environment={**os.environ, **notices.environment(), **metrics_environment},
             on_line=_write,
             on_exit=lambda _, status: self._events.put(status),
         )

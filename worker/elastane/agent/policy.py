@@ -489,9 +489,13 @@ class SupervisorPolicy:
         self._phase_by = None
         self._drop(SlotState.BACKOFF)
         # A worker takes a second SIGTERM as a request to stop at once, so send it only one.
-        told = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
+        already_leaving = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
         reason = by_agent(why) if why else ""
-        return [Terminate(slot.worker, reason) for slot in self._in(SlotState.RUNNING) if slot not in told]
+        return [
+            Terminate(slot.worker, reason)
+            for slot in self._in(SlotState.RUNNING)
+            if slot not in already_leaving
+        ]
 
     def _kill(self, now: float) -> list[Action]:
         self._kill_at = None

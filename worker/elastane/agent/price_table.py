@@ -59,22 +59,22 @@ class PriceTable:
             return self
         return PriceTable(tuple(replace(row, at=row.at + created) for row in self.rows), relative=False)
 
-    def due(self, told: int, now: float) -> tuple[PriceRow | None, int, float | None]:
+    def due(self, sent: int, now: float) -> tuple[PriceRow | None, int, float | None]:
         """Return the prices to send at `now`, the number of rows sent then, and the time of the next row.
 
-        told: rows sent so far. Several rows that are due are merged into one, since prices cannot be changed
+        sent: rows sent so far. Several rows that are due are merged into one, since prices cannot be changed
         for the past. Prices are None if nothing is due, the time is None after the last row.
         """
         passed = sum(row.at <= now for row in self.rows)
         prices = None
-        for row in self.rows[told:passed]:
+        for row in self.rows[sent:passed]:
             prices = PriceRow(
                 row.at,
                 _newer(row.spot_micros, prices.spot_micros if prices else None),
                 _newer(row.on_demand_micros, prices.on_demand_micros if prices else None),
             )
         later = self.rows[passed].at if passed < len(self.rows) else None
-        return prices, max(told, passed), later
+        return prices, max(sent, passed), later
 
 
 def read_price_table(path: Path) -> PriceTable:
@@ -132,9 +132,9 @@ class PriceFeed:
         self._over.set()
 
     def _run(self) -> None:
-        told = 0
+        sent = 0
         while not self._over.is_set():
-            prices, told, later = self._table.due(told, time.time())
+            prices, sent, later = self._table.due(sent, time.time())
             if prices is not None:
                 try:
                     self._tell(prices)

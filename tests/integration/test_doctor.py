@@ -104,7 +104,7 @@ def test_a_generator_of_the_dataset_is_refused(servers: ForkServers, workers: in
     [
         ("in_order --data-workers 1", Severity.REFUSED, "in_order is False"),
         ("stream", Severity.REFUSED, "IterableDataset without states"),
-        ("stream --data-workers 2", Severity.COSTS, "made again from the start"),
+        ("stream --data-workers 2", Severity.COSTS, "repeated from the start"),
         ("handle", Severity.REFUSED, "Handle.stream: object of type"),
         ("option", Severity.REFUSED, "no option bucket_limit"),
     ],
@@ -121,7 +121,7 @@ def test_data_and_objects_that_cannot_be_exact(
 def test_data_that_is_other_when_it_is_made_again(servers: ForkServers) -> None:
     _, fickle = of_kind(examine(servers, "stream fickle --data-workers 1"), "data")
     assert (fickle.severity, fickle.where) == (Severity.REFUSED, "the DataLoader")
-    assert "gives other batches when its epoch is made again" in fickle.what
+    assert "gives different batches when its epoch is repeated" in fickle.what
     (clock,) = examine(servers, "clock").findings
     assert (clock.severity, clock.where) == (Severity.DIFFERS, "the DataLoader")
     assert "step 0 differs in the mini-batch" in clock.what

@@ -87,7 +87,7 @@ QUICK = (
 REFUSED = {
     "sparse": ("sparse gradient", "sparse=False"),
     "compiled": ("the model is compiled", "optimize_ddp = False before prepare"),
-    "static-accumulation": ("stock DDP itself fails", "leave static_graph out"),
+    "static-accumulation": ("stock DDP fails with both", "omit static_graph"),
     "two-backwards": ("second gradient in one turn", "call backward() once"),
     "unused": ("gave no gradient to never", "find_unused_parameters=True"),
     "dataset-generator": ("dataset.rng", 'job.register("rng", dataset.rng)'),
@@ -99,19 +99,19 @@ REFUSED = {
     "late-buffer": ("was written to after backward()", "model.eval()"),
     "uneven-draw": ("depends on the generator's state in refused.py", "job.each_rank()"),
     "train-mode": ("buffer 2.running_mean was written to between two epochs", "model.eval()"),
-    "seed-and-rank": ("a seed is made of job.rank", "elastane.init(seed=S)"),
+    "seed-and-rank": ("a seed is computed from job.rank", "elastane.init(seed=S)"),
     "closure": ("came before backward()", "forward, backward, optimizer.step()"),
     "collective": ("torch.distributed itself", "refused.py:", "calls all_reduce", "use job.log"),
     "asked": ("torch.distributed itself", "refused.py:", "calls is_initialized", "job.is_leader"),
-    "no_sync": ("model.no_sync() is DistributedDataParallel's", "accumulation_steps=K"),
-    "late group": ("add_param_group() was called after prepare", "make all groups before prepare"),
+    "no_sync": ("model.no_sync() is a method of DistributedDataParallel", "accumulation_steps=K"),
+    "late group": ("add_param_group() was called after prepare", "create all groups before prepare"),
     "hidden scaler": ("a GradScaler that was not prepared", "job.prepare(..., scaler)"),
     "read ahead": (
         "refused.py:",
-        "asks the loader for the next mini-batch before backward()",
+        "requests the next mini-batch from the loader before backward()",
         "prefetch_factor",
     ),
-    "summed gradients": ("mini-batch 1 of 2 that add up", "register_step_pre_hook"),
+    "summed gradients": ("mini-batch 1 of 2 that are summed", "register_step_pre_hook"),
     "launcher's variable": ("refused.py:", "reads the variable RANK", "use job.rank"),
     "early leader": ("job.is_leader was read in refused.py:", "in the loop over job.epochs"),
     "looked at": ("was left at refused.py", "next(iter(DataLoader(dataset, ...)))"),
@@ -128,7 +128,7 @@ REFUSED_TURNS = {
     "every-second-turn": ("whether optimizer.step() is called", "prepare(..., accumulation_steps=k)"),
     "criterion-counter": ("criterion.seen is carried from turn to turn", "job.register("),
     "hook": ("was run twice from the same state, and its gradients differ", "compute it from job.step"),
-    "second-forward": ("comes after the first has changed buffer count", "torch.cat([a, b])"),
+    "second-forward": ("a second forward after the first has changed buffer count", "torch.cat([a, b])"),
 }
 
 

@@ -32,7 +32,7 @@ IN_WORDS: Final = {
     EXIT_RECLAIMED: "left: its host is being taken away",
     EXIT_REFUSED: "was refused",
     EXIT_MASTER_UNREACHABLE: "could not reach the master",
-    EXIT_START_ANEW: "is to be started anew",
+    EXIT_START_ANEW: "must be restarted",
 }
 
 TRANSIENT: Final = frozenset({CODE_UNREACHABLE, CODE_NO_JOB})

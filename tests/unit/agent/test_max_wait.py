@@ -20,7 +20,7 @@ def test_the_agent_ends_with_code_5_once_its_workers_left() -> None:
     [told] = policy.job_changed(600.0, OVER)
     assert isinstance(told, Say) and (told.kind, told.event) == ("error", "job_max_wait_exceeded")
     assert told.text == (
-        "job max wait exceeded: 1 of 2 workers were there after 600 s; `elastane resume` waits again"
+        "job max wait exceeded: 1 of 2 workers were there after 600 s; `elastane resume` makes it wait again"
     )
     assert policy.worker_exited(600.5, "w0", ExitStatus(EXIT_DRAINED))[-1] == Finish(5)
 

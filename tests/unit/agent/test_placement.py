@@ -134,7 +134,7 @@ def test_a_host_without_a_way_to_it_rests_and_costs_no_restart() -> None:
     now = 0.0
     for _ in range(12):  # more than the budget has
         actions = driver.exited(now, "a-0", 255)
-        assert "a: the remote shell failed (exit code 255); it rests for" in said(actions)
+        assert "a: the remote shell failed (exit code 255); it is not used for" in said(actions)
         now = driver.placement.next_due() or 0.0
         driver.policy.worker_exited(now, "c-0", DRAINED, asked_to_leave=True)
         spawned(driver.changed(now))
@@ -180,7 +180,7 @@ def test_a_bad_host_among_good_ones_rests_before_the_budget_is_used_up() -> None
         actions = driver.exited(10.0 * number, "a-0", 1)
         driver.policy.tick(10.0 * number + 5.0)
         driver.placement.started(10.0 * number + 5.0, "a-0")
-    assert "fails again and again: left out" in said(actions) and finished(actions) is None
+    assert "fails repeatedly and is not used" in said(actions) and finished(actions) is None
 
 
 def test_a_script_that_fails_everywhere_is_given_up_all_the_same() -> None:

@@ -119,7 +119,7 @@ def test_a_script_that_always_raises_is_given_up_before_the_budget_is(view: JobV
         assert spawned(policy.tick(now)) == ["w0", "w1"]
     policy.worker_exited(now, "w0", RAISED)
     actions = policy.worker_exited(now, "w1", RAISED)
-    assert "the script failed in every worker without a step between" in said(actions)
+    assert "the script failed in every worker, without a step in between" in said(actions)
     assert finished(actions) == CODE_FAILED
 
 
@@ -236,7 +236,7 @@ def test_the_end_of_the_job_waits_for_the_workers(phase: str, code: int) -> None
 def test_a_job_that_the_sentinel_suspended_has_a_code_of_its_own() -> None:
     policy = started(workers=1)
     over = JobView("suspended", reason="w0 and w1 differ", undecided=True)
-    assert "w0 and w1 differ; `elastane resume` goes on" in said(policy.job_changed(1.0, over))
+    assert "w0 and w1 differ; `elastane resume` continues it" in said(policy.job_changed(1.0, over))
     assert finished(policy.worker_exited(2.0, "w0", DRAINED)) == CODE_UNDECIDED
 
 
@@ -346,7 +346,7 @@ def test_a_worker_that_is_to_start_anew_does_so_at_once_and_for_no_budget() -> N
         for worker in ("w0", "w1"):
             actions = policy.worker_exited(float(number), worker, ExitStatus(EXIT_START_ANEW))
             assert spawned(actions) == [worker]
-            assert "history went back" in said(actions)
+            assert "rolled back" in said(actions)
     assert finished(policy.worker_exited(9.0, "w0", KILLED)) is None  # the one restart is still there
 
 

@@ -142,7 +142,7 @@ def test_data_worker_killed_while_idle_is_noticed(start: Start) -> None:
 
 def test_timeout_of_the_loader_is_kept(start: Start) -> None:
     loader = DataLoader(Broken(threading.Event().wait), batch_size=2, num_workers=1, timeout=0.2)
-    with pytest.raises(DataWorkerError, match=r"made no batch within 0\.2 s"):
+    with pytest.raises(DataWorkerError, match=r"returned no batch within 0\.2 s"):
         run_all(start(loader, 1))
 
 
@@ -444,12 +444,12 @@ def test_replacing_an_object_of_the_dataset_is_refused(start: Start, before: Any
 def test_contexts_of_another_step_or_setting_are_refused(start: Start) -> None:
     source = start(DataLoader(DrawingDataset(), batch_size=4, num_workers=2), 1)
     contexts = initial_contexts(1)
-    with pytest.raises(ContextError, match="wanted is step 1"):
+    with pytest.raises(ContextError, match="expected step 1"):
         source.position(contexts, 1)
     source.position(contexts, 0)
     contexts, _ = run_ests(source, contexts, 3, {})
     more = start(DataLoader(DrawingDataset(), batch_size=4, num_workers=3), 1)
-    with pytest.raises(ContextError, match="lacks the states of data-worker stream 2"):
+    with pytest.raises(ContextError, match="has no states of data-worker stream 2"):
         more.position(contexts, 3)
     with pytest.raises(ContextError, match="no loader position"):
         source.position({0: EstContext(0, 0, {})}, 0)

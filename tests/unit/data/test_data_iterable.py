@@ -402,7 +402,7 @@ def test_a_dataset_that_cannot_be_replayed_is_an_error() -> None:
         worker.source.position(contexts, 0)
         after = worker.run(contexts, 4, {}, [])
         worker.source.position(after[-1], 4)
-        with pytest.raises(DataError, match="gives other batches when its epoch is made again"):
+        with pytest.raises(DataError, match="gives different batches when its epoch is repeated"):
             worker.source.begin(0)
     finally:
         worker.close()

@@ -78,7 +78,7 @@ def test_hosts_stay_while_it_fails_and_each_outage_is_told_once(tmp_path: Path) 
         answers.unlink()
         while isinstance(found := told.get(timeout=30), dict):
             assert found == {"a": 1}
-        assert "the hosts stay as they are" in found and "No such file" in found
+        assert "the list of hosts is unchanged" in found and "No such file" in found
         fresh = tmp_path / "fresh"
         fresh.write_text("b:2")
         fresh.replace(answers)
@@ -88,5 +88,5 @@ def test_hosts_stay_while_it_fails_and_each_outage_is_told_once(tmp_path: Path) 
 
 
 def test_nonsense_is_told_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ElastaneError, match="line 2 names no host"):
+    with pytest.raises(ElastaneError, match="line 2 has no host"):
         ask_hosts(script(tmp_path, "echo a; echo 'b c'"))

@@ -26,7 +26,7 @@ def test_hosts_of_a_script() -> None:
 
 @pytest.mark.parametrize("line", ["a:b", "a:-1", "-oProxyCommand=x", "a b", "a:99999", "a;rm", ":4", "é"])
 def test_what_is_no_host_is_refused(line: str) -> None:
-    with pytest.raises(HostsFormatError, match="line 2 names no host"):
+    with pytest.raises(HostsFormatError, match="line 2 has no host"):
         parse_hosts(f"good:1\n{line}\n")
 
 

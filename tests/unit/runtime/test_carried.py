@@ -49,7 +49,7 @@ def test_names_are_those_that_were_given() -> None:
         state.bset = 1
     with pytest.raises(AttributeError, match="bset"):
         _ = state.bset
-    with pytest.raises(StateError, match="carries other, the script best"):
+    with pytest.raises(StateError, match="the state has other, the script best"):
         carried.load_state_dict({"other": 1})
 
 

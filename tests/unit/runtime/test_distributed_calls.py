@@ -87,7 +87,7 @@ def test_every_call_is_refused_at_its_line_with_what_to_write(ran: tuple[dict[st
         "get_world_size": "job.num_ests",
         "DistributedSampler": "num_replicas=job.num_ests, rank=0",
         "DistributedDataParallel": "job.prepare",
-        "fully_shard": "pass it to job.prepare as it is",
+        "fully_shard": "pass it to job.prepare unchanged",
         "all_reduce": "use job.log",
     }
     for name, text in said.items():

@@ -201,7 +201,7 @@ def test_isolated_draws_count_for_nobody(worker: Worker) -> None:
         (lambda: torch.poisson(torch.ones(2)), "depends on the generator's state"),
         (lambda: random.gauss(0, 1), "python's generator"),
         (lambda: torch.randn(1), "torch_cpu's generator"),
-        (lambda: torch.set_rng_state(torch.Generator().manual_seed(9).get_state()), "given another state"),
+        (lambda: torch.set_rng_state(torch.Generator().manual_seed(9).get_state()), "had its state set"),
         (lambda: torch.manual_seed(int(torch.randint(9, ()))), "may have been drawn"),
     ],
 )

@@ -86,10 +86,10 @@ def test_model_optimizer_and_loader_are_needed(parts, missing):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        (nn.Embedding(3, 2, sparse=True), "0 makes sparse gradients .*sparse=False"),
-        (nn.EmbeddingBag(3, 2, sparse=True), "0 makes sparse gradients"),
+        (nn.Embedding(3, 2, sparse=True), "0 produces sparse gradients .*sparse=False"),
+        (nn.EmbeddingBag(3, 2, sparse=True), "0 produces sparse gradients"),
         (nn.SyncBatchNorm(2), "0 is a SyncBatchNorm, .*use BatchNorm"),
-        (nn.LazyLinear(2), "0 has parameters without a shape"),
+        (nn.LazyLinear(2), "0 has uninitialized .lazy. parameters"),
     ],
 )
 def test_modules_that_cannot_be_exact_are_named_before_training(module, words):
@@ -234,5 +234,5 @@ def test_a_group_added_after_prepare_is_refused_and_a_copy_takes_it(parts):
     refuse_new_groups(Prepared([model, optimizer, loader]))
     with pytest.raises(LateGroupError, match="add_param_group") as caught:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    assert "make all groups before prepare" in caught.value.hint
+    assert "create all groups before prepare" in caught.value.hint
     copy.deepcopy(optimizer).add_param_group({"params": [nn.Parameter(torch.ones(1))]})

@@ -155,6 +155,8 @@ def test_gradients_that_something_outside_the_state_decides_are_refused() -> Non
 
 def test_a_mini_batch_that_is_not_the_same_again_is_refused() -> None:
     run = Run(drawn, counts=True, enabled=True)
-    with pytest.raises(TurnRepeatError, match=r"a mini-batch of EST 0 in step 2 was made twice .*collate_fn"):
+    with pytest.raises(
+        TurnRepeatError, match=r"a mini-batch of EST 0 in step 2 was loaded twice .*collate_fn"
+    ):
         run.epoch(0, 5)
     run.source.close()

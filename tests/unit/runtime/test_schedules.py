@@ -53,7 +53,7 @@ def warnings_of(build: Build, *, before: int = BEFORE) -> list[str]:
 @pytest.mark.parametrize("name", WARNED)
 def test_a_schedule_counted_before_prepare_is_told_of_with_both_lengths(name: str) -> None:
     (text,) = warnings_of(WARNED[name])
-    assert f"{BEFORE} batches an epoch" in text and f"{AFTER} global steps" in text
+    assert f"{BEFORE} batches per epoch" in text and f"{AFTER} global steps" in text
     assert "job.steps_per_epoch(loader)" in text
     assert warnings_of(WARNED[name], before=AFTER) == []
 

@@ -121,7 +121,7 @@ def test_norms_are_compared_in_the_first_steps_and_whenever_something_new_may_ru
 def test_an_lr_changed_behind_the_step_by_every_turn_is_refused_at_any_number_of_workers() -> None:
     body = Body(hosted=1)
     body.step(0, after=lambda: body.stepped() and body.set_lr(0.05))
-    with pytest.raises(TurnError, match=r"job.stepped was not asked"):
+    with pytest.raises(TurnError, match=r"without checking job.stepped"):
         body.step(1, after=lambda: body.set_lr(0.01))
 
 
@@ -310,7 +310,9 @@ def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_
     if not batch_norm:
         net(x)
         return
-    with pytest.raises(SecondForwardError, match=r"second forward in step 5 .* buffer 1.num_batches_tracked"):
+    with pytest.raises(
+        SecondForwardError, match=r"step 5 has a second forward .* buffer 1.num_batches_tracked"
+    ):
         net(x)
 
 

@@ -67,7 +67,7 @@ def test_copies_and_files_are_of_the_script_s_own_class(net: Net) -> None:
 
 @pytest.mark.parametrize("name", ["no_sync", "register_comm_hook", "join", "_set_static_graph"])
 def test_what_decides_how_gradients_are_summed_is_refused(net: Net, name: str) -> None:
-    with pytest.raises(WrapperCallError, match=rf"model\.{name}\(\) is DistributedDataParallel's"):
+    with pytest.raises(WrapperCallError, match=rf"model\.{name}\(\) is a method of DistributedDataParallel"):
         getattr(net, name)()
     assert not hasattr(net.module, name)
     net.require_backward_grad_sync = True  # type: ignore[assignment]

@@ -107,8 +107,8 @@ def test_one_that_the_history_does_not_lead_up_to_is_passed_over_and_named(url: 
     save(url, 9)
     loaded = load_newest(url, step_max=8)
     assert loaded is not None and loaded.step == 5
-    assert loaded.rejected == (f"{checkpoint_name(9, 1)}: the job's history leads up to step 8 only",)
-    with pytest.raises(NoUsableCheckpointError, match="leads up to step 4 only"):
+    assert loaded.rejected == (f"{checkpoint_name(9, 1)}: the job's history goes only up to step 8",)
+    with pytest.raises(NoUsableCheckpointError, match="goes only up to step 4"):
         load_newest(url, step_max=4)
 
 
@@ -128,8 +128,12 @@ DAMAGES: dict[str, tuple[str, Any, str]] = {
     "stripe bit": ("shard-00001", lambda d: flip(d, len(d) - 9), "shard-00001-of-00003.bin is damaged"),
     "context bit": ("shard-00002", lambda d: flip(d, d.index(b"\x03" * 40)), "shard-00002.*damaged"),
     "structure bit": ("shard-00000", lambda d: flip(d, d.index(b'"lr"') + 1), "shard-00000.*damaged"),
-    "magic": ("shard-00000", lambda d: flip(d, 0), "does not begin like a shard"),
-    "header length": ("shard-00000", lambda d: flip(d, len(MAGIC) + 7), "does not begin like a shard"),
+    "magic": ("shard-00000", lambda d: flip(d, 0), "does not begin with the header of a shard"),
+    "header length": (
+        "shard-00000",
+        lambda d: flip(d, len(MAGIC) + 7),
+        "does not begin with the header of a shard",
+    ),
     "header": ("shard-00000", lambda d: flip(d, len(MAGIC) + 8), "unreadable header"),
     "truncated": ("shard-00001", lambda d: d[:-1], "bytes long, should be"),
     "empty": ("shard-00001", lambda d: b"", "is 0 bytes long, should be"),
@@ -179,7 +183,7 @@ def test_shards_of_different_checkpoints_do_not_mix(url: str) -> None:
     )
     other = take_snapshot(exported, 1, 2, step=7, contexts=dict.fromkeys(range(2, ESTS), CONTEXTS[0]))
     second = write_shard(url, name, 1, 2, other)
-    with pytest.raises(CheckpointError, match="of another checkpoint"):
+    with pytest.raises(CheckpointError, match="belongs to another checkpoint"):
         write_manifest(url, name, 6, ESTS, [first, second], 3)
     loaded = load_newest(url)
     assert loaded is not None and loaded.step == 5
@@ -205,7 +209,7 @@ def test_all_contexts_must_be_there_before_older_checkpoints_are_given_up(
 
 def test_a_checkpoint_of_another_number_of_ests_is_not_used(url: str) -> None:
     save(url, 6, ests=3)
-    with pytest.raises(NoUsableCheckpointError, match="job of 3 ESTs, this one has 5") as caught:
+    with pytest.raises(NoUsableCheckpointError, match="job with 3 ESTs, this one has 5") as caught:
         load_newest(url, num_ests=5)
     assert len(caught.value.facts["rejected"]) == 1  # type: ignore[arg-type]
     save(url, 5)

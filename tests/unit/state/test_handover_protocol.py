@@ -155,13 +155,13 @@ def test_a_damaged_stripe_is_refused_and_named() -> None:
 
 
 def test_donors_of_another_layout_are_refused() -> None:
-    with pytest.raises(HandoverError, match="member 1 holds another state"):
+    with pytest.raises(HandoverError, match="member 1 holds a different state"):
         hand_over([a_state(), a_state(size=1001)], 1)
 
 
 def test_the_same_size_in_another_dtype_is_another_layout() -> None:
     first, second = encode([torch.zeros(4, dtype=torch.int32)]), encode([torch.zeros(4)])
-    with pytest.raises(HandoverError, match="member 1 holds another state"):
+    with pytest.raises(HandoverError, match="member 1 holds a different state"):
         hand_over([first, second], 1)
 
 

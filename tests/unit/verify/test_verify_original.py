@@ -185,7 +185,7 @@ REPORT = {"rank": 0, "world": 1, "steps": 3, "models": [], "optimizers": [], "ev
 @pytest.mark.parametrize(
     ("status", "reports", "seen", "error", "words"),
     [
-        (None, {}, True, OriginalLateError, "did not end in 9 s"),
+        (None, {}, True, OriginalLateError, "did not finish within 9 s"),
         (ExitStatus(1), {}, True, OriginalError, r"failed \(exit code 1\)\nlast line"),
         (ExitStatus(0), {}, False, OriginalEmptyError, "never started a Python"),
         (ExitStatus(0), {}, True, OriginalEmptyError, "built no torch.nn.parallel.DistributedDataParallel"),
@@ -196,14 +196,14 @@ REPORT = {"rank": 0, "world": 1, "steps": 3, "models": [], "optimizers": [], "ev
             {0: {"rank": 0, "world": 1, "steps": 0, "error": "finish: ValueError: odd"}},
             True,
             OriginalError,
-            "rank 0 of the reference trained could not be recorded: finish: ValueError: odd",
+            "the result of rank 0 of the reference could not be recorded: finish: ValueError: odd",
         ),
         (
             ExitStatus(0),
             {0: {**REPORT, "world": 2}, 1: {**REPORT, "rank": 1, "world": 2, "steps": 4}},
             True,
             OriginalError,
-            "made 3, 4 steps",
+            "numbers of steps: 3, 4",
         ),
     ],
 )

@@ -261,8 +261,8 @@ class Agent:
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"
         self._output.say(
-            f"job {job.name} ({how}): {job.settings.ests} ESTs on {limits} workers; "
-            f"look with: elastane status --master {self._address}",
+            f"job {job.name} ({how}): {job.settings.ests} ESTs on {limits} workers; see its state with: "
+            f"elastane status --master {self._address}",
             event="job_created" if created else "job_found",
             job=job.name,
         )
@@ -275,8 +275,8 @@ class Agent:
         if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
             spot, on_demand = (price_text(getattr(found, name), found.currency) for name in names)
             self._output.say(
-                f"the job's prices stay as they are: spot {spot}, on demand {on_demand};"
-                " `elastane price` changes them",
+                f"the existing job keeps its prices: spot {spot}, on demand {on_demand}; `elastane price` "
+                "changes them",
                 "warning",
                 event="prices_kept",
             )
@@ -290,7 +290,7 @@ class Agent:
         if self._gives_up_at is None:
             self._gives_up_at = now + most
             self._output.say(
-                f"no master answers at {self._address} ({error}); tried for {most:g} s (--master-timeout)",
+                f"no master answers at {self._address} ({error}); trying for {most:g} s (--master-timeout)",
                 "warning",
                 event="master_awaited",
             )
@@ -309,8 +309,8 @@ class Agent:
         if not self._said_away:
             self._said_away = True
             self._output.say(
-                f"the master at {self._address} does not answer ({error}); "
-                f"workers wait for it for {most:g} s (--master-timeout)",
+                f"the master at {self._address} does not answer ({error}); workers wait up to {most:g} s "
+                "(--master-timeout)",
                 "warning",
                 event="master_away",
             )
@@ -447,7 +447,7 @@ class Agent:
 
     def _noticed(self, now: float, notice: Notice) -> list[Action]:
         if notice.kind == "rebalance":
-            text = f"{notice.source}: {notice.reason}; this node may go soon"
+            text = f"{notice.source}: {notice.reason}; this node may be taken away soon"
             return [policies.Say(text, "warning", "spot_rebalance")]
         self._metrics.counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
@@ -460,7 +460,7 @@ class Agent:
         held = dict.fromkeys(out_of_reach(self._address, hosts), "it cannot reach a master on loopback")
         self._placement.found(hosts, held)
         for host in held.keys() - self._said_of_hosts:
-            self._output.say(f"{host} is left out: {held[host]}", "warning", "host_left_out")
+            self._output.say(f"{host} is not used: {held[host]}", "warning", "host_left_out")
         self._said_of_hosts |= held.keys()
         return self._places_changed(now)
 
@@ -530,7 +530,7 @@ class Agent:
                 with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
                     undecided = is_undecided(client.events(self._settings.job))
             except ElastaneError as error:
-                self._output.say(f"why the job is suspended is not known: {error.args[0]}", "warning")
+                self._output.say(f"cannot find out why the job is suspended: {error.args[0]}", "warning")
         return job_view(job, undecided=undecided)
 
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
@@ -553,7 +553,7 @@ class Agent:
                 asked = sent_away(worker, client.events(self._settings.job))
             actions = self._policy.job_changed(now, self._view_of(self._job))
         except ElastaneError as error:
-            actions = [policies.Say(f"why {worker} left is not known: {error.args[0]}", "warning")]
+            actions = [policies.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
         return [*actions, *self._policy.worker_exited(now, worker, status, asked_to_leave=asked)]
 
     # ------------------------------------------------------------------ the embedded master
@@ -570,10 +570,10 @@ class Agent:
             self._disk_was_full = full
             where = self._master.state_dir
             if full:
-                text = f"no space left on the disk of {where}: nothing can be committed until there is"
+                text = f"no space left on the disk of {where}: nothing can be committed until space is free"
                 self._output.say(text, "error", event="disk_full", state_dir=str(where))
             else:
-                self._output.say(f"there is room again on the disk of {where}", event="disk_has_room")
+                self._output.say(f"the disk of {where} has free space again", event="disk_has_room")
         return time.monotonic() + _LOOK_AT_DISK_SECONDS
 
     def _master_died(self, now: float, what: str) -> list[Action]:
@@ -592,7 +592,7 @@ class Agent:
             self._master.start()
         except MasterStartError as error:
             return self._master_died(time.monotonic(), str(error))
-        return [policies.Say(f"embedded master is back at {self._address}", event="master_restarted")]
+        return [policies.Say(f"embedded master restarted at {self._address}", event="master_restarted")]
 
     # ------------------------------------------------------------------ the end
 
@@ -653,7 +653,7 @@ class Agent:
         if (failed and self._job.name) or resumable:
             if not self._said_what_was_kept:
                 self._output.say(
-                    f"state kept: go on with --state-dir {self._temporary_dir}",
+                    f"state kept: continue with --state-dir {self._temporary_dir}",
                     event="state_kept",
                     state_dir=str(self._temporary_dir),
                 )

@@ -19,14 +19,14 @@ def what_was_kept(job: job_pb2.Job, *, state_dir: str) -> str:
     if job.phase in _OVER:
         return ""
     if any(worker.state == job_pb2.WORKER_STATE_MEMBER for worker in job.workers):
-        return f"kept: everything; other workers go on with the job, which is at step {job.step}"
+        return f"kept: everything; other workers continue the job, which is at step {job.step}"
     if job.step == 0:
-        return "nothing was trained yet, so nothing is lost; the same command starts it"
+        return "nothing was trained yet, so nothing is lost; run the same command to start"
     if job.saved_step < 0:
         why = (
-            f"no checkpoint was complete yet in {job.settings.checkpoint_url}"
+            f"there is no complete checkpoint in {job.settings.checkpoint_url} yet"
             if job.settings.checkpoint_url
-            else "without --checkpoint URL trained weights live in the workers alone"
+            else "without --checkpoint URL only the workers hold the trained weights"
         )
         return f"not kept: the training of all {_steps(job.step)}; {why}"
     kept = f"kept: the checkpoint of step {job.saved_step} in {job.settings.checkpoint_url}"
@@ -34,7 +34,7 @@ def what_was_kept(job: job_pb2.Job, *, state_dir: str) -> str:
     if lost > 0:
         kept += f"; not kept: the {_steps(lost)} since"
     where = f" with --state-dir {state_dir}" if state_dir else ""
-    return f"{kept}; the same command{where} goes on from there"
+    return f"{kept}; the same command{where} continues from there"
 
 
 def _steps(count: int) -> str:

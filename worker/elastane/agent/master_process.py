@@ -175,7 +175,7 @@ class EmbeddedMaster:
         self._stopping = True
         process.kill_group()
         raise self._start_fault(
-            f"the embedded master did not listen within {self._start_timeout_seconds:g} s"
+            f"the embedded master did not start listening within {self._start_timeout_seconds:g} s"
         )
 
     def _start_fault(self, what: str) -> MasterStartError:
@@ -193,7 +193,7 @@ class EmbeddedMaster:
                 f"the embedded master cannot start: its state directory {self.state_dir}: {fault}",
                 hint="free some space there, or name another folder with --state-dir",
             )
-        error = MasterStartError(f"{what}:\n{tail}", hint=f"its whole log is {self.log_path}")
+        error = MasterStartError(f"{what}:\n{tail}", hint=f"its full log is {self.log_path}")
         error.log = self.log_path
         return error
 

@@ -52,11 +52,11 @@ class Node:
         worker = os.environ.get("ELASTANE_WORKER_ID", "worker")
         self._policy = NodePolicy(worker, grace_seconds)
         self._figures = FigureTelling(worker, lambda line: _write("", "stdout", line)) if figures else None
-        told = self._figures.variables() if self._figures is not None else {}
+        metrics_environment = self._figures.variables() if self._figures is not None else {}
         self._child = ChildProcess(
             worker,
             command,
-            environment={**os.environ, **notices.environment(), **told},
+            environment={**os.environ, **notices.environment(), **metrics_environment},
             on_line=_write,
             on_exit=lambda _, status: self._events.put(status),
         )
@@ -90,7 +90,7 @@ class Node:
             case ExitStatus():
                 self._perform(self._policy.exited(event))
             case Notice(kind="rebalance"):
-                _say(f"{event.source}: {event.reason}; this node may go soon")
+                _say(f"{event.source}: {event.reason}; this node may be taken away soon")
             case Notice():
                 reason = f"spot notice of {event.source}: {event.reason}"
                 self._perform(self._policy.noticed(now, event.seconds_left(time.time()), reason))
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--grace", type=float, default=30.0, help="seconds to drain after a signal")
     parser.add_argument("--spot", default=AUTO, help="where spot notices are read, as of elastane run")
     parser.add_argument("--spot-url", default="", help="of the metadata service")
-    parser.add_argument("--spot-poll", type=float, default=0.0, help="seconds between two looks; 0: advised")
+    parser.add_argument("--spot-poll", type=float, default=0.0, help="seconds between polls; 0: recommended")
     parser.add_argument("--capacity", default=AUTO, help="spot, on-demand or auto")
     parser.add_argument("--figures", action="store_true", help="tell the worker's figures in lines of output")
     parser.add_argument("command", nargs="+", help="the worker")

@@ -27,7 +27,7 @@ class NodePolicy:
         self._worker = worker
         self._grace_seconds = grace_seconds
         self._kill_at: float | None = None
-        self._told = False
+        self._draining = False
         self._reclaimed = False
 
     def signalled(self, now: float, name: str) -> list[Action]:
@@ -35,7 +35,7 @@ class NodePolicy:
 
         SIGHUP counts too: it means that the connection to the supervisor is gone.
         """
-        if self._told:
+        if self._draining:
             return self._kill()
         self._kill_at = now + self._grace_seconds
         return [Say(f"{name}: the worker drains and leaves", "warning", "stopping"), *self._tell()]
@@ -44,7 +44,7 @@ class NodePolicy:
         """React to a spot notice: drain the worker, and kill it when the node is taken away."""
         self._reclaimed = True
         self._kill_at = now + seconds
-        text = f"this node goes in {seconds:.0f} s ({reason}): the worker drains and leaves"
+        text = f"this node will be taken away in {seconds:.0f} s ({reason}): the worker drains and leaves"
         return [Announce(seconds, reason), Say(text, "warning", "spot_notice"), *self._tell()]
 
     def exited(self, status: ExitStatus) -> list[Action]:
@@ -65,8 +65,8 @@ class NodePolicy:
         return self._kill_at
 
     def _tell(self) -> list[Action]:
-        told, self._told = self._told, True
-        return [] if told else [Terminate(self._worker)]
+        already_draining, self._draining = self._draining, True
+        return [] if already_draining else [Terminate(self._worker)]
 
     def _kill(self) -> list[Action]:
         self._kill_at = None

@@ -75,7 +75,9 @@ class Placement:
         """
         resting = self._rests.resting(now)
         return {
-            self._name(host, index): self._held.get(host, "its host rests" if host in resting else "")
+            self._name(host, index): self._held.get(
+                host, "its host is paused after failures" if host in resting else ""
+            )
             for host, count in self._hosts.items()
             for index in range(count)
         }
@@ -108,19 +110,21 @@ class Placement:
         if code in CANNOT_START and self.is_remote(worker):
             seconds = self._rests.unreachable(now, host)
             why = CANNOT_START[code]
-            return HostFault(f"{host}: {why} ({status}); it rests for {seconds:.3g} s", "host_unreachable")
+            return HostFault(
+                f"{host}: {why} ({status}); it is not used for {seconds:.3g} s", "host_unreachable"
+            )
         resting = self._rests.resting(now)
         others = set(self._hosts) - resting - set(self._held) - {host}
         # If only this host fails to reach the master, its network is the cause; without another host to
         # compare with, the policy decides.
         if code == EXIT_MASTER_UNREACHABLE and self.is_remote(worker) and others:
             seconds = self._rests.unreachable(now, host)
-            text = f"{worker} could not reach the master from {host}; it rests for {seconds:.3g} s"
+            text = f"{worker} could not reach the master from {host}; {host} is not used for {seconds:.3g} s"
             return HostFault(text, "host_unreachable")
         if code in _SAYS_NOTHING_OF_ITS_HOST:
             return None
         if seconds := self._rests.failed(now, host, alone=not others):
-            text = f"{worker} {status}; {host} fails again and again: left out for {seconds:g} s"
+            text = f"{worker} {status}; {host} fails repeatedly and is not used for {seconds:g} s"
             return HostFault(text, "host_rests")
         return None
 

@@ -255,7 +255,9 @@ class SupervisorPolicy:
             text = f"{worker} left: the job wants {self._wanted()}"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
         elif code == EXIT_START_ANEW:
-            text = f"{worker} is started anew: history went back behind what it has trained"
+            text = (
+                f"{worker} is restarted: the job was rolled back to a step before the one that it has trained"
+            )
             actions = [Say(text, event="worker_started_anew", worker=worker)]
             self._vacate(slot)
             actions += self._fill()
@@ -264,7 +266,7 @@ class SupervisorPolicy:
             actions = [Say(f"{worker} was drained", event="worker_drained", worker=worker)]
         elif code == EXIT_REFUSED:
             slot.state = SlotState.DEAD
-            text = f"{worker} was refused, and would be again: its last lines say why"
+            text = f"{worker} was refused, and would be refused again: its last lines of output say why"
             stop = self._stop(now, CODE_REFUSED, f"{worker} was refused")
             actions = [Say(text, "error", "worker_refused", worker), *stop]
         elif code == EXIT_MASTER_UNREACHABLE:
@@ -274,7 +276,7 @@ class SupervisorPolicy:
             actions = [Say(text, "error", "master_unreachable", worker), *stop]
         elif status.repeats and not self._dynamic:
             slot.state = SlotState.DEAD
-            text = f"{worker} cannot run, and could not the next time: {status.error}"
+            text = f"{worker} cannot run, and a restart would not help: {status.error}"
             actions = [Say(text, "error", "worker_died", worker), *self._stop(now, CODE_FAILED, text)]
         else:
             actions = self._died(now, slot, status)
@@ -296,7 +298,7 @@ class SupervisorPolicy:
                 continue
             if slot.state in (SlotState.RUNNING, SlotState.FINISHED):
                 slots[worker] = slot  # kept until it has ended; a finished worker still counts
-                slot.held = "its place is gone"
+                slot.held = "its place was removed"
             if slot.state is SlotState.RUNNING and not slot.leaving and self._code is None:
                 slot.leave_by = now + self._grace_seconds
                 text = f"{worker} drains and leaves: its host is no longer listed"
@@ -326,11 +328,11 @@ class SupervisorPolicy:
         name = signal.Signals(number).name
         self._signals += 1
         if self._signals == 1:
-            text = f"{name}: workers drain and leave; once more kills them"
+            text = f"{name}: workers drain and leave; a second signal kills them"
             stop = self._stop(now, 128 + number, f"it got {name}")
             actions = [Say(text, "warning", "stopping"), *stop]
         else:
-            text = f"{name} again: workers are killed"
+            text = f"{name} again: killing the workers"
             actions = [Say(text, "warning", "killing"), *self._kill(now)]
         if self._view.phase == "succeeded":
             self._code = CODE_OK
@@ -338,7 +340,7 @@ class SupervisorPolicy:
 
     def noticed(self, now: float, seconds: float, reason: str) -> list[Action]:
         """React to a spot notice: workers drain, and may use all `seconds` until the node is taken away."""
-        text = f"this node goes in {seconds:.0f} s ({reason}): workers drain and leave"
+        text = f"this node will be taken away in {seconds:.0f} s ({reason}): workers drain and leave"
         actions: list[Action] = [Announce(seconds, reason), Say(text, "warning", "spot_notice")]
         if self._code is None:
             actions += self._stop(now, 128 + signal.SIGTERM, "")
@@ -441,7 +443,7 @@ class SupervisorPolicy:
                 for other in self._slots.values()
                 if other.state not in (SlotState.IDLE, SlotState.PARKED)
             ):
-                text = f"{slot.worker} {how}: the script failed in every worker without a step between"
+                text = f"{slot.worker} {how}: the script failed in every worker, without a step in between"
                 return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED, text)]
         decision = self._budget.decide(now, self._restarts, slot.restarts)
         if not decision.allowed:
@@ -466,9 +468,9 @@ class SupervisorPolicy:
         if view.reason:
             text += f": {view.reason}"
         if view.phase == "max_wait_exceeded":
-            text += "; `elastane resume` waits again"
+            text += "; `elastane resume` makes it wait again"
         if view.undecided:
-            text += "; `elastane resume` goes on, with other machines or another worker to decide"
+            text += "; `elastane resume` continues it, with other machines or another worker to decide"
         weight = "error" if view.undecided else kind.get(view.phase, "warning")
         return [Say(text, weight, f"job_{view.phase}")]
 
@@ -487,9 +489,13 @@ class SupervisorPolicy:
         self._phase_by = None
         self._drop(SlotState.BACKOFF)
         # A worker takes a second SIGTERM as a request to stop at once, so send it only one.
-        told = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
+        already_leaving = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
         reason = by_agent(why) if why else ""
-        return [Terminate(slot.worker, reason) for slot in self._in(SlotState.RUNNING) if slot not in told]
+        return [
+            Terminate(slot.worker, reason)
+            for slot in self._in(SlotState.RUNNING)
+            if slot not in already_leaving
+        ]
 
     def _kill(self, now: float) -> list[Action]:
         self._kill_at = None
@@ -528,19 +534,22 @@ class SupervisorPolicy:
             return []
         self._said_no_place = True
         why = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
-        text = f"no worker runs: {'; '.join(why) or 'no host has a slot'}; waiting for hosts"
+        text = f"no worker is running: {'; '.join(why) or 'no host has a slot'}; waiting for hosts"
         return [Say(text, "warning", "waiting_for_hosts")]
 
     def _ended_early(self) -> list[Action]:
         """All workers have exited with 0 but the job is not over: find out why, and finish."""
         view = self._view
         if view.steps == 0:
-            text = "the script ended without training: right with job.tasks, else is job.epochs missing?"
+            text = (
+                "the script ended without training: expected with job.tasks; otherwise, is job.epochs "
+                "missing?"
+            )
             return self._finish(CODE_OK, Say(text, "warning", "not_joined"))
         if view.step < view.steps:
             text = f"the script ended at step {view.step} of {view.steps}"
             return self._finish(CODE_FAILED, Say(text, "error", "ended_early"))
-        return self._finish(CODE_OK, Say("this agent's workers are finished; the job goes on elsewhere"))
+        return self._finish(CODE_OK, Say("this agent's workers have finished; the job continues elsewhere"))
 
     def _finish(self, code: int, *says: Action) -> list[Action]:
         self._finished = True

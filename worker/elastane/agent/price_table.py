@@ -59,22 +59,22 @@ class PriceTable:
             return self
         return PriceTable(tuple(replace(row, at=row.at + created) for row in self.rows), relative=False)
 
-    def due(self, told: int, now: float) -> tuple[PriceRow | None, int, float | None]:
+    def due(self, sent: int, now: float) -> tuple[PriceRow | None, int, float | None]:
         """Return the prices to send at `now`, the number of rows sent then, and the time of the next row.
 
-        told: rows sent so far. Several rows that are due are merged into one, since prices cannot be changed
+        sent: rows sent so far. Several rows that are due are merged into one, since prices cannot be changed
         for the past. Prices are None if nothing is due, the time is None after the last row.
         """
         passed = sum(row.at <= now for row in self.rows)
         prices = None
-        for row in self.rows[told:passed]:
+        for row in self.rows[sent:passed]:
             prices = PriceRow(
                 row.at,
                 _newer(row.spot_micros, prices.spot_micros if prices else None),
                 _newer(row.on_demand_micros, prices.on_demand_micros if prices else None),
             )
         later = self.rows[passed].at if passed < len(self.rows) else None
-        return prices, max(told, passed), later
+        return prices, max(sent, passed), later
 
 
 def read_price_table(path: Path) -> PriceTable:
@@ -99,7 +99,7 @@ def parse_price_table(text: str) -> PriceTable:
         kinds.add(relative)
         row = PriceRow(at, _price(cells.get("spot", ""), number), _price(cells.get("on_demand", ""), number))
         if len(kinds) > 1:
-            raise PriceTableError(f"row {number}: seconds and times of the clock in one table")
+            raise PriceTableError(f"row {number}: the table mixes seconds and clock times")
         if rows and row.at <= rows[-1].at:
             raise PriceTableError(f"row {number} is not later than the row before")
         if row.spot_micros is None and row.on_demand_micros is None:
@@ -132,15 +132,15 @@ class PriceFeed:
         self._over.set()
 
     def _run(self) -> None:
-        told = 0
+        sent = 0
         while not self._over.is_set():
-            prices, told, later = self._table.due(told, time.time())
+            prices, sent, later = self._table.due(sent, time.time())
             if prices is not None:
                 try:
                     self._tell(prices)
                 except ElastaneError as error:
                     if not self._over.is_set():
-                        self._on_trouble(f"the master does not take the prices: {error}")
+                        self._on_trouble(f"the master refused the prices: {error}")
             if later is None:
                 return
             # The wall clock may be set meanwhile, so wake up at least once a minute.
@@ -169,7 +169,9 @@ def _json_rows(text: str) -> Iterable[tuple[int, Mapping[str, str]]]:
     except ValueError as error:
         raise PriceTableError(f"not JSON: {error}") from error
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise PriceTableError("not a list of objects", hint='like [{"at": 0, "spot": "0.31"}]')
+        raise PriceTableError(
+            "not a list of objects", hint='expected a list like [{"at": 0, "spot": "0.31"}]'
+        )
     for number, row in enumerate(found, 1):
         cells: dict[str, Any] = {name.lower().replace("-", "_"): value for name, value in row.items()}
         _check_columns(list(cells))
@@ -196,8 +198,8 @@ def _time(text: str, number: int) -> tuple[float, bool]:
         except (ValueError, OverflowError):
             pass
     raise PriceTableError(
-        f"row {number}: {text[:40]!r} is no time",
-        hint="seconds since the job was created, or 2026-11-22T08:00Z",
+        f"row {number}: {text[:40]!r} is not a time",
+        hint="give seconds since the job was created, or a time such as 2026-11-22T08:00Z",
     )
 
 

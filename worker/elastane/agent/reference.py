@@ -121,7 +121,7 @@ def _run(
             try:
                 name, status = ended.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise _failed(f"no end after {timeout_seconds:g} s", lines) from None
+                raise _failed(f"not finished after {timeout_seconds:g} s", lines) from None
             report = reports / f"ddp-{name.removeprefix('rank')}.json"
             if status == ExitStatus(-signal.SIGABRT) and report.exists():
                 continue  # torch's threads can abort the interpreter at exit, after the report was written

@@ -73,8 +73,8 @@ def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], 
         *(["--figures"] if figures else []),
         *("--", *_command(agent)),
     ]
-    told = remote_variables(_inherited(), variables, agent.hosts.passed)
-    return remote_command(agent.hosts.template, host, node, told, str(Path.cwd())), dict(os.environ)
+    exported = remote_variables(_inherited(), variables, agent.hosts.passed)
+    return remote_command(agent.hosts.template, host, node, exported, str(Path.cwd())), dict(os.environ)
 
 
 def _command(agent: AgentSettings) -> list[str]:

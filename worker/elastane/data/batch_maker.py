@@ -239,8 +239,8 @@ def wrapped(number: int) -> ExceptionWrapper:
 
 def _not_repeatable(task: StreamTask) -> DataError:
     return DataError(
-        "the IterableDataset gives other batches when its epoch is made again from the start",
-        hint="give it state_dict and load_state_dict, or let it depend on nothing but the global generators",
+        "the IterableDataset gives different batches when its epoch is repeated from the start",
+        hint="give it state_dict and load_state_dict, or let it depend only on the global generators",
         virtual_rank=task.rank,
         batches=task.made,
     )

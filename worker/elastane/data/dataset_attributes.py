@@ -42,7 +42,8 @@ class DatasetAttributes:
             elif known is not value and (len(path) == 1 or not unknown):
                 name = ".".join(("dataset", *path))
                 raise UnsupportedError(
-                    f"{name} was replaced after the data workers were started; they do not have the new one",
+                    f"{name} was replaced after the data workers were started; they do not have the new "
+                    "value",
                     hint="set it before prepare, change only plain values in it, or use num_workers=0",
                     attribute=name,
                 )

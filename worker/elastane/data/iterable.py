@@ -128,7 +128,7 @@ def copied_dataset(dataset: Any, shared: Iterable[object]) -> Any:
     except Exception as error:
         raise UnsupportedError(
             f"the IterableDataset, a {type(dataset).__name__}, cannot be copied: {error}",
-            hint="every EST needs a copy of it; open files and connections in __iter__, not in __init__",
+            hint="every EST needs its own copy; open files and connections in __iter__, not in __init__",
             option="dataset",
         ) from error
 

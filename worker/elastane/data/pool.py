@@ -91,7 +91,7 @@ class DataWorkerPool:
         If called in the main thread, they are killed with this process at once, even in the middle of a
         batch.
         """
-        assert not self._workers, "the data workers are started already"
+        assert not self._workers, "the data workers were already started"
         context = multiprocessing.get_context("fork")
         ends: list[socket.socket] = []
         for number in range(self._work.num_workers):
@@ -178,8 +178,8 @@ class DataWorkerPool:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise DataWorkerError(
-                    f"data worker {stream} made no batch within {timeout_seconds} s",
-                    hint="raise the DataLoader's timeout, or find out what its dataset waits for",
+                    f"data worker {stream} returned no batch within {timeout_seconds} s",
+                    hint="increase the DataLoader's timeout, or find out what its dataset waits for",
                     stream=stream,
                     pid=worker.process.pid,
                     virtual_rank=rank,

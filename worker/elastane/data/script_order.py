@@ -96,8 +96,8 @@ class ScriptOrder:
         self.batches = self._rounds_of(len(given)) if _sure_length(given) else self._count(given)
         if not self.batches:
             raise UnsupportedError(
-                f"the DataLoader's {'batch_sampler' if self.batched else 'sampler'} leaves no step: "
-                f"its order has no batch for each of {num_ests} ESTs",
+                f"the DataLoader's {'batch_sampler' if self.batched else 'sampler'} leaves no step: its "
+                f"order has fewer batches than the {num_ests} ESTs",
                 hint="omit drop_last, or use a smaller batch size",
                 option="sampler",
             )
@@ -148,7 +148,7 @@ class ScriptOrder:
             if indices > _INDICES_MAX:
                 raise UnsupportedError(
                     f"the DataLoader's sampler has no length, and gave more than {_INDICES_MAX} indices",
-                    hint="give it __len__: an epoch must have an end",
+                    hint="give it __len__: an epoch must be finite",
                     option="sampler",
                 )
         return rounds
@@ -285,7 +285,7 @@ class _Window:
         raise DataError(
             f"the sampler gives each EST {given} batches in epoch {self._epoch}, "
             f"but {expected} {'by its length' if believed else 'in epoch 0'}",
-            hint="let its __len__ say how many it gives, in every epoch"
+            hint="its __len__ must return the number of batches that it gives, in every epoch"
             if believed
             else "all epochs of a job have the same number of steps",
             epoch=self._epoch,
@@ -383,7 +383,7 @@ def _set_rank(sampler: Any, rank: int) -> None:
     except AttributeError as error:
         raise UnsupportedError(
             f"the rank of a {type(ranked).__name__} cannot be set",
-            hint="make rank a plain attribute: every EST has a copy of the sampler with its own",
+            hint="make rank a plain attribute: every EST has a copy of the sampler with its own rank",
             option="sampler",
         ) from error
 
@@ -405,7 +405,7 @@ def _copied(sampler: Any, dataset: Any) -> Any:
     except Exception as error:
         raise UnsupportedError(
             f"the DataLoader's sampler, a {type(sampler).__name__}, cannot be copied: {error}",
-            hint="every epoch iterates a copy of it; keep no iterators, files or locks in it",
+            hint="every epoch iterates over a copy of it; do not keep iterators, files or locks in it",
             option="sampler",
         ) from error
 

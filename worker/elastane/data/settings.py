@@ -138,16 +138,16 @@ def _check_iterable(loader: DataLoader[Any], steps_per_epoch: int | None) -> Non
             raise _unsupported(
                 "dataset",
                 "is an IterableDataset without a length",
-                "say how many mini-batches each EST takes in an epoch: "
-                "job.prepare(..., steps_per_epoch=...), or give the dataset __len__",
+                "give the number of mini-batches that each EST takes per epoch, job.prepare(..., "
+                "steps_per_epoch=...), or give the dataset __len__",
             )
         if len(loader) == 0:
             raise _unsupported("dataset", "has a length that leaves no step", "check __len__ and drop_last")
     if loader.persistent_workers:
         raise _unsupported(
             "persistent_workers",
-            "is set for an IterableDataset, whose copies would go on from where prefetching left them",
-            "leave it out: Elastane's data workers live through all epochs in any case",
+            "is set for an IterableDataset, whose copies would continue from where prefetching left them",
+            "leave it out: Elastane's data workers run through all epochs in any case",
         )
 
 
@@ -156,7 +156,7 @@ def _check_options(loader: DataLoader[Any]) -> None:
     if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
         raise _unsupported("loader", f"is a {kind.__name__} with its own iteration", "use torch's DataLoader")
     if not loader.in_order:
-        raise _unsupported("in_order", "is False, so the order is left to chance", "leave it out")
+        raise _unsupported("in_order", "is False, so the order is nondeterministic", "leave it out")
     if loader.generator is not None and loader.generator.device.type != "cpu":
         raise _unsupported(
             "generator", "is on a device, where torch's DataLoader fails", "use one on the CPU"
@@ -166,10 +166,10 @@ def _check_options(loader: DataLoader[Any]) -> None:
         raise _unsupported(
             "multiprocessing_context",
             "is not fork",
-            "leave it out: data workers are forked before there is a thread or channel to hurt",
+            "leave it out: data workers are forked before there are any threads or channels",
         )
     if loader.num_workers > 0 and loader.prefetch_factor == 0:
-        raise _unsupported("prefetch_factor", "is 0", "set at least 1")
+        raise _unsupported("prefetch_factor", "is 0", "set it to at least 1")
     if loader.num_workers == 0 and loader.timeout != 0:
         raise _unsupported("timeout", "is set without data workers", "leave it out or set num_workers")
 
@@ -185,11 +185,13 @@ def _of_distributed_sampler(
     if sampler.num_replicas != num_ests:
         raise _unsupported(
             "sampler",
-            f"splits the data in {sampler.num_replicas}, but the job has {num_ests} ESTs",
+            f"splits the data into {sampler.num_replicas} parts, but the job has {num_ests} ESTs",
             "pass num_replicas=job.num_ests",
         )
     if len(sampler.dataset) != len(loader.dataset):  # type: ignore[arg-type]
-        raise _unsupported("sampler", "is of another dataset than the loader", "pass it the loader's dataset")
+        raise _unsupported(
+            "sampler", "uses a different dataset than the loader", "pass it the loader's dataset"
+        )
     return SamplerSettings(num_ests, sampler.shuffle, sampler.seed, sampler.drop_last)
 
 
@@ -199,7 +201,7 @@ def _check_steps(loader: DataLoader[Any], settings: SamplerSettings) -> None:
         raise _unsupported(
             "drop_last",
             f"leaves no step: each EST has {samples} samples, a batch is {loader.batch_size}",
-            "leave drop_last out, or make the batch smaller",
+            "omit drop_last, or use a smaller batch size",
         )
 
 

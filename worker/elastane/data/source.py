@@ -264,10 +264,10 @@ class BatchSource:
         batch = step_in_epoch * self.accumulation_steps
         if context.step != step or (position.epoch, position.batch) != (epoch, batch):
             raise ContextError(
-                f"the context of EST {context.virtual_rank} is of step {context.step}, "
-                f"epoch {position.epoch}, batch {position.batch}; "
-                f"wanted is step {step}, epoch {epoch}, batch {batch}",
-                hint="dataset, batch size and number of ESTs must be those with which the job started",
+                f"the context of EST {context.virtual_rank} is of step {context.step}, epoch "
+                f"{position.epoch}, batch {position.batch}; expected step {step}, epoch {epoch}, batch "
+                f"{batch}",
+                hint="dataset, batch size and number of ESTs must be the same as at the start of the job",
                 virtual_rank=context.virtual_rank,
                 step=step,
             )
@@ -302,9 +302,8 @@ class BatchSource:
                 continue
             if not states[stream]:
                 raise ContextError(
-                    f"the context of EST {context.virtual_rank} lacks the states of data-worker "
-                    f"stream {stream}",
-                    hint="the job began with another num_workers",
+                    f"the context of EST {context.virtual_rank} has no states of data-worker stream {stream}",
+                    hint="the job started with a different num_workers",
                     virtual_rank=context.virtual_rank,
                     stream=stream,
                 )
@@ -312,8 +311,8 @@ class BatchSource:
             if self._iterable and ITERATOR not in states[stream] and not self._replay_said:
                 self._replay_said = True
                 _log.warning(
-                    "the IterableDataset has no states: after a change of the ring its epoch is made again "
-                    "from the start; give it state_dict and load_state_dict to avoid that"
+                    "the IterableDataset has no states: after a ring change its epoch is repeated from "
+                    "the start; give it state_dict and load_state_dict to avoid that"
                 )
 
     def _slot_of(self, turns: _Turns) -> int:

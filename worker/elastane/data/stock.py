@@ -101,7 +101,7 @@ def ended_early(given: int, expected: int) -> DataError:
     """Build the error for an IterableDataset with too few batches, in the stock and in the elastic run."""
     return DataError(
         f"the IterableDataset ended after {given} mini-batches of an epoch of {expected}",
-        hint="set steps_per_epoch to what every rank has, or let the dataset begin again at its end",
+        hint="set steps_per_epoch to the number that every rank has, or let the dataset restart at its end",
         given=given,
         expected=expected,
     )

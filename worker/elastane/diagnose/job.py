@@ -274,7 +274,7 @@ class DoctorJob(LocalJob):
                 self._book.add(
                     Severity.COSTS,
                     "data",
-                    "the IterableDataset has no states: after a change of the ring its epoch is made again "
+                    "the IterableDataset has no states: after a ring change its epoch is repeated "
                     "from the start",
                     where="the DataLoader",
                     todo="give the dataset or its iterator state_dict and load_state_dict",

@@ -90,7 +90,7 @@ class Discovery:
                 hosts = ask_hosts(self._script, self._timeout_seconds)
             except ElastaneError as error:
                 if not failed and not self._over.is_set():
-                    self._on_trouble(f"the hosts stay as they are: {error}")
+                    self._on_trouble(f"the list of hosts is unchanged: {error}")
                 failed = True
             else:
                 failed = False

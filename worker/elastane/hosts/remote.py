@@ -83,7 +83,7 @@ def require_no_secret(environment: Mapping[str, str]) -> None:
     if found:
         raise RefusedError(
             f"{' and '.join(found)} would be seen in the list of processes of every host",
-            hint=f"put the token into a file on each host and name it in {found[0]}_FILE",
+            hint=f"put the token into a file on each host and set its path in {found[0]}_FILE",
         )
 
 

@@ -42,8 +42,8 @@ def parse_hosts(text: str) -> dict[str, int]:
         # No leading "-": a host's name becomes an argument of ssh.
         if not _HOST.fullmatch(host) or not count.isdecimal() or int(count) > SLOTS_MAX:
             raise HostsFormatError(
-                f"line {number} names no host: {line[:80]!r}",
-                hint=f"a line is HOST or HOST:SLOTS, with at most {SLOTS_MAX} slots",
+                f"line {number} has no host: {line[:80]!r}",
+                hint=f"each line must be HOST or HOST:SLOTS, with at most {SLOTS_MAX} slots",
                 line=number,
             )
         if int(count):

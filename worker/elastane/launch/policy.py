@@ -89,7 +89,7 @@ class LaunchPolicy:
             gone = [slot for slot in self.slots if slot.index >= usable.get(slot.host, 0)]
             if gone:
                 lost = ", ".join(dict.fromkeys(slot.host for slot in gone))
-                actions = self._stop(now, "stopping", f"{lost} went away: everything starts again")
+                actions = self._stop(now, "stopping", f"{lost} went away: restarting all processes")
             elif len(self._next(now)) > len(self.slots):
                 self._grow_at = self._grow_at or now + self._settle_seconds
             else:
@@ -103,7 +103,7 @@ class LaunchPolicy:
         if self.phase == "running" and status.returncode != 0:
             actions = self._failed(now, rank, status)
         elif self.phase == "running" and not self._live:
-            return self._finish(CODE_OK, Say("all processes are finished", "success", "finished"))
+            return self._finish(CODE_OK, Say("all processes have finished", "success", "finished"))
         if not self._live and self.phase == "stopping":
             self.phase, self._kill_at, self._waiting_since = "waiting", None, now
         elif not self._live and self.phase == "ending":
@@ -116,20 +116,20 @@ class LaunchPolicy:
         self._code = 128 + number
         name = signal.Signals(number).name
         if self._signals > 1:
-            return [Say(f"{name} again: processes are killed", "warning", "killing"), *self._kill()]
-        return self._stop(now, "ending", f"{name}: processes are told to end; once more kills them")
+            return [Say(f"{name} again: killing the processes", "warning", "killing"), *self._kill()]
+        return self._stop(now, "ending", f"{name}: asking the processes to end; a second signal kills them")
 
     def tick(self, now: float) -> list[Action]:
         """Act on due times; called after every event too."""
         actions: list[Action] = []
         if self._kill_at is not None and now >= self._kill_at:
             left = ", ".join(str(rank) for rank in sorted(self._live))
-            actions += [Say(f"rank {left} did not end in time", "warning", "killing"), *self._kill()]
+            actions += [Say(f"rank {left} did not exit in time", "warning", "killing"), *self._kill()]
         if self.phase == "running" and self._grow_at is not None and now >= self._grow_at:
             count = len(self._next(now))
             if count > len(self.slots):
                 actions += self._stop(
-                    now, "stopping", f"there is room for {count} processes: everything starts again"
+                    now, "stopping", f"there is room for {count} processes: restarting all of them"
                 )
             self._grow_at = None
         if self.phase == "waiting":
@@ -169,7 +169,10 @@ class LaunchPolicy:
         if self._waiting_since is None:
             self._waiting_since = now
         if self._wait_max_seconds and now >= self._waiting_since + self._wait_max_seconds:
-            text = f"no {self._workers_min} slots within {self._wait_max_seconds:g} s: there are {len(slots)}"
+            text = (
+                f"only {len(slots)} of {self._workers_min} slots were available within "
+                f"{self._wait_max_seconds:g} s"
+            )
             return self._finish(CODE_MAX_WAIT, Say(text, "error", "max_wait_exceeded"))
         return []
 
@@ -180,7 +183,7 @@ class LaunchPolicy:
             self._rests.clear(hosts)
         actions: list[Action] = []
         if seconds := self._rests.failed(now, host, alone=len(hosts) == 1):
-            text = f"{host} failed again and again: left out for {seconds:g} s"
+            text = f"{host} failed repeatedly and is not used for {seconds:g} s"
             actions.append(Say(text, "warning", "host_rests"))
         decision = self._budget.decide(now, self._restarts, self._restarts)
         what = f"rank {rank} on {host} {status}"

@@ -33,7 +33,7 @@ class CarriedValues:
         for name, value in values.items():
             if name in self.values:
                 raise StepError(
-                    f"job.carry({name}=...) was called twice", hint="give each value a name of its own"
+                    f"job.carry({name}=...) was called twice", hint="give each value a different name"
                 )
             check(name, value)
         self.values |= values
@@ -45,8 +45,8 @@ class CarriedValues:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if sorted(state) != sorted(self.values):
             raise StateError(
-                f"the state carries {', '.join(sorted(state)) or 'nothing'}, "
-                f"the script {', '.join(sorted(self.values)) or 'nothing'}",
+                f"carried values differ: the state has {', '.join(sorted(state)) or '(none)'}, the script "
+                f"{', '.join(sorted(self.values)) or '(none)'}",
                 hint="every worker must call job.carry with the same names",
             )
         # Tensors may be views of the buffer they were received in.
@@ -72,8 +72,8 @@ class Carried:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._names:
             raise StepError(
-                f"{name!r} was set on what job.carry returned, and was not given to it",
-                hint=f"name it with its first value: job.carry({name}=...)",
+                f"{name!r} was set on the object that job.carry returned, but was not given to job.carry",
+                hint=f"declare it with its initial value: job.carry({name}=...)",
             )
         check(name, value)
         if self._all.writes(name):

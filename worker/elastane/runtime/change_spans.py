@@ -107,9 +107,9 @@ class ChangeSpans:
         self, direction: str, generation: int, seconds: float, *, size_bytes: int, donors: int, receivers: int
     ) -> None:
         """Record a hand-over of state. direction: "send" or "receive"."""
-        told = {"elastane.handover.bytes": size_bytes}
-        told |= {"elastane.handover.donors": donors, "elastane.handover.receivers": receivers}
-        self._done(f"{direction} state", generation, seconds, told)
+        span_attributes = {"elastane.handover.bytes": size_bytes}
+        span_attributes |= {"elastane.handover.donors": donors, "elastane.handover.receivers": receivers}
+        self._done(f"{direction} state", generation, seconds, span_attributes)
 
     def entered(self, generation: int) -> None:
         """Note that this worker trains in the ring: the next step it applies is the ring's first."""
@@ -138,5 +138,5 @@ class ChangeSpans:
     ) -> None:
         sink, parent = self._sink, self._parents.get(generation)
         if sink is not None and parent is not None:
-            told = {**self._named, "elastane.ring.generation": generation, **attributes}
-            sink.emit(name, begin_ns=began, end_ns=self._clock(), parent=parent, attributes=told)
+            span_attributes = {**self._named, "elastane.ring.generation": generation, **attributes}
+            sink.emit(name, begin_ns=began, end_ns=self._clock(), parent=parent, attributes=span_attributes)

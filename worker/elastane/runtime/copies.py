@@ -86,25 +86,32 @@ class CopyWatch:
             if not (turn.applied and (turn.asked_stepped or self._alone)):
                 raise TurnError(
                     f"{name} was changed in step {turn.step} in the turn of EST {turn.rank}",
-                    hint="update it behind optimizer.step() `if job.stepped:`: once a step, and not in every"
-                    " EST's turn",
+                    hint=(
+                        "update it after optimizer.step() under `if job.stepped:`, once per step rather "
+                        "than in every EST's turn"
+                    ),
                     variable=name,
                 )
         elif isinstance(owner, list | tuple | dict):
             if name not in self._warned:
                 self._warned.add(name)
                 _log.warning(
-                    "a copy of the weights changes in every turn, and no worker that joins will have it:"
-                    " keep it in a module, pass that to prepare, and update it `if job.stepped:`",
+                    "a copy of the weights changes in every turn, and workers that join will not have it: "
+                    "keep it in a module, pass the module to prepare, and update it under `if "
+                    "job.stepped:`",
                     variable=name,
                     step=turn.step,
                 )
         else:
             raise CopyNotPreparedError(
-                f"{name} holds a copy of the weights, was not prepared, and was changed in step {turn.step}:"
-                " it would change in every EST's turn, and a worker that joins would not have it",
-                hint=f"model, ..., {name} = job.prepare(net, ..., {name}), and update it behind"
-                " optimizer.step() `if job.stepped:`; what is no module needs state_dict and load_state_dict",
+                f"{name} holds a copy of the weights that was not prepared, and was changed in step "
+                f"{turn.step}: it would change in every EST's turn, and a worker that joins would not have "
+                "it",
+                hint=(
+                    f"write model, ..., {name} = job.prepare(net, ..., {name}), and update it after "
+                    "optimizer.step() under `if job.stepped:`; an object that is not a module needs "
+                    "state_dict and load_state_dict"
+                ),
                 variable=name,
             )
 

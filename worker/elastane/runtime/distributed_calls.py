@@ -30,17 +30,19 @@ _log = structlog.get_logger(__name__)
 
 _OURS: Final = frozenset({"torch", "elastane", "functools", "contextlib", "typing_extensions"})
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
-_ALLOW: Final = "or elastane.init(..., distributed_calls=True), if the answers of a single process are meant"
-_WHOLE: Final = "the whole model is in every worker: pass it to job.prepare as it is"
+_ALLOW: Final = (
+    "or elastane.init(..., distributed_calls=True), if the answers of a single process are intended"
+)
+_WHOLE: Final = "every worker holds the whole model: pass it to job.prepare unchanged"
 _HINTS: Final = {
     "is_initialized": f"use job.num_ests, job.rank and job.is_leader; {_ALLOW}",
-    "get_rank": "use job.rank, or job.is_leader for what one worker does",
+    "get_rank": "use job.rank, or job.is_leader for what only one worker does",
     "get_world_size": "use job.num_ests",
     "get_backend": "leave it out",
     "init_process_group": "leave it out: elastane.init has joined the job",
     "destroy_process_group": "leave it out: the job ends with its epochs",
     "barrier": "leave it out: a step is a barrier; between epochs `if job.is_leader:` needs none",
-    "DistributedDataParallel.__init__": "pass the model to job.prepare, which takes its place",
+    "DistributedDataParallel.__init__": "pass the model to job.prepare, which replaces it",
     "DistributedSampler.__init__": "pass num_replicas=job.num_ests, rank=0: every EST gets its own rank",
     "fully_shard": _WHOLE,
     "FullyShardedDataParallel.__init__": _WHOLE,
@@ -48,8 +50,8 @@ _HINTS: Final = {
     "DeviceMesh.__init__": _WHOLE,
 }
 _OTHERWISE: Final = (
-    "gradients are averaged by job.prepare; use job.log for what is only looked at, and evaluate "
-    "`if job.is_leader:`; inside a step there is no value of all ESTs"
+    "the prepared model averages gradients; use job.log for values that are only reported, and evaluate "
+    "under `if job.is_leader:`; inside a step there is no value from all ESTs"
 )
 
 
@@ -105,8 +107,9 @@ def _asked(original: Callable[..., Any]) -> Callable[..., Any]:
         if package not in warned:
             warned.add(package)
             _log.warning(
-                f"{place_of(frame)} of {package} asks torch.distributed whether it is initialized: no. "
-                "What it does for all ranks together under stock DDP, it does in each worker by itself"
+                f"{place_of(frame)} of {package} asks torch.distributed whether it is initialized, and it "
+                "is not. What it does for all ranks together under stock DDP, it does in each worker "
+                "separately"
             )
         return original()
 

@@ -105,12 +105,12 @@ class ElasticJob(Job):
         trainer = self._trainer
         if trainer is None or not trainer.joined:
             raise LeaderUnknownError(
-                f"job.is_leader was read in {place_of(sys._getframe(1))}, before this worker has joined "
-                "the ring "
-                "in job.epochs: nobody leads yet",
-                hint="ask for it in the loop over job.epochs or behind it; before that write what every "
-                "worker "
-                "may do, like os.makedirs(folder, exist_ok=True)",
+                f"job.is_leader was read in {place_of(sys._getframe(1))}, before this worker joined the "
+                "ring in job.epochs: there is no leader yet",
+                hint=(
+                    "read it in the loop over job.epochs or after it; before the loop do only what every "
+                    "worker may do, such as os.makedirs(folder, exist_ok=True)"
+                ),
             )
         trainer.interval.asked("is_leader", sys._getframe(1))
         return trainer.is_leader and trainer.interval.turn in (None, 0)
@@ -120,7 +120,7 @@ class ElasticJob(Job):
         if trainer is None or trainer.turn is not None:
             raise StepError(
                 "job.each_rank was called " + ("in the loader loop" if trainer else "before job.prepare"),
-                hint="it is for code between the epochs, which runs once in a worker of several ranks",
+                hint="use it for code between epochs, which runs once in a worker of several ranks",
             )
         return trainer.interval.each_rank()
 
@@ -151,7 +151,9 @@ class ElasticJob(Job):
         if self._trainer is not None:
             raise StepError("prepare was called twice", hint="pass everything to one call")
         if self._task_attendance is not None:
-            raise StepError("job.prepare was called after job.tasks", hint="a job trains or leases tasks")
+            raise StepError(
+                "job.prepare was called after job.tasks", hint="a job either trains or leases tasks, not both"
+            )
         self._watch.stop()
         try:
             prepared, chosen = Prepared(objects), TrainOptions.of(options)
@@ -244,7 +246,9 @@ class ElasticJob(Job):
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LeasedTask]:
         if self._trainer is not None:
-            raise StepError("job.tasks was called after job.prepare", hint="a job trains or leases tasks")
+            raise StepError(
+                "job.tasks was called after job.prepare", hint="a job either trains or leases tasks, not both"
+            )
         if self._task_attendance is None:
             self._task_attendance = TaskAttendance(self._environment)
         return lease_tasks(

@@ -123,19 +123,19 @@ class WorkerEnvironment(BaseSettings):
     def notice(self) -> tuple[float, str]:
         """Return the seconds left to leave and the reason, from the agent's notice file or the settings."""
         try:
-            told = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
-            announced = told.get("workers", {}).get(self.worker_id, told)
+            notice = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
+            announced = notice.get("workers", {}).get(self.worker_id, notice)
             return max(0.1, float(announced["at"]) - time.time()), str(announced["reason"])
         except (OSError, ValueError, KeyError):
             return self.notice_seconds, "SIGTERM"
 
     def capacity_type(self) -> common_pb2.CapacityType:
         """Return how this node is billed (spot, on-demand), as far as is known now."""
-        told: str = self.capacity
-        if not told and self.capacity_file:
+        capacity: str = self.capacity
+        if not capacity and self.capacity_file:
             with contextlib.suppress(OSError):
-                told = Path(self.capacity_file).read_text().strip()
-        return _CAPACITIES.get(told, common_pb2.CAPACITY_TYPE_UNSPECIFIED)
+                capacity = Path(self.capacity_file).read_text().strip()
+        return _CAPACITIES.get(capacity, common_pb2.CAPACITY_TYPE_UNSPECIFIED)
 
     def rendezvous_host(self) -> str:
         """Address this worker's rendezvous store listens on; loopback if the master is on loopback."""

@@ -60,26 +60,26 @@ class EpochValues:
         elif self._found and epoch:
             _log.warning(
                 f"this worker begins at epoch {epoch} without the values that the script's variables have "
-                "in others: "
-                f"{self._words}. Other results are noticed only while a worker of before lives: "
-                f"{carry_line(self._found)}"
+                f"in other workers: {self._words}. A different result is noticed only while one of the "
+                f"earlier workers is alive: {carry_line(self._found)}"
             )
         elif self._found and leads:
             _log.warning(
                 f"variables of the script live across epochs: {self._words}. A worker that joins later "
-                "does not have "
-                f"them, and from a checkpoint the job would not go on: {carry_line(self._found)}"
+                "does not have them, and the job could not continue from a checkpoint: "
+                f"{carry_line(self._found)}"
             )
 
     def refuse_lost(self, epoch: int) -> None:
         """Raise LostValuesError if the script carries values, because no worker has them any more."""
         if self._found:
             raise LostValuesError(
-                f"the job goes on at epoch {epoch} from a checkpoint, which does not have the values of the "
-                f"script's variables: {self._words}",
-                hint=f"{carry_line(self._found)}: it is then in checkpoints. Start a new job with it: the "
-                "values "
-                "of this one are lost",
+                f"the job continues at epoch {epoch} from a checkpoint, which does not contain the values "
+                f"of the script's variables: {self._words}",
+                hint=(
+                    f"{carry_line(self._found)}: checkpoints then contain it. Start a new job with that "
+                    "change: the values of this job are lost"
+                ),
                 variables=[carried.name for carried in self._found],
             )
 

@@ -80,12 +80,12 @@ class WorkerExits:
             self._say(ring_pb2.BYE_REASON_FINISHED, done.reason)
             raise SystemExit(0)
         if done is not None and done.phase == "restart":
-            _log.info("this process is started anew", reason=done.reason)
+            _log.info("this process will be restarted", reason=done.reason)
             self._say(ring_pb2.BYE_REASON_DRAINED, done.reason)
             raise SystemExit(EXIT_START_ANEW)
         reason = done.reason if done is not None else drain.reason if drain is not None else ""
         if done is not None and done.phase == "failed":
-            error = JobFailedError(reason, hint="`elastane events` has all that led to it")
+            error = JobFailedError(reason, hint="`elastane events` shows what happened before")
             sys.stderr.write(f"elastane: {error.line()}\n")
             self._say(ring_pb2.BYE_REASON_DRAINED, reason)
             raise SystemExit(error.exit_code) from error

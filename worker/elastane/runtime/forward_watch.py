@@ -54,10 +54,12 @@ class ForwardWatch:
         if self._broadcast and self._now() != self._versions:
             name = self._changed(module)
             raise SecondForwardError(
-                f"a second forward in step {turn.step} comes after the first has changed buffer {name}: under"
-                " DDP it would start from what rank 0's first forward left",
-                hint="do one forward with all of it, torch.cat([a, b]); or keep buffers as they are in"
-                " training: GroupNorm, track_running_stats=False, eval() of the part",
+                f"step {turn.step} has a second forward after the first has changed buffer {name}: under "
+                "DDP the second would start from the buffers that rank 0's first forward left",
+                hint=(
+                    "do one forward over everything, torch.cat([a, b]); or avoid buffer updates in "
+                    "training: GroupNorm, track_running_stats=False, eval() on that part"
+                ),
                 buffer=name,
                 virtual_rank=turn.rank,
             )

@@ -246,7 +246,7 @@ class Interval:
         if not changes:
             return
         if self._doubt is not None and not self._uncertain:
-            self._uncertain = f"what is drawn depends on the answer that is asked for in {self._doubt.place}"
+            self._uncertain = f"what is drawn depends on the answer requested in {self._doubt.place}"
         for name, change in changes.items():
             before = self._changes.get(name, 0)
             both = isinstance(change, int) and isinstance(before, int)
@@ -264,14 +264,15 @@ class Interval:
         if name.startswith(ITEM):
             if len({context.parts[name] for context in self._contexts.values()}) > 1 or self._whole:
                 self._faulty(
-                    f"the registered item {name.removeprefix(ITEM)!r} was changed, and each rank has its own"
+                    f"the registered item {name.removeprefix(ITEM)!r} was changed, but each rank has a "
+                    "separate one"
                 )
             return after
         draws = draws_between(name, before, after)
         if draws is None:
             self._faulty(
-                f"{name.removeprefix('rng/')}'s generator was given another state, keeps one of a pair of"
-                f" normal values, or drew more than {DRAWS_MAX:,} values"
+                f"{name.removeprefix('rng/')}'s generator had its state set, keeps one of a pair of normal "
+                f"values, or drew more than {DRAWS_MAX:,} values"
             )
             return after
         return draws

@@ -138,8 +138,8 @@ class Job(abc.ABC):
 
     def _shows_progress(self, asked: bool) -> bool:
         """True if the leader shows progress; ELASTANE_PROGRESS overrides the script."""
-        told = self._environment.progress
-        return asked if told is None else told
+        configured = self._environment.progress
+        return asked if configured is None else configured
 
     def _note_schedules(self, prepared: Prepared, steps_per_epoch: int) -> None:
         """Note the schedules seen by `prepare`; the number of epochs is known later."""

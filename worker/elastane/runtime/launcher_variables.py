@@ -23,7 +23,7 @@ from elastane.errors import UnsupportedError
 from elastane.script_source.launcher import LAUNCHER_VARIABLES
 
 _ALLOW: Final = (
-    "; or elastane.init(..., distributed_calls=True), if the answers of a single process are meant"
+    "; or elastane.init(..., distributed_calls=True), if the answers of a single process are intended"
 )
 _OURS: Final = frozenset({"torch", "elastane"})
 _PASSED_ON: Final = frozenset({"os", "_collections_abc", "collections.abc", __name__})
@@ -101,9 +101,9 @@ def _asked(name: str, frame: FrameType | None) -> None:
             import structlog
 
             structlog.get_logger(__name__).warning(
-                f"{place} of {package} reads the variable {name}, which torchrun sets for each rank: it "
-                "is not "
-                "set. What it does once for all ranks under torchrun, it does in each worker"
+                f"{place} of {package} reads the variable {name}, which torchrun sets for each rank and "
+                "Elastane does not. What it does once for all ranks under torchrun, it does in each "
+                "worker"
             )
         return
     error = LauncherVariableError(

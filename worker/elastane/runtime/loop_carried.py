@@ -182,8 +182,10 @@ class AttributeWatch:
                 raise CarriedValueError(
                     f"{attribute.shown} ({attribute.where}) changes from turn to turn, and decides what the"
                     " model does",
-                    hint="make it a buffer, self.register_buffer, which forward writes to in place: each step"
-                    " begins with rank 0's, as under DDP; or compute it from job.step",
+                    hint=(
+                        "make it a buffer (self.register_buffer) that forward writes to in place: each "
+                        "step then begins with rank 0's buffer, as under DDP; or compute it from job.step"
+                    ),
                     attribute=attribute.shown,
                 )
         for attribute in self._of_optimizers if turn.applied else ():

@@ -35,8 +35,8 @@ class TrainOptions:
             )
         if self.static_graph and self.accumulation_steps > 1:
             raise UnsupportedError(
-                "static_graph and accumulation_steps: stock DDP itself fails with both",
-                hint="leave static_graph out; reentrant checkpointing works without it",
+                "static_graph and accumulation_steps cannot be combined: stock DDP fails with both, too",
+                hint="omit static_graph; reentrant checkpointing works without it",
             )
         for name in ("accumulation_steps", "steps_per_epoch"):
             value = getattr(self, name)
@@ -53,7 +53,7 @@ class TrainOptions:
         unknown = sorted(set(keywords) - set(known))
         if unknown:
             raise UnsupportedError(
-                f"prepare has no option {', '.join(unknown)}", hint=f"it has {', '.join(known)}"
+                f"prepare has no option {', '.join(unknown)}", hint=f"the options are {', '.join(known)}"
             )
         return cls(**keywords)
 

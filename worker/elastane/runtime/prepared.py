@@ -105,20 +105,20 @@ def check_modules(model: torch.nn.Module) -> None:
             module, torch.nn.Embedding | torch.nn.EmbeddingBag
         ):
             raise UnsupportedError(
-                f"{name or 'the model'} makes sparse gradients",
+                f"{name or 'the model'} produces sparse gradients",
                 hint="build it with sparse=False",
                 module=name,
             )
         if isinstance(module, torch.nn.SyncBatchNorm):
             raise UnsupportedError(
                 f"{name} is a SyncBatchNorm, which would need the batches of all ESTs at once",
-                hint="use BatchNorm: stock DDP and Elastane both keep the statistics of rank 0",
+                hint="use BatchNorm: like stock DDP, Elastane keeps the statistics of rank 0",
                 module=name,
             )
         if any(torch.nn.parameter.is_lazy(parameter) for parameter in module.parameters(recurse=False)):
             raise UnsupportedError(
-                f"{name or 'the model'} has parameters without a shape yet",
-                hint="run it forward once before prepare",
+                f"{name or 'the model'} has uninitialized (lazy) parameters",
+                hint="run one forward pass before prepare",
                 module=name,
             )
 
@@ -188,8 +188,10 @@ def refuse_new_groups(prepared: Prepared) -> None:
     def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
         raise LateGroupError(
             "add_param_group() was called after prepare: a worker that joins later would not have the group",
-            hint="make all groups before prepare, those that are trained later with lr=0 or "
-            "requires_grad_(False) and find_unused_parameters=True",
+            hint=(
+                "create all groups before prepare; for layers that are trained later use lr=0, or "
+                "requires_grad_(False) with find_unused_parameters=True"
+            ),
         )
 
     for optimizer in prepared.optimizers:
@@ -207,7 +209,7 @@ def refuse_other_scalers(prepared: Prepared) -> None:
             if id(optimizer) in optimizers and id(self) not in known and self.is_enabled():
                 raise UnpreparedScalerError(
                     f"a {type(self).__name__} that was not prepared steps the {type(optimizer).__name__}: "
-                    "its scale would change once a turn, by the gradients of one EST",
+                    "its scale would change once per turn, from the gradients of one EST",
                     hint="pass the scaler to prepare, or the object that holds it: job.prepare(..., scaler)",
                 )
             return original(self, optimizer, *args, **kwargs)

@@ -56,7 +56,9 @@ class Rehearsal:
     def __post_init__(self) -> None:
         point, _, step = self.kill.partition(":")
         if self.kill and (point not in POINTS or not step.isdecimal()):
-            raise ValueError(f"kill is {self.kill!r}, not like 'prepared:7'; points: {', '.join(POINTS)}")
+            raise ValueError(
+                f"kill is {self.kill!r}, expected the form 'prepared:7'; points: {', '.join(POINTS)}"
+            )
 
     def environment(self) -> dict[str, str]:
         """Return the variable for the worker's process, as a dict; empty if there are no settings."""

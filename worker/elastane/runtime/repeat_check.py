@@ -131,10 +131,12 @@ class RepeatCheck:
         assert first is not None and second is not None
         if first.value() != second.value():
             raise TurnRepeatError(
-                f"the turn of EST {turn.rank} in step {turn.step} was run twice from the same state, and its"
-                " gradients differ: something that the script keeps from turn to turn decides them",
-                hint="compute it from job.step, make it a buffer of the model, or job.register it, as a"
-                " generator of the script's own; `elastane verify` shows where runs part",
+                f"the turn of EST {turn.rank} in step {turn.step} was run twice from the same state, and "
+                "its gradients differ: they depend on something that the script keeps from turn to turn",
+                hint=(
+                    "compute it from job.step, make it a buffer of the model, or pass it to job.register "
+                    "(a generator of the script's, too); `elastane verify` shows where runs diverge"
+                ),
                 virtual_rank=turn.rank,
             )
         if self._due:
@@ -156,10 +158,13 @@ def _compare_batches(turn: Turn, first: Any, second: Any) -> None:
     if found[1] == again[1] and all(map(_same, found[0], again[0])):
         return
     raise TurnRepeatError(
-        f"a mini-batch of EST {turn.rank} in step {turn.step} was made twice from the same state, and is not"
-        " the same: dataset, transforms, sampler or collate_fn keep something from one to the next",
-        hint="let a sample depend on nothing but its index, the global generators and registered objects: not"
-        " on the time, nor on how many were read before",
+        f"a mini-batch of EST {turn.rank} in step {turn.step} was loaded twice from the same state and "
+        "differs: the dataset, transforms, sampler or collate_fn keep something from one mini-batch to "
+        "the next",
+        hint=(
+            "let a sample depend only on its index, the global generators and registered objects, not on "
+            "the time or on how many samples were read before"
+        ),
         virtual_rank=turn.rank,
     )
 

@@ -48,16 +48,19 @@ class SamplerEpoch:
         if self.told is not None and self.told != epoch:
             raise SamplerEpochError(
                 f"{self._kind}.set_epoch was last given {self.told}, and this is epoch {epoch}",
-                hint="write `sampler.set_epoch(epoch)` in every epoch, with the number that job.epochs gives;"
-                " for another order give the sampler another seed",
+                hint=(
+                    "call `sampler.set_epoch(epoch)` in every epoch with the number that job.epochs "
+                    "gives; for a different order give the sampler a different seed"
+                ),
                 told=self.told,
                 epoch=epoch,
             )
         if self.told is None and epoch > 0 and not self._warned:
             self._warned = True
             _log.warning(
-                f"{self._kind}.set_epoch is never called: stock DDP would repeat the first epoch's order,"
-                " here every epoch has its own; write `sampler.set_epoch(epoch)` in the original, too"
+                f"{self._kind}.set_epoch is never called: stock DDP would repeat the first epoch's order, "
+                "here every epoch has its own order; add `sampler.set_epoch(epoch)` to the original "
+                "script, too"
             )
 
 

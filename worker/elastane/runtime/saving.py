@@ -57,7 +57,10 @@ def load_state(
     checkpoint = load_newest(url, num_ests=num_ests, step_max=step_max, doubts=doubts) if url else None
     if checkpoint is None:
         if not pristine:
-            _log.error("no checkpoint to go back to, and this process has trained: a fresh one must start")
+            _log.error(
+                "there is no checkpoint to go back to, and this process has already trained: a new process "
+                "must start"
+            )
             raise SystemExit(EXIT_START_ANEW)
         loaded = ring_pb2.Loaded(generation=message.generation, step=0)
         contexts = {rank: dict(context.parts) for rank, context in initial.items()}

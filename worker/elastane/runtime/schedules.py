@@ -67,9 +67,9 @@ def _counted_before(steps: list[int], lengths: Lengths) -> bool:
 def _text(figures: list[Figure], lengths: Lengths) -> str:
     named = ", ".join(f"{figure.name}={figure.steps}" for figure in figures[:4])
     return (
-        f"{figures[0].scheduler}({named}) seems to count with the loader as it was before prepare, "
-        f"{lengths.before} batches an epoch; an epoch has {lengths.after} global steps, the job "
-        f"{lengths.total}, as under DDP. If so, count with steps = job.steps_per_epoch(loader) before prepare"
+        f"{figures[0].scheduler}({named}) seems to use the length of the loader before prepare, "
+        f"{lengths.before} batches per epoch; an epoch has {lengths.after} global steps, the job "
+        f"{lengths.total}, as under DDP. If so, use steps = job.steps_per_epoch(loader) before prepare"
     )
 
 

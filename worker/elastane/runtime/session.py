@@ -172,8 +172,10 @@ class MasterSession:
                 why = error.details() if error is not None else "stream closed"
                 raise MasterUnreachableError(
                     f"no master answered at {self._book} for {away_seconds:.0f} s: {why}",
-                    hint="is the master running, and is --master right? "
-                    f"ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait; {TLS_HINT}",
+                    hint=(
+                        "is the master running, and is --master correct? ELASTANE_MASTER_TIMEOUT_SECONDS "
+                        f"limits the wait; {TLS_HINT}"
+                    ),
                     last_error=why,
                 )
             # A master that evicts this worker leads: stay with it.

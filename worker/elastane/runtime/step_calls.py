@@ -56,7 +56,7 @@ class ElasticCalls:
         if turn is not None and turn.last and not (turn.applied or turn.lost or self._trainer.failed):
             raise StepError(
                 "scheduler.step() came before optimizer.step()",
-                hint="step the optimizer first, as in stock PyTorch",
+                hint="call optimizer.step() first, as in stock PyTorch",
             )
         return self.once(original, *args, **kwargs)
 

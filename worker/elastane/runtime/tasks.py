@@ -63,7 +63,9 @@ def lease_tasks(
     Raises StepError if tasks were parked as FAILED.
     """
     if not 0 <= prefetch <= PREFETCH_MAX:
-        raise StepError(f"prefetch={prefetch}", hint=f"0 to {PREFETCH_MAX} tasks can be leased ahead")
+        raise StepError(
+            f"prefetch={prefetch}", hint=f"between 0 and {PREFETCH_MAX} tasks can be leased ahead"
+        )
     settings = shard_pb2.DatasetSettings(
         range=shard_pb2.RangeSource(size=size), task_size=task_size, epochs=epochs, max_attempts=max_attempts
     )

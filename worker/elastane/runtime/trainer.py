@@ -58,8 +58,10 @@ from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
 
-_DRAWN_IN_BACKWARD = "random numbers were drawn in backward(): from now on steps are reported at its end"
-_LOOK = "to look at a batch, take it from a DataLoader of its own: next(iter(DataLoader(dataset, ...)))"
+_DRAWN_IN_BACKWARD = (
+    "random numbers were drawn in backward(): from now on steps are reported at the end of backward()"
+)
+_LOOK = "to inspect a batch, use a separate DataLoader: next(iter(DataLoader(dataset, ...)))"
 SENT_AWAY_SECONDS = 0.5
 """How long a drained worker waits for a file that is being written."""
 
@@ -265,13 +267,13 @@ class Trainer:
         if self._iterating:
             raise LoaderUseError(
                 f"the loader was asked for a second iterator in epoch {self.epoch}, at step "
-                f"{self.applied_step}, before the first came to its end",
-                hint=f"go through it once in every epoch; {_LOOK}",
+                f"{self.applied_step}, before the first was exhausted",
+                hint=f"iterate over it once per epoch; {_LOOK}",
             )
         if not self._in_epoch():
             raise StepError(
                 f"the loader was used again after the end of epoch {self.epoch}",
-                hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
+                hint="iterate over it once per epoch, and evaluate with a separate DataLoader",
             )
         self._check_frozen()
         self._check_buffers_between()
@@ -315,7 +317,7 @@ class Trainer:
         if self._in_epoch():
             raise StepError(
                 f"the loader loop of epoch {epoch} was left at step {self.applied_step}, before its end",
-                hint="go through the whole loader in every epoch",
+                hint="iterate over the whole loader in every epoch",
             )
         self._closed_epochs.count = max(self._closed_epochs.count, epoch + 1)
         if self._closed_elsewhere is not None:
@@ -355,9 +357,10 @@ class Trainer:
         raise StepError(
             f"the loader of epoch {self.epoch} was left at {place} by a break, return or next(), in step "
             f"{self.applied_step}, before its end",
-            hint="for fewer steps write `job.epochs(n, max_steps=...)`, for shorter epochs "
-            "`job.prepare(..., steps_per_epoch=...)`; a break out of the loop over job.epochs ends training; "
-            f"{_LOOK}",
+            hint=(
+                "for fewer steps use `job.epochs(n, max_steps=...)`, for shorter epochs `job.prepare(..., "
+                f"steps_per_epoch=...)`; a break out of the loop over job.epochs ends training; {_LOOK}"
+            ),
         )
 
     def finish(self) -> None:
@@ -471,10 +474,12 @@ class Trainer:
         name = self._reducer.written_between()
         if name is not None:
             raise PartialGradientError(
-                f"the gradient of parameter {name} was changed behind backward() in step {turn.step}, in "
-                f"mini-batch {turn.micro + 1} of {turn.batches} that add up to the step",
-                hint="do it to the averages, once a step: in a function of the optimizer's, "
-                "optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ...)",
+                f"the gradient of parameter {name} was changed after backward() in step {turn.step}, in "
+                f"mini-batch {turn.micro + 1} of {turn.batches} that are summed for the step",
+                hint=(
+                    "change the averaged gradients, once per step, in a hook of the optimizer: "
+                    "optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ...)"
+                ),
                 virtual_rank=turn.rank,
                 parameter=name,
             )
@@ -483,11 +488,13 @@ class Trainer:
         """Raise LoaderUseError for a mini-batch requested before backward(); names the caller's line."""
         asks = sys._getframe(3)
         raise LoaderUseError(
-            f"{asks.f_code.co_filename}:{asks.f_lineno} asks the loader for the next mini-batch before "
-            f"backward() of the present one, in step {turn.step}",
-            hint="call backward() once for every mini-batch, and let nothing between loader and loop read "
-            "ahead (a prefetcher, list(loader), tee): the DataLoader does, with num_workers, prefetch_factor "
-            "and pin_memory",
+            f"{asks.f_code.co_filename}:{asks.f_lineno} requests the next mini-batch from the loader "
+            f"before backward() of the current one, in step {turn.step}",
+            hint=(
+                "call backward() once for every mini-batch, and put nothing that reads ahead between "
+                "loader and loop (a prefetcher, list(loader), tee): the DataLoader itself reads ahead, "
+                "with num_workers, prefetch_factor and pin_memory"
+            ),
         )
 
     def _begin_batch(self, turn: Turn) -> Any:
@@ -684,8 +691,10 @@ class Trainer:
         if not self.turn.applied:
             raise StepError(
                 f"job.carry value {name} was set in step {self.turn.step} before the step was applied",
-                hint="set it after optimizer.step() `if job.stepped:`, or between epochs: each mini-batch "
-                "is a turn of the loop, and a step may be done again",
+                hint=(
+                    "set it after optimizer.step() under `if job.stepped:`, or between epochs: each "
+                    "mini-batch is a turn of the loop, and a step may be replayed"
+                ),
                 virtual_rank=self.turn.rank,
             )
         return True
@@ -813,7 +822,9 @@ class Trainer:
             if param.requires_grad:
                 raise UnsupportedError(
                     f"parameter {name} did not require a gradient at prepare and does now",
-                    hint="let all that is ever trained require gradients at prepare, freeze it after that, "
-                    "and pass find_unused_parameters=True",
+                    hint=(
+                        "let every parameter that will be trained require gradients at prepare, freeze it "
+                        "after that, and pass find_unused_parameters=True"
+                    ),
                     parameter=name,
                 )

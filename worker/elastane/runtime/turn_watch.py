@@ -101,8 +101,10 @@ class TurnWatch:
         raise TurnError(
             f"{name} of {_called(self._optimizers, place)} is {after!r} in the turn of EST {turn.rank}, and"
             f" was {before!r} in an earlier turn of step {turn.step}",
-            hint="a turn is one EST's part of a step, and may be run again: compute it from job.step, not"
-            " from a counter of turns or enumerate(loader); or prepare a scheduler",
+            hint=(
+                "a turn is one EST's part of a step, and may be replayed: compute the value from "
+                "job.step, not from a counter of turns or enumerate(loader); or prepare a scheduler"
+            ),
             virtual_rank=turn.rank,
             hyperparameter=name,
         )
@@ -135,17 +137,19 @@ class TurnWatch:
                     virtual_rank=turn.rank,
                 )
         elif not turn.asked_stepped and self._num_ests > 1:
-            self._check(turn, "after the step was applied, and job.stepped was not asked")
+            self._check(turn, "after the step was applied, without checking job.stepped")
             for place, (before, now) in enumerate(
                 zip(self._shown, map(hyperparameters, self._optimizers), strict=True)
             ):
                 name = differing(before, now)
                 if name is not None:
                     raise TurnError(
-                        f"{name} of {_called(self._optimizers, place)} was changed in step {turn.step} after"
-                        " the step was applied, and job.stepped was not asked",
-                        hint="a worker of several ESTs runs this line in each of their turns: change it"
-                        " `if job.stepped:`, or prepare a scheduler",
+                        f"{name} of {_called(self._optimizers, place)} was changed in step {turn.step} "
+                        "after the step was applied, without checking job.stepped",
+                        hint=(
+                            "a worker with several ESTs runs this line in each of their turns: change it "
+                            "under `if job.stepped:`, or prepare a scheduler"
+                        ),
                         hyperparameter=name,
                     )
 
@@ -176,9 +180,11 @@ class TurnWatch:
             name for name, (before, after) in zip(self._names, found, strict=True) if _unequal(before, after)
         )
         raise TurnError(
-            f"{name} was written to in step {turn.step}, by the script, {when}",
-            hint="every EST's turn would write again: do it behind optimizer.step() `if job.stepped:`, or in"
-            " a hook from optimizer.register_step_post_hook",
+            f"{name} was written to in step {turn.step} by the script, {when}",
+            hint=(
+                "every EST's turn would repeat the write: do it after optimizer.step() under `if "
+                "job.stepped:`, or in a hook set with optimizer.register_step_post_hook"
+            ),
             virtual_rank=turn.rank,
             tensor=name,
         )

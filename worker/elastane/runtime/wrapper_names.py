@@ -18,10 +18,12 @@ import torch
 from elastane.errors import UnsupportedError
 
 _REFUSED: Final = {
-    "no_sync": "leave no_sync() out and write job.prepare(..., accumulation_steps=K): "
-    "the loop body stays that of every mini-batch",
-    "register_comm_hook": "gradients travel as DDP sends them without a hook",
-    "join": "leave it out: every EST has as many batches as the others",
+    "no_sync": (
+        "replace no_sync() by job.prepare(..., accumulation_steps=K); the loop body stays the same for "
+        "every mini-batch"
+    ),
+    "register_comm_hook": "remove it: gradients are sent as DDP sends them without a hook",
+    "join": "leave it out: all ESTs have the same number of batches",
     "_set_static_graph": "write job.prepare(..., static_graph=True)",
 }
 
@@ -67,7 +69,8 @@ def give_wrapper_names(model: torch.nn.Module) -> None:
 def _refusal(name: str, hint: str) -> Any:
     def refused(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise WrapperCallError(
-            f"model.{name}() is DistributedDataParallel's, which a prepared model is not", hint=hint
+            f"model.{name}() is a method of DistributedDataParallel, and a prepared model is not one",
+            hint=hint,
         )
 
     return refused
@@ -76,5 +79,7 @@ def _refusal(name: str, hint: str) -> Any:
 def _set_sync(self: Any, value: bool) -> None:
     if not value:
         raise WrapperCallError(
-            "model.require_backward_grad_sync = False is DistributedDataParallel's", hint=_REFUSED["no_sync"]
+            "model.require_backward_grad_sync = False is a setting of DistributedDataParallel, and a "
+            "prepared model is not one",
+            hint=_REFUSED["no_sync"],
         )

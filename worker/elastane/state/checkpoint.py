@@ -235,7 +235,7 @@ def load_newest(
             _set_aside(folder, checkpoint.name)
             continue
         if step_max is not None and checkpoint.step > step_max:
-            rejected.append(f"{checkpoint.name}: the job's history leads up to step {step_max} only")
+            rejected.append(f"{checkpoint.name}: the job's history goes only up to step {step_max}")
             continue
         try:
             return _load(folder, checkpoint, num_ests, tuple(rejected))
@@ -258,7 +258,7 @@ def load_newest(
 
 def _set_aside(folder: Folder, name: str) -> None:
     """Exclude a doubtful checkpoint permanently, for all readers, by renaming its manifest."""
-    _log.warning("checkpoint is in doubt and set aside", checkpoint=name)
+    _log.warning("checkpoint is doubtful and was set aside", checkpoint=name)
     try:
         with folder.reading(f"{name}/{MANIFEST}") as file:
             manifest = file.read()
@@ -267,7 +267,7 @@ def _set_aside(folder: Folder, name: str) -> None:
         folder.write(f"{name}/{DOUBTFUL}", [manifest])
         folder.remove_file(f"{name}/{MANIFEST}")
     except (OSError, CheckpointError) as error:
-        _log.warning("checkpoint cannot be set aside", checkpoint=name, error=str(error))
+        _log.warning("checkpoint could not be set aside", checkpoint=name, error=str(error))
 
 
 def _order(name: str) -> tuple[int, int, str]:
@@ -305,7 +305,9 @@ def _load(
 ) -> LoadedCheckpoint:
     manifest = _read_manifest(folder, checkpoint)
     if num_ests is not None and manifest.num_ests != num_ests:
-        raise CheckpointDamagedError(f"it is of a job of {manifest.num_ests} ESTs, this one has {num_ests}")
+        raise CheckpointDamagedError(
+            f"it belongs to a job with {manifest.num_ests} ESTs, this one has {num_ests}"
+        )
     headers = [_read_header(folder, manifest, entry) for entry in manifest.shards]
     _check_headers(manifest, headers)
     # Sizes were checked against the files, so a damaged header cannot make this allocation huge.
@@ -338,7 +340,7 @@ def _read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
             raise CheckpointTooNewError(
                 f"checkpoint {checkpoint.name} was written by a newer release: its manifest has version"
                 f" {version}, this one reads up to {VERSION}",
-                hint="upgrade elastane on the workers, or remove the checkpoint to go back to the one before",
+                hint="upgrade elastane on the workers, or remove this checkpoint to use the previous one",
                 checkpoint=checkpoint.name,
                 version=version,
             )
@@ -352,7 +354,7 @@ def _read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
     if manifest.sha256 != _manifest_sha256(manifest):
         raise CheckpointDamagedError("its manifest is damaged: the sha256 differs")
     if (manifest.checkpoint, manifest.step) != (checkpoint.name, checkpoint.step):
-        raise CheckpointDamagedError(f"its manifest is of {manifest.checkpoint} at step {manifest.step}")
+        raise CheckpointDamagedError(f"its manifest belongs to {manifest.checkpoint} at step {manifest.step}")
     if not manifest.shards:
         raise CheckpointDamagedError("its manifest lists no shards")
     return manifest
@@ -389,7 +391,7 @@ def _check_headers(manifest: Manifest, headers: Sequence[ShardHeader]) -> None:
         )
         if mine != expected:
             raise CheckpointDamagedError(
-                f"{entry.file} is of another checkpoint: {mine}, expected {expected}"
+                f"{entry.file} belongs to another checkpoint: {mine}, expected {expected}"
             )
         position = header.end
     if position != headers[0].total_bytes:

@@ -336,10 +336,10 @@ def _document(structure: bytes) -> dict[str, Any]:
             hint="use the version of elastane that wrote it",
         )
     if not isinstance(document.get("tensors"), list) or "tree" not in document:
-        raise StateFormatError("the structure of the state lacks its tensors or its tree")
+        raise StateFormatError("the structure of the state has no tensors or no tree")
     paths = document.get("paths", [])
     if not isinstance(paths, list) or (paths and len(paths) != len(document["tensors"])):
-        raise StateFormatError("the structure of the state has other paths than tensors")
+        raise StateFormatError("the structure of the state has a different number of paths and tensors")
     return document
 
 
@@ -364,7 +364,7 @@ def _not_carried(value: object, path: str) -> StateNotCarriedError:
     name = _type_name(value)
     return StateNotCarriedError(
         f"{path or 'the state'}: object of type {name} cannot be carried",
-        hint="keep numbers, text, bytes, tensors, NumPy arrays, and lists, tuples and dicts of them",
+        hint="use numbers, text, bytes, tensors, NumPy arrays, and lists, tuples and dicts of them",
         path=path,
         type=name,
     )

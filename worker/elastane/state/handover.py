@@ -210,7 +210,7 @@ class _Header:
             )
         self.total_bytes, self.start, self.end, self.piece_bytes, self._layout, self.structure_bytes = rest
         if min(self.total_bytes, self.start, self.structure_bytes) < 0 or self.piece_bytes <= 0:
-            raise HandoverError(f"member {self.src} sent an impossible header: {rest}", donor=self.src)
+            raise HandoverError(f"member {self.src} sent an invalid header: {rest}", donor=self.src)
 
     def compare(self, layout: StreamLayout, stripe: tuple[int, int], checksum: int) -> None:
         """Raise HandoverError unless this donor's stream is the one the structure describes."""
@@ -218,8 +218,8 @@ class _Header:
         expected = (layout.total_bytes, *stripe, checksum)
         if mine != expected:
             raise HandoverError(
-                f"member {self.src} holds another state than the first donor: "
-                f"(bytes, start, end, layout) {mine}, expected {expected}",
+                f"member {self.src} holds a different state than the first donor: (bytes, start, end, "
+                f"layout) {mine}, expected {expected}",
                 hint="every worker must build the same model and optimizer",
                 donor=self.src,
             )
@@ -275,8 +275,8 @@ class _StripeReceiver:
         self._transport.recv(trailer, self._header.src, self._tag_base + _CHECKSUM_TAG).wait()
         if int(trailer.item()) != self._checksum:
             raise HandoverError(
-                f"the stripe that came from member {self._header.src} is damaged",
-                hint="the donor's memory changed while it sent, or is faulty",
+                f"the stripe received from member {self._header.src} is damaged",
+                hint="the donor's memory changed during sending, or is faulty",
                 donor=self._header.src,
             )
 

@@ -102,7 +102,7 @@ def check_optimizer(optimizer: Optimizer, state: Any, name: str) -> None:
     sizes, saved_sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in saved]
     if sizes != saved_sizes:
         raise StateError(
-            f"{name}: the state is of parameter groups of {saved_sizes} parameters, the script built {sizes}",
+            f"{name}: the state has parameter groups of {saved_sizes} parameters, the script built {sizes}",
             hint="every worker must build the same optimizer",
             found=sizes,
             expected=saved_sizes,

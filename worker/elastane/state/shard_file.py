@@ -162,7 +162,7 @@ def read_header(file: Any, file_bytes: int) -> ShardHeader:
     header_bytes = int.from_bytes(prefix[len(MAGIC) :], "little")
     limit = min(file_bytes - _PREFIX_BYTES, _HEADER_BYTES_MAX)
     if prefix[: len(MAGIC)] != MAGIC or len(prefix) != _PREFIX_BYTES or not 0 < header_bytes <= limit:
-        raise CheckpointDamagedError("does not begin like a shard")
+        raise CheckpointDamagedError("does not begin with the header of a shard")
     try:
         header = msgspec.json.decode(file.read(header_bytes), type=ShardHeader)
     except msgspec.DecodeError as error:

@@ -112,16 +112,17 @@ def parse_reference(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise OriginalError(f"--reference cannot be read: {error}", hint="quote it as for a shell") from None
+        raise OriginalError(f"--reference cannot be read: {error}", hint="quote it as in a shell") from None
     if not words:
         raise OriginalError(
-            "--reference is empty", hint='like --reference "torchrun --nproc-per-node 4 train_ddp.py"'
+            "--reference is empty",
+            hint='give a command, such as --reference "torchrun --nproc-per-node 4 train_ddp.py"',
         )
     program = shutil.which(words[0], path=_search_path(os.environ))
     if program is None:
         raise OriginalError(
             f"--reference: no program {words[0]!r}",
-            hint=f"it is looked for beside {sys.executable} and in PATH",
+            hint=f"it is searched for next to {sys.executable} and in PATH",
         )
     return [program, *words[1:]]
 
@@ -243,42 +244,47 @@ def judge(
     complete = bool(reports) and len(reports) == reports[min(reports)]["world"]
     if status is None and not complete:
         raise OriginalLateError(
-            f"the reference did not end in {seconds:g} s\n{said}",
-            hint="give it more with --timeout; do all its ranks come to their end when you start it by hand?",
+            f"the reference did not finish within {seconds:g} s\n{said}",
+            hint="give it more time with --timeout; check by hand that all its ranks finish",
         )
     if status is not None and status.returncode != 0 and not (complete and _aborted_at_exit(lines)):
         raise OriginalError(
             f"the reference failed ({status})\n{said}",
-            hint="it is run in a folder of its own: give paths outside of this one absolutely",
+            hint="the command runs in a folder of its own: give paths outside yours as absolute paths",
         )
     if not seen:
         raise OriginalEmptyError(
             "the reference never started a Python that loads the recording hook",
-            hint="no `python -I`, `-E` or `-S`, no `env -i`; PYTHONPATH must reach its ranks",
+            hint="do not use `python -I`, `-E`, `-S` or `env -i`; PYTHONPATH must reach its ranks",
         )
     if not reports:
         raise OriginalEmptyError(
             f"the reference built no torch.nn.parallel.DistributedDataParallel\n{said}",
-            hint="name the script that trains under DDP; FSDP and DeepSpeed are not compared with",
+            hint="give the script that trains under DDP; FSDP and DeepSpeed are not supported",
         )
     for rank, report in sorted(reports.items()):
         if report.get("error"):
             raise OriginalError(
-                f"what rank {rank} of the reference trained could not be recorded: {report['error']}",
-                hint="the script itself is not to blame; report the text, with the tensor or object it names",
+                f"the result of rank {rank} of the reference could not be recorded: {report['error']}",
+                hint=(
+                    "this is not a fault of the script; report this message with the tensor or object "
+                    "that it names"
+                ),
             )
     if not complete or 0 not in reports or "models" not in reports[0]:
         raise OriginalEmptyError(
             f"the reference ended without a result of {_missing(reports)}\n{said}",
-            hint="a rank must come to its end: not by a signal, nor by a process that replaces it",
+            hint="a rank must end normally, not by a signal or by replacing its process (exec)",
         )
     steps = sorted({int(report["steps"]) for report in reports.values()})
     if steps[-1] == 0:
-        raise OriginalEmptyError("no optimizer of the reference made a step", hint="give it more to do")
+        raise OriginalEmptyError(
+            "no optimizer of the reference made a step", hint="give it enough data for at least one step"
+        )
     if len(steps) > 1:
         raise OriginalError(
-            f"the ranks of the reference made {', '.join(map(str, steps))} steps",
-            hint="a comparison needs ranks that all make the same steps",
+            f"the ranks of the reference made different numbers of steps: {', '.join(map(str, steps))}",
+            hint="for a comparison all ranks must make the same number of steps",
         )
     return Original.of(reports)
 

@@ -23,8 +23,11 @@ def check_choice(choice: str) -> str:
         named = one in (AUTO, NONE, *CLOUDS)
         if not (named or one.startswith("http://") or (one.startswith("file:") and one != "file:")):
             raise RefusedError(
-                f"no such source of spot notices: {one!r}",
-                hint=f"{AUTO}, {NONE}, {', '.join(CLOUDS)}, file:PATH or http://URL; several with commas",
+                f"unknown source of spot notices: {one!r}",
+                hint=(
+                    f"use {AUTO}, {NONE}, {', '.join(CLOUDS)}, file:PATH or http://URL; separate several "
+                    "by commas"
+                ),
             )
     return choice
 

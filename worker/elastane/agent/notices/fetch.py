@@ -51,9 +51,11 @@ def fetcher(timeout_seconds: float) -> Fetch:
             while piece := answer.read1(4096):
                 body += piece
                 if len(body) > ANSWER_BYTES_MAX:
-                    raise OSError(f"{request.url} answers with more than {ANSWER_BYTES_MAX} bytes")
+                    raise OSError(f"the answer of {request.url} exceeds {ANSWER_BYTES_MAX} bytes")
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{request.url} did not end its answer in {timeout_seconds:g} s")
+                    raise TimeoutError(
+                        f"{request.url} did not complete its answer within {timeout_seconds:g} s"
+                    )
             if answer.length:  # bytes of Content-Length that were not sent
                 raise OSError(f"{request.url}: the answer ends {answer.length} bytes early")
             headers = {name.lower(): value for name, value in answer.getheaders()}

@@ -50,11 +50,11 @@ class NodeNotices:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables through which workers find the two files."""
-        told = {
+        variables = {
             "ELASTANE_NOTICE_FILE": str(self._notice_file),
             "ELASTANE_CAPACITY_FILE": str(self._capacity_file),
         }
-        return told if self._capacity == AUTO else {**told, "ELASTANE_CAPACITY": self._capacity}
+        return variables if self._capacity == AUTO else {**variables, "ELASTANE_CAPACITY": self._capacity}
 
     def start(self, on_notice: Callable[[Notice], None], on_trouble: Callable[[str], None]) -> None:
         """Start polling every chosen source.
@@ -84,10 +84,10 @@ class NodeNotices:
         self._asked[worker] = {"at": time.time() + seconds, "reason": reason}
         self._write({"workers": self._asked})
 
-    def _write(self, told: Mapping[str, object]) -> None:
+    def _write(self, content: Mapping[str, object]) -> None:
         """Replace the notice file atomically, because a worker may be reading it."""
         fresh = self._notice_file.with_suffix(".new")
-        fresh.write_text(json.dumps(told))
+        fresh.write_text(json.dumps(content))
         fresh.replace(self._notice_file)
 
     def stop(self) -> None:

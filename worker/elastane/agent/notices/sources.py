@@ -301,13 +301,18 @@ class _Hook(Source):
 
     def _read(self, text: str, told_at: float | None = None) -> Notice:
         text = text.strip()
-        told = {"time": text} if text and not text.startswith("{") else self._object(text or "{}")
-        seconds, at = told.get("seconds", 30.0), told.get("time")
+        announcement = {"time": text} if text and not text.startswith("{") else self._object(text or "{}")
+        seconds, at = announcement.get("seconds", 30.0), announcement.get("time")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
             raise NoticeFormatError(f"{self.name}: not seconds: {seconds!r}", source=self.name)
         when = parse_time(str(at), self.name) if at is not None else None
         return Notice(
-            "reclaim", self.name, str(told.get("reason") or "announced"), when, float(seconds), told_at
+            "reclaim",
+            self.name,
+            str(announcement.get("reason") or "announced"),
+            when,
+            float(seconds),
+            told_at,
         )
 
 

@@ -7,8 +7,7 @@ A master with tokens, in a process of its own, on loopback. Attackers without a 
 connections at it, each opened again as soon as it is ended; they speak HTTP/2 by hand, since no client of
 gRPC's would do what they do. Meanwhile an honest caller asks for a job again and again, on a connection it
 had before and on new ones; with --shared from an address of theirs, as behind one NAT. Attacks whose names
-begin with "TLS" are on a master with a certificate: on its handshake, or after it. Those after it are run
-only when they are named: frames cannot be counted then, and nothing bounds what some take (docs/security.md).
+begin with "TLS" are on a master with a certificate: on its handshake, or after it.
 Reported are the most memory the master had beyond that at rest, and the honest calls' times. Exits with 1
 where an honest call failed or the memory grew by more than `MEBIBYTES_MAX`, with TLS `TLS_MEBIBYTES_MAX`.
 """
@@ -521,7 +520,7 @@ def main() -> int:
         host, _, port = options.address.rpartition(":")
         asyncio.run(attack(options.attack, host, int(port), attackers))
     bad = False
-    for kind in [options.only] if options.only else [kind for kind in ATTACKS if kind not in OVER_TLS]:
+    for kind in [options.only] if options.only else ATTACKS:
         ca = trustme.CA() if kind.startswith("TLS") else None
         with tempfile.TemporaryDirectory() as folder, guarded(Path(folder), ca=ca) as master:
             outcome = measure(kind, master, "mine", options.seconds, attackers, pem_of(ca))

@@ -1,9 +1,13 @@
-"""Strangers at a master's port, scaled down: what the master does. In full: `make hostile`."""
+"""Strangers at a master's port, scaled down: what the master does. In full: `make hostile`.
+
+With TLS and without: what strangers may do inside it is the same.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 import time
 from collections.abc import AsyncIterator
@@ -22,6 +26,7 @@ from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration import hostile
 from integration.hostile import (
     CHECK,
+    CONTINUATION,
     DATA,
     END_HEADERS,
     HEADERS,
@@ -34,7 +39,7 @@ from integration.hostile import (
     request,
 )
 from integration.master_support import ASKED_AGAIN
-from integration.security_support import entry, token_of
+from integration.security_support import Certificates, entry, token_of
 from integration.test_master_security import guarded_master
 
 WAIT_SECONDS = 30.0
@@ -43,12 +48,13 @@ TOKEN = (("authorization", f"Bearer {token_of('all')}"),)
 BOMBS = 8
 
 
-@pytest.fixture
-async def master(tmp_path: Path) -> AsyncIterator[Master]:
+@pytest.fixture(params=["plain", "TLS"])
+async def master(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Master]:
     tokens = entry("all", ["operator", "worker"], ["mine*"])
+    options = Certificates(tmp_path).master_options(mutual=False) if request.param == "TLS" else {}
     async with (
-        guarded_master(tmp_path, tokens) as master,
-        grpc.aio.insecure_channel(master.address) as channel,
+        guarded_master(tmp_path, tokens, **options) as master,
+        own_channel(master) as channel,
     ):
         await job_pb2_grpc.JobServiceStub(channel).Create(
             job_pb2.JobServiceCreateRequest(name="mine", settings=job_pb2.JobSettings(ests=1)), metadata=TOKEN
@@ -58,12 +64,17 @@ async def master(tmp_path: Path) -> AsyncIterator[Master]:
 
 def own_channel(master: Master) -> grpc.aio.Channel:
     """A channel whose connection is its own: others of this process to the same address share theirs."""
-    return grpc.aio.insecure_channel(master.address, options=[("grpc.use_local_subchannel_pool", 1)])
+    options, cert = [("grpc.use_local_subchannel_pool", 1)], master.settings.security.tls_cert
+    if cert is None:
+        return grpc.aio.insecure_channel(master.address, options=options)
+    credentials = grpc.ssl_channel_credentials(cert.with_name("ca.pem").read_bytes())
+    return grpc.aio.secure_channel(master.address, credentials, options=options)
 
 
 async def stranger(master: Master) -> Stranger:
     host, _, port = master.address.rpartition(":")
-    one = Stranger(*await asyncio.open_connection(host, int(port)))
+    context = hostile.trusting() if master.settings.security.tls_cert is not None else None
+    one = Stranger(*await asyncio.open_connection(host, int(port), ssl=context))
     await one.send(PREFACE, frame(SETTINGS, 0, 0))
     return one
 
@@ -87,6 +98,44 @@ async def test_a_stranger_who_does_too_much_is_cut_off(master: Master, kind: str
     assert attacking.done(), "the connection still stands"
     assert attacking.cancelled() or not isinstance(attacking.exception(), AssertionError)
     one.writer.transport.abort()
+
+
+async def test_calls_that_are_begun_at_once_reach_the_gate_one_by_one(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "REFUSAL_SECONDS", 60.0)  # the first one is not answered
+    begun = watched_calls(monkeypatch)
+    one = await stranger(master)
+    block = request(hostile.LIST)
+    calls = [frame(HEADERS, END_HEADERS, stream, block) for stream in range(1, 80, 2)]
+    await one.send(*calls)
+    await ended(one)
+    assert len(begun) == 1
+
+
+async def test_headers_that_go_on_in_further_frames_reach_nobody(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = watched_calls(monkeypatch)
+    one = await stranger(master)
+    block, rest = request(hostile.LIST), [hostile.header(f"x{number}", "y") for number in range(20)]
+    await one.send(frame(HEADERS, 0, 1, block))
+    await one.send(*(frame(CONTINUATION, END_HEADERS * (part is rest[-1]), 1, part) for part in rest))
+    await ended(one)
+    assert "x1" not in {name for call in begun for name, _ in call.invocation_metadata}
+
+
+def watched_calls(monkeypatch: pytest.MonkeyPatch) -> list[grpc.HandlerCallDetails]:
+    """The calls that gRPC passes to the gate from now on."""
+    begun: list[grpc.HandlerCallDetails] = []
+    intercept = gate.Gate.intercept_service
+
+    async def watched(self: gate.Gate, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        begun.append(details)
+        return await intercept(self, continuation, details)
+
+    monkeypatch.setattr(gate.Gate, "intercept_service", watched)
+    return begun
 
 
 async def test_a_request_that_announces_two_gibibytes_is_answered_unread(master: Master) -> None:
@@ -132,10 +181,14 @@ async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(mas
         jobs = job_pb2_grpc.JobServiceStub(channel)
         watch = jobs.Watch(job_pb2.JobServiceWatchRequest(name="mine"), metadata=TOKEN)
         assert await watch.read() is not grpc.aio.EOF
-        idle = [await stranger(master) for _ in range(100)]
+        idle = []
+        for _ in range(100):
+            with contextlib.suppress(OSError):  # drawn to go while its handshake is being done
+                idle.append(await stranger(master))
+        turned_away = 100 - len(idle)
         ending = [asyncio.create_task(ended(one)) for one in idle]
         async with asyncio.timeout(WAIT_SECONDS):
-            while sum(task.done() for task in ending) < 36:
+            while turned_away + sum(task.done() for task in ending) < 36:
                 await asyncio.sleep(0.02)
         # Below the limit nobody is drawn to go, as the next newcomer could be before its first call.
         for one, task in zip(idle, ending, strict=True):
@@ -249,6 +302,31 @@ async def test_who_was_given_up_while_the_master_was_busy_is_heard_on_a_new_conn
             assert (await stub.Get(request, metadata=TOKEN, wait_for_ready=True)).job.name == "mine"
         codes = {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)}
         assert codes <= {grpc.StatusCode.UNAVAILABLE}
+
+
+async def test_who_calls_grpc_past_the_port_is_nobody_whatever_token_it_has(master: Master) -> None:
+    """It has passed neither the port's limits nor its TLS, and cannot pass for a caller who has."""
+    front = master.gate.front
+    assert front is not None
+    async with grpc.aio.insecure_channel(front.inner) as channel:
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Get(job_pb2.JobServiceGetRequest(name="mine"), metadata=TOKEN)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    others = set(front._peers)
+    one = await stranger(master)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not (peers := {peer for peer in front._peers if peer not in others and front.vouches(peer)}):
+            await asyncio.sleep(0.02)
+        (peer,) = peers
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as pretender,
+            pytest.raises(OSError, match="in use"),
+        ):
+            pretender.bind("\0" + peer.removeprefix("unix-abstract:"))
+        one.writer.transport.abort()
+        while front.vouches(peer):
+            await asyncio.sleep(0.02)
 
 
 def test_a_port_is_taken_as_soon_as_it_is_bound() -> None:

@@ -394,7 +394,10 @@ async def test_each_message_of_a_stream_of_tasks_is_a_request(tmp_path: Path) ->
 # ---------------------------------------------------------------- certificates
 
 
-async def test_renewed_certificates_are_taken_up_and_half_a_renewal_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", ["", "".join(standard_tokens())], ids=["gRPC's TLS", "the front's"])
+async def test_renewed_certificates_are_taken_up_and_half_a_renewal_is_not(
+    tmp_path: Path, tokens: str
+) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
 
     async def health(ca: Certificates) -> grpc.StatusCode:
@@ -406,7 +409,7 @@ async def test_renewed_certificates_are_taken_up_and_half_a_renewal_is_not(tmp_p
                 return error.code()
         return grpc.StatusCode.OK
 
-    async with guarded_master(tmp_path, **old.master_options(mutual=False)) as master:
+    async with guarded_master(tmp_path, tokens, **old.master_options(mutual=False)) as master:
         assert await health(old) == grpc.StatusCode.OK
         assert await health(new) == grpc.StatusCode.UNAVAILABLE
         old.cert.write_bytes(new.cert.read_bytes())  # the key is still the old one
@@ -416,7 +419,8 @@ async def test_renewed_certificates_are_taken_up_and_half_a_renewal_is_not(tmp_p
         assert await health(old) == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_replaced_client_ca_shuts_out_the_old_ones_callers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokens", ["", "".join(standard_tokens())], ids=["gRPC's TLS", "the front's"])
+async def test_a_replaced_client_ca_shuts_out_the_old_ones_callers(tmp_path: Path, tokens: str) -> None:
     server, old, new = (Certificates(tmp_path / name) for name in ("server", "old", "new"))
     client_ca = tmp_path / "client-ca.pem"
     client_ca.write_bytes(old.ca.read_bytes())
@@ -433,7 +437,7 @@ async def test_a_replaced_client_ca_shuts_out_the_old_ones_callers(tmp_path: Pat
         return grpc.StatusCode.OK
 
     files = {**server.master_options(mutual=False), "tls_client_ca": client_ca}
-    async with guarded_master(tmp_path, **files) as master:
+    async with guarded_master(tmp_path, tokens, **files) as master:
         assert await health(old) == grpc.StatusCode.OK
         assert await health(new) == grpc.StatusCode.UNAVAILABLE
         client_ca.write_bytes(new.ca.read_bytes() + new.ca.read_bytes())

@@ -1,7 +1,7 @@
 """Counts the calls begun on a connection, by its HTTP/2 frames (RFC 9113, sections 3.4, 4.1 and 6.2).
 
-Pure. Only the headers of frames are read: parsing calls is gRPC's job. The content of a TLS connection is not
-visible here; none of it counts.
+Pure. Only the headers of frames are read: parsing calls is gRPC's job. What is not HTTP/2 is not
+looked into; none of it counts.
 """
 
 from __future__ import annotations

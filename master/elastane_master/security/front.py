@@ -3,11 +3,16 @@
 If gRPC accepted connections itself, it would limit neither their number per address nor the total size of
 headers (its limit applies to each frame): megabytes are read, parsed and kept before the gate can refuse. So
 gRPC listens on an abstract socket, which only processes of the same network namespace can reach, and this
-module owns the port. It forwards bytes unchanged, TLS included, but only a limited number from a stranger
+module owns the port. It forwards bytes unchanged, but only a limited number from a stranger
 (see `strangers`); the rest stays with the sender. Flow control is preserved: a side that does not read stops
 the other.
 
-The gate identifies a caller by its peer name in gRPC, which here is an unguessable name per connection.
+With TLS, the front ends it (see `tls_session`): what strangers send inside it is counted as without it. Their
+handshakes are done outside the loop, by turns (see `handshakes`), and those that are broken off count as
+refusals.
+
+The gate identifies a caller by its peer name in gRPC, which here is an unguessable name per connection; it
+refuses calls of peers that the front has not named, because they have passed neither it nor TLS.
 """
 
 from __future__ import annotations
@@ -25,7 +30,10 @@ import structlog
 
 from elastane_master.cancellation import cancel
 from elastane_master.security.frames import CallCounter
+from elastane_master.security.handshakes import Handshakes
 from elastane_master.security.strangers import StrangerLimits, Strangers
+from elastane_master.security.tls import ServerTls
+from elastane_master.security.tls_session import PIECE_BYTES, TlsBroken, TlsSession, whole_records
 
 logger = structlog.get_logger(__name__)
 
@@ -46,10 +54,15 @@ _PEER = "unix-abstract:"
 
 
 class Front:
-    """One port. Used from one event loop. inner: address for gRPC. ended: number of connections it ended."""
+    """One port. Used from one event loop.
 
-    def __init__(self, limits: StrangerLimits | None = None) -> None:
+    inner: address for gRPC. tls: None for a port without. ended: number of connections it ended.
+    """
+
+    def __init__(self, limits: StrangerLimits | None = None, tls: ServerTls | None = None) -> None:
         self.ended = 0
+        self.tls = tls
+        self.handshakes = Handshakes()
         self._name = f"elastane-{os.getpid()}-{secrets.token_hex(8)}"
         self.limits = limits or StrangerLimits()
         self._strangers = Strangers(self.limits, random.Random())
@@ -109,6 +122,7 @@ class Front:
         await cancel(*self._tasks)
         for caller in list(self._connections.values()):
             caller.abort()
+        self.handshakes.close()
 
     # ---------------------------------------------------------------- for the gate
 
@@ -135,6 +149,11 @@ class Front:
         if caller is not None:
             caller.answered()
 
+    def vouches(self, peer: str) -> bool:
+        """True if `peer` is connected through this port, and so has passed its limits and its TLS."""
+        caller = self._peers.get(peer)
+        return caller is not None and caller.is_forwarded
+
     def origin(self, peer: str) -> str:
         """Address of `peer`, as gRPC would name it without this module."""
         caller = self._peers.get(peer)
@@ -144,6 +163,8 @@ class Front:
 
     def _take(self) -> _Caller:
         self._count += 1
+        if self.tls is not None:
+            return _TlsCaller(self, self._count, self.tls)
         return _Caller(self, self._count)
 
     def arrived(self, caller: _Caller, address: str) -> None:
@@ -179,6 +200,10 @@ class Front:
         """Count a stranger's forwarded bytes; False if it must not be forwarded further for now."""
         now = asyncio.get_running_loop().time()
         return self._strangers.sent(number, count, now, too_many_calls=too_many_calls)
+
+    def broke_off(self, number: int) -> None:
+        """Record that a caller ends its connection although a handshake was spent on it."""
+        self._strangers.broke_off(number, asyncio.get_running_loop().time())
 
     def heard_again(self, number: int) -> None:
         """Record that a paused stranger is forwarded again."""
@@ -238,7 +263,7 @@ class _Caller(asyncio.BufferedProtocol):
 
     def __init__(self, front: Front, number: int) -> None:
         self.number = number
-        self.origin = self.peer = ""
+        self.origin = self.peer = self.network = ""
         self._front = front
         self._stranger = self._heard = self._wanted = True
         self._handed_on = False
@@ -256,7 +281,13 @@ class _Caller(asyncio.BufferedProtocol):
         address = str(peer[0]).removeprefix("::ffff:")
         self.origin = f"ipv6:[{address}]:{peer[1]}" if ":" in address else f"ipv4:{address}:{peer[1]}"
         self._server = _Server(self, self._front.buffer)
-        self._front.arrived(self, network(address))
+        self.network = network(address)
+        self._front.arrived(self, self.network)
+
+    @property
+    def is_forwarded(self) -> bool:
+        """True as long as the connection to gRPC is this caller's."""
+        return self._server is not None and self._server.is_open
 
     def hand_on(self) -> None:
         """Start connecting to gRPC."""
@@ -284,7 +315,7 @@ class _Caller(asyncio.BufferedProtocol):
             return
         held, self._held, self._handed_on = memoryview(bytes(self._held)), bytearray(), True
         self._hear(held, server)
-        self.read(self._wanted)
+        self._go_on()
 
     def let_in(self) -> None:
         """Remove the stranger limits: a known token was shown."""
@@ -294,7 +325,7 @@ class _Caller(asyncio.BufferedProtocol):
             self._stranger, self._heard = False, True
             self._server.write(memoryview(self._held))
             self._held = bytearray()
-            self.read(self._wanted)
+            self._go_on()
 
     def give_up(self) -> None:
         """Close only gRPC's side.
@@ -312,7 +343,11 @@ class _Caller(asyncio.BufferedProtocol):
             held, self._held, self._heard = memoryview(bytes(self._held)), bytearray(), True
             self._front.heard_again(self.number)
             self._hear(held, self._server)
-            self.read(self._wanted)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Read again, as far as the caller may be read."""
+        self.read(self._wanted)
 
     def _hear(self, data: memoryview, server: _Server) -> None:
         """Forward a stranger's data as far as its limits allow."""
@@ -339,12 +374,16 @@ class _Caller(asyncio.BufferedProtocol):
         """Set whether gRPC takes more data. A stranger over its limits is not read in any case."""
         self._wanted = wanted
         if self._transport is not None and not self._transport.is_closing():
-            reads = wanted and self._heard and self._handed_on
-            (self._transport.resume_reading if reads else self._transport.pause_reading)()
+            (self._transport.resume_reading if self._reads() else self._transport.pause_reading)()
 
-    def finish(self) -> None:
+    def _reads(self) -> bool:
+        return self._wanted and self._heard and self._handed_on
+
+    def finish(self, farewell: bytes = b"") -> None:
         """gRPC closed its side: send the rest of its answer, then close."""
         if self._transport is not None:
+            if farewell:
+                self._transport.write(farewell)
             self._transport.close()
             self._ending = asyncio.get_running_loop().call_later(END_SECONDS, self.abort)
 
@@ -365,7 +404,11 @@ class _Caller(asyncio.BufferedProtocol):
         return self._front.stranger_buffer if self._stranger else self._front.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        data, server = self.get_buffer(nbytes)[:nbytes], self._server
+        self._received(self.get_buffer(nbytes)[:nbytes])
+
+    def _received(self, data: memoryview) -> None:
+        """Forward the caller's data, or hold it."""
+        server = self._server
         if server is None:
             return
         if not self._stranger:
@@ -389,6 +432,158 @@ class _Caller(asyncio.BufferedProtocol):
         self._leave()
 
 
+class _TlsCaller(_Caller):
+    """A connection at the port with TLS: a handshake first, then one to gRPC for what is inside.
+
+    While a step of the handshake is done in a thread, the session is that thread's.
+    """
+
+    def __init__(self, front: Front, number: int, tls: ServerTls) -> None:
+        super().__init__(front, number)
+        self._tls = tls
+        self._session: TlsSession | None = None
+        self._may_shake = self._shaking = False
+        self._received_raw = bytearray()  # not given to the session yet
+        self._given = b""
+
+    # ---------------------------------------------------------------- the handshake
+
+    def hand_on(self) -> None:
+        """Let the handshake begin; it is done already if gRPC could not take the connection at once."""
+        if self._is_open:
+            super().hand_on()
+        else:
+            self._may_shake = True
+            self._shake()
+
+    def wanted(self) -> bool:
+        """See `handshakes.Step`."""
+        return self._is_there
+
+    def run(self) -> bytes:
+        """See `handshakes.Step`."""
+        if self._session is None:
+            self._session = self._tls.session()
+        return self._session.shake(self._given)
+
+    def done(self, result: asyncio.Future[bytes]) -> None:
+        """See `handshakes.Step`."""
+        self._shaking, self._given = False, b""
+        try:
+            answer = result.result()
+        except TlsBroken as error:
+            self._break_off(error.farewell)
+            return
+        if self._transport is None or not self._is_there:
+            return
+        self._transport.write(answer)
+        if self._session is not None and self._session.is_open:
+            self._session.feed(self._received_raw)
+            self._received_raw = bytearray()
+            super().hand_on()
+        else:
+            self._shake()
+
+    def _shake(self) -> None:
+        """Have the next step of the handshake done as soon as there is a whole record for it."""
+        whole = whole_records(self._received_raw)
+        spent = len(self._received_raw) + (self._session.opaque if self._session is not None else 0)
+        if spent > self._front.limits.opaque_bytes_max:
+            self._break_off()
+        elif whole:
+            self._given, self._received_raw = bytes(self._received_raw[:whole]), self._received_raw[whole:]
+            self._shaking = True
+            self._front.handshakes.submit(self.network, self)
+        self.read(self._wanted)
+
+    def _break_off(self, farewell: bytes = b"") -> None:
+        """End the connection, which the caller has ended, or where it does not keep to TLS."""
+        self._front.broke_off(self.number)
+        self.give_up()
+        self.finish(farewell)
+
+    @property
+    def _is_there(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._shaking and self._session is not None and self._session.is_open
+
+    # ---------------------------------------------------------------- inside TLS
+
+    def answer(self, data: memoryview) -> None:
+        if self._transport is None or self._session is None:
+            return
+        try:
+            self._transport.write(self._session.write(data))
+        except TlsBroken:
+            self.abort()
+
+    def finish(self, farewell: bytes = b"") -> None:
+        if not farewell and self._session is not None and self._is_open:
+            farewell = self._session.end()
+        super().finish(farewell)
+
+    def _go_on(self) -> None:
+        self._decrypt()
+        super()._go_on()
+
+    def _decrypt(self) -> None:
+        """Take data out of the session as far as the caller may be heard; the rest stays in it."""
+        session = self._session
+        if session is None or self._transport is None or not self._is_there:
+            return
+        try:
+            while self._server is not None:
+                if not self._stranger:
+                    if not (data := session.read(PIECE_BYTES)):
+                        break
+                    self._server.write(data)
+                elif not (self._heard and self._handed_on):
+                    return
+                elif data := session.read(STRANGER_READ_BYTES):
+                    self._received(memoryview(data))
+                elif session.opaque > self._front.limits.opaque_bytes_max:
+                    self._break_off()
+                    return
+                else:
+                    break
+            if answer := session.unsent():
+                self._transport.write(answer)
+        except TlsBroken as error:
+            self._break_off(error.farewell)
+
+    def _reads(self) -> bool:
+        if self._is_open:
+            return super()._reads()
+        return self._may_shake and not self._shaking
+
+    # ---------------------------------------------------------------- asyncio.BufferedProtocol
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data, session = self.get_buffer(nbytes)[:nbytes], self._session
+        if not self._is_there:
+            return
+        if session is None or not self._is_open:
+            self._received_raw += data
+            if self._may_shake and not self._shaking:
+                self._shake()
+            else:  # it was read once more before that could be stopped
+                self.read(self._wanted)
+            return
+        for at in range(0, nbytes, PIECE_BYTES):
+            session.feed(data[at : at + PIECE_BYTES])
+            self._decrypt()
+        if self._stranger:
+            self.read(self._wanted)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._session is not None:
+            self._front.broke_off(self.number)
+        super().connection_lost(exc)
+
+
 class _Server(asyncio.BufferedProtocol):
     """The connection to gRPC that belongs to a caller."""
 
@@ -397,7 +592,12 @@ class _Server(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._transport: asyncio.Transport | None = None
 
-    def write(self, data: memoryview) -> None:
+    @property
+    def is_open(self) -> bool:
+        """True until either side ends the connection."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def write(self, data: memoryview | bytes) -> None:
         """Forward the caller's data."""
         if self._transport is not None:
             self._transport.write(bytes(data))

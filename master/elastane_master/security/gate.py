@@ -39,6 +39,7 @@ from elastane_master.security.policy import (
     unauthenticated,
 )
 from elastane_master.security.quotas import QuotaBook
+from elastane_master.security.tls import ServerTls
 from elastane_master.security.tokens import ANYBODY, BadTokenTable, Principal, TokenTable, digest_of
 from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.errors import REFUSALS, refuse
@@ -173,17 +174,19 @@ class HttpCall:
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Admits or refuses calls. Used from one event loop.
 
-    facts: of the jobs; set before the server starts. refusals: counter by reason.
+    facts: of the jobs; set before the server starts. tls: of the port. refusals: counter by reason.
     """
 
-    def __init__(self, tokens: TokenFile, facts: Facts | None = None) -> None:
+    def __init__(
+        self, tokens: TokenFile, facts: Facts | None = None, *, tls: ServerTls | None = None
+    ) -> None:
         self.facts = facts
         self.refusals: Counter[str] = Counter()
         self._tokens = tokens
         self._quotas = QuotaBook()
         self._calls: set[_Call] = set()
         #: The port, if there are tokens; without them there are no strangers.
-        self.front = Front() if tokens.path is not None else None
+        self.front = Front(tls=tls) if tokens.path is not None else None
         self._logged_at = float("-inf")
         self._unlogged = 0
 
@@ -331,6 +334,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         reads messages itself. held: releases the call's quotas when it ends.
         """
         self._seen(context, known=True)
+        self._require_front(call, context)
         self._calls.add(call)
         held.callback(self._calls.discard, call)
         first = request = messages
@@ -424,6 +428,14 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             call.task.uncancel()
         self._log_refusal(call.rpc, refusal, self._origin(context))
         await refuse(context, refusal)
+
+    def _require_front(self, call: _Call, context: Context) -> None:
+        """Raise Rejection unless the call came through the port, and so through its TLS."""
+        if self.front is None or self.front.vouches(context.peer()):
+            return
+        error = unauthenticated("the call did not come through the master's port, or its caller has left")
+        self._log_refusal(call.rpc, error, context.peer())
+        raise error
 
     def _seen(self, context: Context, *, known: bool) -> None:
         """Report a call to the front. known: it carried a known token."""

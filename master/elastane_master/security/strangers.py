@@ -1,11 +1,12 @@
 """Limits for strangers' connections: which are read, and which are ended. Pure.
 
 A stranger is a connection without any call with a known token so far. The first such call makes it trusted;
-until then it may exist for `seconds`, send `bytes_max` and begin `calls_max` calls without an answer (the
-rest waits, and the connection to gRPC is closed after `unheard_seconds`), be refused `refusals_max` times,
-and be one of `per_address_max` of its address and `strangers_max` in total. If there are too many, those that
-were refused go first, then random ones: not the oldest, which are the next to be served when thousands of
-workers connect at once, and not the newest, because then early idle connections would keep everybody else
+until then it may exist for `seconds`, send `bytes_max` (and `opaque_bytes_max` for TLS itself) and begin
+`calls_max` calls without an answer (the rest waits, and the connection to gRPC is closed after
+`unheard_seconds`), be refused `refusals_max` times, and be one of `per_address_max` of its address and
+`strangers_max` in total. A handshake that its caller wastes counts as refused. If there are too many, those
+that were refused go first, then random ones: not the oldest, which are the next to be served when thousands
+of workers connect at once, and not the newest, because then early idle connections would keep everybody else
 out.
 
 When many are refused, or send more than they may, new connections from their addresses are admitted one by
@@ -26,7 +27,8 @@ from dataclasses import dataclass
 class StrangerLimits:
     """Limits for strangers; every number is a maximum.
 
-    bytes_max: more than a handshake and the headers of a call need; its request can wait for the gate.
+    bytes_max: more than the headers of a call need; its request can wait for the gate. opaque_bytes_max:
+    bytes of TLS that are not the caller's data: a handshake's, and those of a record (16 KiB) begun.
     calls_max: a caller's further calls wait until the gate has seen the first one's token. turns_per_second:
     applies while more than `refused_max` refusals are remembered; `refused_per_second` of them are forgotten.
     refused_address_seconds: time after its last refusal during which an address takes turns.
@@ -36,6 +38,7 @@ class StrangerLimits:
     calls_max: int = 1
     refusals_max: int = 5
     bytes_max: int = 16 * 1024
+    opaque_bytes_max: int = 40 * 1024
     unheard_seconds: float = 0.5
     silent_seconds: float = 5.0
     per_address_max: int = 64
@@ -115,6 +118,12 @@ class Strangers:
         self._count_refused(one, now)
         one.refusals += 1
         return one.refusals >= self._limits.refusals_max
+
+    def broke_off(self, connection: int, now: float) -> None:
+        """Count a connection that ends by its caller's doing although a handshake was spent on it."""
+        one = self._strangers.get(connection)
+        if one is not None:
+            self._count_refused(one, now)
 
     def heard_again(self, connection: int) -> None:
         """Resume a connection: one of its calls was answered."""

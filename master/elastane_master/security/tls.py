@@ -18,6 +18,7 @@ import structlog
 
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.files import Stamp, read_file, stamp_of
+from elastane_master.security.tls_session import PROTOCOL, TlsSession
 
 logger = structlog.get_logger(__name__)
 
@@ -35,7 +36,7 @@ class TlsFiles:
 
 
 class ServerTls:
-    """The current certificate. Thread-safe, because gRPC asks from its own threads."""
+    """The current certificate. Thread-safe, because handshakes are done in threads."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Load the files. Raises BadSecurityFile."""
@@ -44,16 +45,22 @@ class ServerTls:
         self._stamp: Stamp = self._current_stamp()
         self._contents = self._read()
         self._context = self._make_context()
+        self._front_context = self._make_context(for_front=True)
         self._grpc_has = self._contents
         self.reloads = 0
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Credentials for `add_secure_port`: every handshake uses the current certificate."""
+        """Credentials for a gRPC server without a front: every handshake uses the current certificate."""
         return grpc.dynamic_ssl_server_credentials(
             self._grpc_configuration(),
             self._fetch,
             require_client_authentication=self._files.client_ca is not None,
         )
+
+    def session(self) -> TlsSession:
+        """Return the beginning of a connection to the front, with the current certificate and client CA."""
+        self.refresh()
+        return TlsSession(self._front_context)
 
     def ssl_context(self, *, certificate_optional: bool = False) -> ssl.SSLContext:
         """Context for asyncio and HTTP servers: every handshake uses the current certificate and client CA.
@@ -65,9 +72,6 @@ class ServerTls:
         if certificate_optional and context.verify_mode is ssl.CERT_REQUIRED:
             # Set on the connection's first context; it survives the replacement of the context below.
             context.verify_mode = ssl.CERT_OPTIONAL
-        # A resumed session would skip the client's certificate: disable resumption.
-        context.num_tickets = 0
-        context.options |= ssl.OP_NO_TICKET
 
         def take_current(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
             self.refresh()
@@ -89,7 +93,7 @@ class ServerTls:
                 if contents == self._contents:
                     return False
                 # A new context: loading a CA into the old one would add to the CAs it trusts.
-                self._context = self._make_context()
+                self._context, self._front_context = self._make_context(), self._make_context(for_front=True)
                 self._contents = contents
             except BadSecurityFile as error:
                 # Probably a half-finished renewal: its other half changes the stamp again.
@@ -129,11 +133,20 @@ class ServerTls:
         self._make_context()
         return contents
 
-    def _make_context(self) -> ssl.SSLContext:
-        """Build a context from the files. Raises BadSecurityFile if they do not match."""
+    def _make_context(self, *, for_front: bool = False) -> ssl.SSLContext:
+        """Build a context from the files; only the front's offers HTTP/2.
+
+        Raises BadSecurityFile if they do not match.
+        """
         files = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # A resumed session would skip the client's certificate: disable resumption. New keys within a
+        # connection (TLS 1.2) would be handshakes that nobody counts.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+        if for_front:
+            context.set_alpn_protocols([PROTOCOL])
         try:
             context.load_cert_chain(files.cert, files.key, password="")
         except (ssl.SSLError, OSError) as error:

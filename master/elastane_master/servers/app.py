@@ -112,7 +112,7 @@ class Master:
         settings.security.require_safe(settings.listen, settings.listen_host)
         files = settings.security.tls_files()
         self._tls = ServerTls(files) if files is not None else None
-        self._gate = Gate(TokenFile(settings.security.token_file))
+        self._gate = Gate(TokenFile(settings.security.token_file), tls=self._tls)
         self._server = self._bind(self._gate)
         if settings.http:
             self._http = await self._open_http()
@@ -274,7 +274,7 @@ class Master:
         _require_free(host, port, settings.listen)
         wanted = gate.front.inner if gate.front is not None else f"{host}:{port}"
         try:
-            if self._tls is not None:
+            if self._tls is not None and gate.front is None:
                 bound = server.add_secure_port(wanted, self._tls.grpc_credentials())
             else:
                 bound = server.add_insecure_port(wanted)

@@ -81,6 +81,18 @@ def test_while_many_are_refused_new_ones_of_their_addresses_take_turns() -> None
     assert not door.take_turns(HERE, 0.0)
 
 
+def test_a_handshake_that_is_wasted_counts_as_a_refusal_unless_a_token_was_shown() -> None:
+    door = strangers(1, 2, 3)
+    for connection in (1, 2, 3):
+        door.broke_off(connection, 0.0)
+    assert door.take_turns(HERE, 0.0)
+    door = strangers(1, 2, 3)
+    for connection in (1, 2, 3):
+        door.let_in(connection, 0.0)
+        door.broke_off(connection, 0.0)
+    assert not door.take_turns(HERE, 0.0)
+
+
 def test_an_address_is_forgotten_some_time_after_its_last_refusal() -> None:
     door = Strangers(replace(LIMITS, refused_per_second=0.0, refused_address_seconds=5.0), random.Random(0))
     for number in range(4):

@@ -1,0 +1,111 @@
+"""One TLS connection without a socket: bytes of the network in, bytes of the caller out, and back.
+
+The front ends TLS itself, because gRPC's Python server can be given neither a connection nor a limit for one:
+what is encrypted on its way to gRPC cannot be counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from typing import Final
+
+RECORD_HEADER_BYTES: Final = 5
+RECORD_BYTES_MAX: Final = 16 * 1024 + 2048
+_MAJOR_VERSION: Final = 3  # of every version of TLS
+
+PIECE_BYTES: Final = 16 * 1024
+"""Bytes encrypted or decrypted at a time, a record's worth: OpenSSL's buffers grow and never shrink."""
+
+PROTOCOL: Final = "h2"
+
+
+class TlsBroken(Exception):  # noqa: N818 - it says what has happened
+    """The caller does not keep to TLS, or has no certificate that it needs. farewell: to send to it."""
+
+    def __init__(self, why: str, farewell: bytes = b"") -> None:
+        super().__init__(why)
+        self.farewell = farewell
+
+
+class TlsSession:
+    """The server's side of a connection.
+
+    Used by one thread at a time. is_open: the handshake is done, and the caller's certificate was checked if
+    one is required. opaque: bytes received that were not the caller's data, like those of the handshake.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.is_open = False
+        self.opaque = 0
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._in, self._out, server_side=True)
+
+    def shake(self, data: bytes) -> bytes:
+        """Go on with the handshake; return the bytes to send. Raises TlsBroken."""
+        self.feed(data)
+        try:
+            self._ssl.do_handshake()
+        except ssl.SSLWantReadError:
+            return self._out.read()
+        except (ssl.SSLError, OSError) as error:
+            raise TlsBroken(getattr(error, "reason", None) or str(error), self._out.read()) from error
+        if self._ssl.selected_alpn_protocol() != PROTOCOL:
+            raise TlsBroken("the caller does not speak HTTP/2", self._out.read())
+        self.is_open = True
+        return self._out.read()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take in bytes of the network."""
+        self._in.write(data)
+        self.opaque += len(data)
+
+    def read(self, bytes_max: int) -> bytes:
+        """Return data of the caller; empty if it needs more bytes of the network. Raises TlsBroken."""
+        if not (self._in.pending or self._ssl.pending()):
+            return b""  # the usual end, without the exception
+        try:
+            data = self._ssl.read(bytes_max)
+        except ssl.SSLWantReadError:
+            return b""
+        except (ssl.SSLError, OSError) as error:  # also the caller's regular end
+            raise TlsBroken(getattr(error, "reason", None) or str(error), self._out.read()) from error
+        self.opaque -= len(data)
+        return data
+
+    def write(self, data: memoryview) -> bytes:
+        """Encrypt data for the caller; return the bytes to send. Raises TlsBroken."""
+        sent = []
+        for at in range(0, len(data), PIECE_BYTES):
+            try:
+                self._ssl.write(data[at : at + PIECE_BYTES])
+            except (ssl.SSLError, OSError) as error:
+                raise TlsBroken(getattr(error, "reason", None) or str(error)) from error
+            sent.append(self._out.read())
+        return b"".join(sent)
+
+    def unsent(self) -> bytes:
+        """Return bytes to send that reading has caused, like answers to changes of keys."""
+        return self._out.read() if self._out.pending else b""
+
+    def end(self) -> bytes:
+        """Return the bytes that announce the end of the connection."""
+        with contextlib.suppress(ssl.SSLError, OSError):  # the caller need not answer
+            self._ssl.unwrap()
+        return self._out.read()
+
+
+def whole_records(data: bytes | bytearray) -> int:
+    """Return how many of the bytes are whole records of TLS; all if they are something else. Pure.
+
+    With part of a record a handshake cannot go on, and nothing but the bytes needs to be kept for it.
+    """
+    at = 0
+    while len(data) - at >= RECORD_HEADER_BYTES:
+        size = int.from_bytes(data[at + 3 : at + RECORD_HEADER_BYTES])
+        if data[at + 1] != _MAJOR_VERSION or size > RECORD_BYTES_MAX:
+            return len(data)
+        if len(data) - at < RECORD_HEADER_BYTES + size:
+            break
+        at += RECORD_HEADER_BYTES + size
+    return at

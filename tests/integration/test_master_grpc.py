@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.servers import ring_service
 from elastane_proto.v1 import (
     context_pb2,
     context_pb2_grpc,
@@ -456,6 +459,33 @@ async def test_a_caller_who_leaves_does_not_take_the_write_of_others_along(api: 
         assert not stayer.done()
     assert (await asyncio.wait_for(in_flight, 10)).created
     assert (await asyncio.wait_for(stayer, 10)).created
+
+
+async def test_a_hello_that_is_read_after_its_call_has_ended_admits_nobody(
+    api: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_message, begun = ring_service._first_message, asyncio.Event()
+
+    async def noticed(requests: ring_service.Requests) -> ring_pb2.AttendRequest:
+        begun.set()
+        return await first_message(requests)
+
+    monkeypatch.setattr(ring_service, "_first_message", noticed)
+    hello = ring_pb2.Hello(job="j", worker_id="late", role=ring_pb2.WORKER_ROLE_TASKS)
+    messages: queue.SimpleQueue[ring_pb2.AttendRequest | None] = queue.SimpleQueue()
+    with grpc.insecure_channel(api.master.address) as channel:
+        call = ring_pb2_grpc.RingServiceStub(channel).Attend(iter(messages.get, None))
+        await asyncio.wait_for(begun.wait(), 20)
+        # The master is busy, as with a large decision; gRPC's threads take in what arrives meanwhile.
+        messages.put(ring_pb2.AttendRequest(hello=hello))
+        time.sleep(0.3)
+        call.cancel()
+        time.sleep(0.3)
+        await Worker(api.channel, "later").hello()
+        messages.put(None)
+    told = api.ring.WatchEvents(ring_pb2.WatchEventsRequest(job="j"))
+    joined = [one.event.worker_id async for one in told if one.event.kind == "worker_joined"]
+    assert joined == ["later"]
 
 
 def test_every_reason_has_a_code_of_its_own_name() -> None:

@@ -202,12 +202,12 @@ MUTANTS = (
     Mutant(
         "a Ready of an older ring counts",
         f"{DECISIONS}.ring",
-        "event.generation < ring.generation or record.ready_generation == event.generation:",
-        "record.ready_generation == ring.generation:",
+        "if event.generation < ring.generation:\n        if record.unanswered",
+        "if record.ready_generation == ring.generation:\n        if record.unanswered",
         (
             (
-                "    record.ready_generation = event.generation\n",
-                "    record.ready_generation = ring.generation\n",
+                "record.ready_generation, record.unanswered_since = event.generation, None\n",
+                "record.ready_generation, record.unanswered_since = ring.generation, None\n",
             ),
         ),
     ),

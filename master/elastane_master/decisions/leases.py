@@ -86,11 +86,12 @@ def next_deadline(turn: Turn) -> float | None:
         deadlines.append(state.wait_until)
         deadlines.append(notices.next_deadline(state))
         deadlines += [deadline for deadline, _, _ in _member_deadlines(turn)]
-        deadlines += [ring_state.since + ready_seconds(turn) for _ in _unready_leavers(state)]
+        deadlines += [_ready_due(turn, record) for record in _unready_leavers(state)]
         if ring_state.stage == "none" and state.phase == "waiting":
             deadlines.append(state.join_due)
         elif ring_state.stage == "preparing":
-            deadlines.append(ring_state.since + ready_seconds(turn))
+            due = [_ready_due(turn, record) for record in ring.unready(state)]
+            deadlines += due or [ring_state.since + ready_seconds(turn)]
             deadlines.append(state.steps.catch_up_until)
         elif ring_state.stage == "loading":
             deadlines.append(ring_state.since + state.settings.idle_max_seconds)
@@ -101,6 +102,14 @@ def ready_seconds(turn: Turn) -> float:
     """Time a worker has to answer Prepare, in seconds."""
     lockstep = turn.queues.lockstep
     return max(READY_SECONDS_MIN, _lease_seconds(turn) if lockstep else 0.0)
+
+
+def _ready_due(turn: Turn, record: WorkerRecord) -> float:
+    """When a worker must have answered: more changes of the ring give one that hangs no more time."""
+    since, ring_state = record.unanswered_since, turn.state.ring
+    if since is None or ring_state.planned_from:  # a planned change waits for the step in flight
+        since = ring_state.since
+    return since + ready_seconds(turn)
 
 
 def _rebuild(turn: Turn) -> None:
@@ -123,17 +132,17 @@ def _changing(turn: Turn) -> None:
             sessions.after_loss(turn, was_needed, f"{leader.worker} did not load a checkpoint")
         return
     limit_seconds = ready_seconds(turn)
-    if turn.now < ring_state.since + limit_seconds:
-        return
     unready = ring.unready(state)
-    names = ", ".join(record.worker for record in unready)
-    if any(record.worker in ring_state.planned_from for record in unready):
+    late = [record for record in unready if turn.now >= _ready_due(turn, record)]
+    if not late and turn.now < ring_state.since + limit_seconds:
+        return
+    names = ", ".join(record.worker for record in late)
+    if any(record.worker in ring_state.planned_from for record in late):
         # They wait for the all-reduce of the previous step, in which any member may be the cause.
         ring.reform(turn, f"{names} did not apply step {state.steps.prepared} within {limit_seconds:g} s")
         return
     evicted = [
-        sessions.evict(turn, record, f"did not answer Prepare within {limit_seconds:g} s")
-        for record in unready
+        sessions.evict(turn, record, f"did not answer Prepare within {limit_seconds:g} s") for record in late
     ]
     if evicted:
         sessions.after_loss(turn, any(evicted), f"{names} did not answer Prepare")
@@ -219,8 +228,8 @@ def _first_step_seconds(turn: Turn) -> float:
 
 def _leavers(turn: Turn) -> None:
     """Evict workers that left the ring but do not stop."""
-    if turn.now >= turn.state.ring.since + ready_seconds(turn):
-        for record in list(_unready_leavers(turn.state)):
+    for record in list(_unready_leavers(turn.state)):
+        if turn.now >= _ready_due(turn, record):
             sessions.evict(turn, record, "left the ring but did not answer Prepare")
 
 

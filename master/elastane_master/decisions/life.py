@@ -139,6 +139,7 @@ def halt(turn: Turn, phase: Phase, reason: str, event: AnyHistoryEvent | None = 
             turn.send(record.worker, Done(phase, reason))
         elif not record.drain_sent:
             record.draining, record.drain_reason = True, reason
+            record.asked(turn.now)
             turn.send(record.worker, Prepare(ring.generation, (), reason))
 
 

@@ -153,6 +153,7 @@ def announce(
         if not record.drain_sent:
             record.asked_generation = ring.generation
         if record.worker not in told and not record.drain_sent:
+            record.asked(turn.now)
             turn.send(record.worker, prepare_message(state, record.worker))
     if members:
         life.set_phase(turn, "running", f"a ring of {len(members)} trains")
@@ -231,7 +232,12 @@ def ready(turn: Turn, event: ReadyReported) -> None:
     """A worker has stopped; with the last member's Ready the ring can go."""
     state, ring = turn.state, turn.state.ring
     record = turn.attending(event.worker, event.session)
-    if record is None or event.generation < ring.generation or record.ready_generation == event.generation:
+    if record is None or record.ready_generation == event.generation:
+        return
+    if event.generation < ring.generation:
+        if record.unanswered_since is not None:  # it lives, and the newer Prepare reaches it only now
+            turn.touch()
+            record.unanswered_since = turn.now
         return
     if event.generation > ring.generation:
         raise Rejection(
@@ -241,7 +247,7 @@ def ready(turn: Turn, event: ReadyReported) -> None:
             generation=ring.generation,
         )
     turn.touch()
-    record.ready_generation = event.generation
+    record.ready_generation, record.unanswered_since = event.generation, None
     if ring.stage == "preparing" or ring.member(event.worker) is None:
         claims.believe_ready(state, record, event.applied_step, event.holds_state)
     proceed(turn)

@@ -262,6 +262,8 @@ def _settle(turn: Turn) -> None:
     for record in state.ring_workers():
         if record.trainer_at is not None:
             record.trainer_at = turn.now
+        if record.unanswered_since is not None:
+            record.unanswered_since = turn.now
         if ring_state.stage == "running" and record.between_since is None:
             turn.queues.training.resume(record.worker, turn.now)
     only_to_end = state.all_committed and ring_state.stage == "running" and state.active_members()

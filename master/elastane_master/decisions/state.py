@@ -36,9 +36,10 @@ class WorkerRecord(msgspec.Struct):
 
     joined_order: increases with each join. applied_step, holds_state: its weights, as far as its claims are
     accepted (claims.py). asked_generation, ready_generation: newest generation for which it was sent Prepare,
-    and answered. trainer_at: last sign of life of its trainer; None before its first ring. between_since:
-    when it entered user code between two steps; None inside a step. held_until: end of its quarantine,
-    infinite if for good (quarantine.py). leave_by: shortly before its node is taken away, if known.
+    and answered. unanswered_since: when it was sent the first Prepare after its last answer; None if it owes
+    none. trainer_at: last sign of life of its trainer; None before its first ring. between_since: when it
+    entered user code between two steps; None inside a step. held_until: end of its quarantine, infinite if
+    for good (quarantine.py). leave_by: shortly before its node is taken away, if known.
     """
 
     worker: str
@@ -64,6 +65,12 @@ class WorkerRecord(msgspec.Struct):
     capacity: Capacity = "spot"
     leave_by: float | None = None
     rendezvous_key: bytes = b""
+    unanswered_since: float | None = None
+
+    def asked(self, now: float) -> None:
+        """Note a Prepare; further ones do not extend the time for an answer."""
+        if self.unanswered_since is None:
+            self.unanswered_since = now
 
 
 class RingState(msgspec.Struct, dict=True):

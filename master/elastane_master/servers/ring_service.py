@@ -51,6 +51,9 @@ class RingServicer:
         first = await _first_message(requests)
         require_version(first.hello.version, f"worker {first.hello.worker_id}")
         host = await self._hosts.find(first.hello.job)
+        # A Hello may have waited in this process until its call ended. gRPC then cancels this task in the
+        # next turn of the loop, before the worker is admitted and a newer stream of it closed.
+        await asyncio.sleep(0)
         if host.stopping:
             raise stopping()
         try:

@@ -391,7 +391,9 @@ def computed_wrongly(event: e.SentinelFaulty) -> str:
 
 @_says(e.SentinelUndecided)
 def _(event: e.SentinelUndecided) -> str:
-    names = f"{', '.join(event.workers[:-1])} and {event.workers[-1]}"
+    # An event of before may not say who differs.
+    both = ", ".join(event.workers[:-1]), *event.workers[-1:]
+    names = " and ".join(filter(None, both)) or "workers"
     if event.third_missing:
         why = "no third worker is there to decide which of them is right"
     else:

@@ -25,6 +25,8 @@ _ANSWERS = {
     "in_ring": "did not leave the ring",
 }
 """Fields that no fact told, and what the sentence says where the answer is yes."""
+_DIFFER = " have different gradients for EST "
+_THIRD_MISSING = "no third worker is there"
 _INT_MAX = 2**63 - 1
 
 #: Where structs of one kind differ in what they told: the fact that only the first has.
@@ -69,6 +71,11 @@ def _made(struct: type[HistoryEvent], worker: str, reason: str, facts: Mapping[s
     if struct is e.SentinelFaulty:
         numbers = {name: _whole(facts.get(name, "")) for name in e.SentinelFaulty.facts}
         return e.SentinelFaulty((worker,) if worker else (), (), **numbers)
+    if struct is e.SentinelUndecided:
+        # No fact told who differs; the sentence begins with their names.
+        names = tuple(re.split(r", | and ", reason.partition(_DIFFER)[0])) if _DIFFER in reason else ()
+        numbers = {name: _whole(facts.get(name, "")) for name in e.SentinelUndecided.facts}
+        return e.SentinelUndecided(names, _THIRD_MISSING in reason, **numbers)
     values: dict[str, Any] = {}
     for name, hint in _fields(struct).items():
         if name == "worker":

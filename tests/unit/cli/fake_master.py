@@ -230,6 +230,7 @@ class FakeMaster(
 
     def WatchEvents(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         self._seen(request, context)
+        self._job(request.job, context)
         for event in self.events:
             if event.sequence >= request.since:
                 yield ring_pb2.WatchEventsResponse(event=event)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -230,6 +231,62 @@ def test_what_is_followed_goes_on_after_what_was_folded(master: FakeMaster) -> N
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["1", "2", "3", "7", "8"]
     asked = [request for request in master.requests if isinstance(request, ring_pb2.WatchEventsRequest)]
     assert [(request.since, request.follow) for request in asked[:2]] == [(0, False), (8, True)]
+
+
+def followed_in_thread(master: FakeMaster, *options: str) -> tuple[list[Result], threading.Thread]:
+    results: list[Result] = []
+    command = "events", "train", "--follow", *options
+    thread = threading.Thread(target=lambda: results.append(invoke(master, *command)), daemon=True)
+    thread.start()
+    return results, thread
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_following_ends_with_the_job_after_its_last_events(
+    master: FakeMaster, options: tuple[str, ...]
+) -> None:
+    results, thread = followed_in_thread(master, *options)
+    master.following.get(timeout=60)
+    master.change("train", phase=job_pb2.JOB_PHASE_SUCCEEDED)  # its workers are still there
+    master.events.append(ring_pb2.Event(sequence=4, kind="worker_left", reason="r"))
+    del master.jobs["train"].workers[:]
+    master.change("train")
+    thread.join(60)
+    [result] = results
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.splitlines()) == 4 and "worker_left" in result.stdout.splitlines()[-1]
+
+
+def test_following_a_job_that_is_over_ends(master: FakeMaster) -> None:
+    del master.jobs["train"].workers[:]
+    master.change("train", phase=job_pb2.JOB_PHASE_CANCELLED)
+    _, thread = followed_in_thread(master)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_following_a_job_that_never_leaves_its_workers_ends(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("elastane.cli.events"), "LEAVE_SECONDS", 0.1)
+    master.change("train", phase=job_pb2.JOB_PHASE_SUCCEEDED)
+    _, thread = followed_in_thread(master)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_following_a_job_that_is_deleted_ends_and_says_so(master: FakeMaster) -> None:
+    results, thread = followed_in_thread(master, "--json")
+    over = master.following.get(timeout=60)
+    job = master.jobs.pop("train")
+    master.jobs["other"] = job
+    master.change("other")
+    over.set()
+    thread.join(60)
+    [result] = results
+    assert result.exit_code == 0 and "job train was deleted" in result.stderr
+    never = invoke(master, "events", "never", "--follow", "--json")
+    assert never.exit_code != 0 and "deleted" not in never.stderr
 
 
 def test_progress_once_and_until_complete(master: FakeMaster) -> None:

@@ -146,7 +146,8 @@ def test_a_master_that_does_not_answer_is_spoken_of_once() -> None:
     assert result.exit_code == 4
     waits = [line for line in result.stderr.splitlines() if "no master answers" in line]
     assert waits == [
-        "[elastane] no master answers at 127.0.0.1:1 (Connection refused); tried for 1.5 s (--master-timeout)"
+        "[elastane] no master answers at 127.0.0.1:1 (Connection refused); trying for 1.5 s "
+        "(--master-timeout)"
     ]
     assert "within 1.5 s: Connection refused" in result.stderr
 

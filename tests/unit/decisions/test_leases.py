@@ -143,6 +143,66 @@ def test_a_leaver_that_does_not_stop_is_put_out_without_another_change() -> None
     assert job.closed == ["b"] and job.generation == generation
 
 
+def test_further_changes_of_the_ring_give_no_more_time_to_a_member_that_hangs() -> None:
+    job = running("a", "b", "c", "d")
+    job.lose("a")
+    asked = job.now
+    for worker in ("b", "c"):
+        job.ready(worker, 0, holds=True)
+    job.tick(after=20.0)
+    job.lose("b")
+    job.ready("c", 0, holds=True)
+    job.tick_due()
+    assert job.closed == ["a", "b", "d"] and job.members == ("c",)
+    assert job.now == pytest.approx(asked + 30.0, abs=0.1)
+
+
+def test_a_leaver_that_hangs_is_put_out_although_the_job_halts_and_resumes_before() -> None:
+    """It is one of the workers that its agent keeps alive, so that no other takes its place."""
+    job = running("a", "b", "c", recovery="fixed", workers_max=3, max_wait_seconds=12.0)
+    job.do(events.LeavingReported("b", "b-1", "spot notice"))
+    job.lose("a")
+    asked = job.now
+    job.ready("c", 0, holds=True)
+    for number in range(3):
+        while job.state.phase == "waiting" and job.closed == ["a"]:
+            job.tick_due()
+        if job.closed != ["a"]:
+            break
+        for worker in [name for name in job.state.workers if name != "b"]:
+            job.bye(worker, "drained")
+        job.do(events.ResumeRequested(f"r{number}"))
+        for worker in (f"x{number}", f"y{number}"):
+            job.join(worker)
+    assert job.closed == ["a", "b"] and job.state.phase == "waiting"
+    assert job.now == pytest.approx(asked + 30.0, abs=0.1)
+
+
+def test_an_answer_that_a_newer_change_overtook_shows_life() -> None:
+    job = running("a", "b", "c")
+    job.lose("a")
+    late = events.ReadyReported("c", "c-1", job.generation, 0, True)
+    job.tick(after=20.0)
+    job.lose("b")
+    job.do(late)
+    job.tick(after=29.0)
+    assert job.closed == ["a", "b"]
+    job.tick_due()
+    assert job.closed == ["a", "b", "c"]
+
+
+def test_the_time_without_a_master_does_not_count_for_an_answer() -> None:
+    job = running("a", "b", "c")
+    job.lose("a")
+    job.do(events.MasterStarted("next"), after=100.0)
+    for worker in ("b", "c"):
+        job.rejoin(worker, 1, 0, session=f"{worker}-2")
+    job.tick(after=29.0)
+    assert job.closed == ["a"]
+    job.tick_due()
+    assert job.closed == ["a", "b", "c"]
+
+
 def test_a_load_that_takes_too_long() -> None:
     job = JobDriver(settings(2, idle_max_seconds=50.0))
     job.join("a")

@@ -21,6 +21,7 @@ from elastane_master.servers.translate_job import event_message
 from elastane_proto.history import events as e
 from elastane_proto.history.describe import describe, facts_text
 from elastane_proto.history.events import AnyHistoryEvent, HistoryEvent
+from elastane_proto.history.upgrade import upgraded
 from elastane_proto.history_wire import event_of, told_of
 from elastane_proto.v1 import history_pb2, job_pb2, ring_pb2
 
@@ -103,6 +104,15 @@ def test_what_readers_of_history_need_is_in_the_fields_of_old_events() -> None:
     assert all(event.to_step < event.from_step for event in read if isinstance(event, e.HistoryRewound))
     spent = next(event.spent for event in read if isinstance(event, e.PricesChanged))
     assert spent.currency == "USD" and spent.worker_nanos > 0
+
+
+def test_every_old_event_can_be_described_again_whatever_it_tells() -> None:
+    for text, stored in before():
+        told = describe(stored.note.event)
+        assert stored.note.kind != "sentinel_undecided" or told == text.reason
+    for struct in EVERY:
+        for reason in ("", "w0", "x have different gradients for EST "):
+            assert isinstance(describe(upgraded(struct.kind, "", reason, 0, {})), str), struct
 
 
 def test_an_event_of_a_master_of_before_is_read_by_a_client_too() -> None:

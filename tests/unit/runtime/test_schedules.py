@@ -73,5 +73,5 @@ def test_steps_of_an_epoch_are_known_before_prepare() -> None:
         assert job.steps_per_epoch(DataLoader(data, 5, sampler=RandomSampler(data, True, 10**10))) == (  # type: ignore[arg-type]
             10**10 // 5 // job.num_ests
         )
-    with pytest.raises(UnsupportedError, match="splits the data in 3"):
+    with pytest.raises(UnsupportedError, match="splits the data into 3"):
         job.steps_per_epoch(DataLoader(data, 5, sampler=DistributedSampler(data, 3, 0)))  # type: ignore[arg-type]

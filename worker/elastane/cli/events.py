@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,7 +25,11 @@ from elastane.views.events import event_line, fold_line, is_wanted
 from elastane_proto.folding import folded
 
 if TYPE_CHECKING:
+    from elastane.client import MasterClient
     from elastane_proto.v1 import ring_pb2
+
+LEAVE_SECONDS = 5.0
+"""Time to wait for the last workers of a job that is over: they leave, which are its last events."""
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +39,9 @@ def register(app: typer.Typer) -> None:
 @command
 def events(
     job: JobArgument = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new events until the job is over.")
+    ] = False,
     kind: KindOption = None,
     worker: WorkerOption = None,
     since: SinceOption = "0",
@@ -69,14 +76,57 @@ def events(
             else:
                 out.print(event_line(event), soft_wrap=True)
 
-    with connect(master, timeout) as client:
-        name = client.only_job(job)
-        if as_json or unfold or kind:
-            show(filter(is_wanted_here, client.events(name, since=wanted.sequence, follow=follow)))
-            return
-        past = list(client.events(name, since=wanted.sequence))
-        for run in folded(filter(is_wanted_here, past), lambda event: event.kind):
-            out.print(fold_line(run), soft_wrap=True)
-        if follow:
-            after = past[-1].sequence + 1 if past else wanted.sequence
-            show(filter(is_wanted_here, client.events(name, since=after, follow=True)))
+    with connect(master, timeout) as client, connect(master, timeout) as watcher:
+        name, after = client.only_job(job), wanted.sequence
+        if not (as_json or unfold or kind):
+            past = list(client.events(name, since=after))
+            after = past[-1].sequence + 1 if past else after
+            for run in folded(filter(is_wanted_here, past), lambda event: event.kind):
+                out.print(fold_line(run), soft_wrap=True)
+            if not follow:
+                return
+        told = _until_over(client, watcher, name, after) if follow else client.events(name, since=after)
+        show(filter(is_wanted_here, told))
+
+
+def _until_over(
+    client: MasterClient, watcher: MasterClient, job: str, since: int
+) -> Iterator[ring_pb2.Event]:
+    """Yield the events until the job is over and its workers have left, or it is deleted. Closes `client`.
+
+    watcher: a second connection, which watches for the end of the job.
+    """
+    from elastane.client import RequestRefusedError
+    from elastane.errors import ElastaneError
+    from elastane.views.jobs import is_over
+
+    def watch() -> None:
+        last: threading.Timer | None = None
+        try:
+            for seen in watcher.watch_job(job):
+                if is_over(seen) and not seen.workers:
+                    break
+                if is_over(seen) and last is None:
+                    last = threading.Timer(LEAVE_SECONDS, client.close)
+                    last.daemon = True
+                    last.start()
+        except RequestRefusedError:
+            pass  # asked for its last events, the same connection raises it again
+        except ElastaneError:
+            return  # the other connection raises it too
+        finally:
+            if last is not None:
+                last.cancel()
+        client.close()
+
+    client.get_job(job)  # raises if it never existed: whatever is missing later was deleted
+    threading.Thread(target=watch, name="elastane-job", daemon=True).start()
+    try:
+        for event in client.events(job, since=since, follow=True):
+            since = event.sequence + 1
+            yield event
+        yield from watcher.events(job, since=since)
+    except RequestRefusedError as refusal:
+        if refusal.reason != "not_found":
+            raise
+        typer.echo(f"job {job} was deleted", err=True)

@@ -132,7 +132,7 @@ def test_the_workers_command_is_one(plain: Compose) -> None:
     assert given["ests"] == "4"
     mounts = dict(volume.split(":")[:2] for volume in service["volumes"])
     folder = {inside: source for source, inside in mounts.items()}
-    assert given["checkpoint"] in folder
+    assert given["checkpoint_url"] in folder
     assert (DEPLOY / folder["/workspace"] / (given.get("script") or rest)[0]).is_file()
     grace = int(service["stop_grace_period"].removesuffix("s"))
     assert grace > 30, "more than --grace, or a worker is killed while it drains"

@@ -138,7 +138,7 @@ def test_a_run_that_fails_shows_its_last_lines(prove, flaw: str, said: str) -> N
 
 
 def test_runs_that_take_too_long_are_ended(prove) -> None:
-    with pytest.raises(RunFailed, match=r"no end after 6 s"):
+    with pytest.raises(RunFailed, match=r"not finished after 6 s"):
         prove(*flawed("sleeps"), timeout_seconds=6.0)
     assert not left_over()
 

@@ -61,6 +61,6 @@ def test_variables_that_all_workers_have_lost_stop_a_job_that_goes_on_from_a_che
     assert job.phase != job_pb2.JOB_PHASE_SUCCEEDED and job.step == job.saved_step
     said, warned = ((tmp_path / f"{worker}.log").read_text() for worker in (second, first))
     found = r'best, set in line \d+, decides param_group\["lr"\] in line \d+'
-    assert re.search(rf"goes on at epoch 1 from a checkpoint.*{found}.*job\.carry\(best=\.\.\.\)", said)
+    assert re.search(rf"continues at epoch 1 from a checkpoint.*{found}.*job\.carry\(best=\.\.\.\)", said)
     assert "ELA343" in said and "without the values" not in said
     assert re.search(rf"variables of the script live across epochs: .*{found}", warned)

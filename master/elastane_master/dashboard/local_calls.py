@@ -16,7 +16,7 @@ import grpc
 from google.rpc import status_pb2
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.security.gate import HEADER, Gate
+from elastane_master.security.gate import HEADER, Gate, LocalContext
 from elastane_proto.v1 import errors_pb2
 
 _DETAILS = "grpc-status-details-bin"
@@ -56,7 +56,7 @@ async def _messages(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
-class _Context:
+class _Context(LocalContext):
     """What servicers, binding and gate use of a call's context."""
 
     def __init__(self, metadata: tuple[tuple[str, str], ...], peer: str) -> None:

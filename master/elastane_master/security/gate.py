@@ -171,6 +171,10 @@ class HttpCall:
         return self._call.refusal
 
 
+class LocalContext:
+    """Base of the contexts of calls that are made within the master's process, and so through no port."""
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Admits or refuses calls. Used from one event loop.
 
@@ -430,8 +434,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         await refuse(context, refusal)
 
     def _require_front(self, call: _Call, context: Context) -> None:
-        """Raise Rejection unless the call came through the port, and so through its TLS."""
-        if self.front is None or self.front.vouches(context.peer()):
+        """Raise Rejection unless the call was made here, or came through the port, and so through its TLS."""
+        if self.front is None or isinstance(context, LocalContext) or self.front.vouches(context.peer()):
             return
         error = unauthenticated("the call did not come through the master's port, or its caller has left")
         self._log_refusal(call.rpc, error, context.peer())

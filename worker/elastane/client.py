@@ -518,6 +518,8 @@ class MasterClient:
                 if not endless:
                     return
                 failures = 0
+            except ClientClosedError:
+                return
             except (grpc.RpcError, ValueError) as error:
                 translated = self._translated(error, address)
                 if isinstance(translated, ClientClosedError):

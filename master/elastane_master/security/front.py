@@ -474,6 +474,9 @@ class _TlsCaller(_Caller):
         except TlsBroken as error:
             self._break_off(error.farewell)
             return
+        except RuntimeError:  # no thread for it could be started
+            self._break_off()
+            return
         if self._transport is None or not self._is_there:
             return
         self._transport.write(answer)

@@ -80,7 +80,13 @@ class Handshakes:
         while self._free and (step := self._turns.take()) is not None:
             if step.wanted():
                 self._free -= 1
-                running = asyncio.get_running_loop().run_in_executor(self._pool, step.run)
+                loop = asyncio.get_running_loop()
+                running: asyncio.Future[Any]
+                try:
+                    running = loop.run_in_executor(self._pool, step.run)
+                except RuntimeError as error:  # no thread can be started now
+                    running = loop.create_future()
+                    running.set_exception(error)
                 running.add_done_callback(self._finished(step))
 
     def _finished(self, step: Step) -> Callable[[asyncio.Future[Any]], None]:

@@ -141,8 +141,9 @@ class ServerTls:
         files = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # A resumed session would skip the client's certificate: disable resumption. New keys within a
-        # connection (TLS 1.2) would be handshakes that nobody counts.
+        # A resumed session would skip the client's certificate: no tickets. OpenSSL's cache of sessions by id
+        # (TLS 1.2) cannot be turned off from Python; a context, and so the cache, lasts as long as its files.
+        # New keys within a connection (TLS 1.2) would be handshakes that nobody counts.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
         if for_front:
@@ -157,6 +158,8 @@ class ServerTls:
             ) from error
         if files.client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
+            # As in gRPC: a file with an intermediate CA alone is enough.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             try:
                 context.load_verify_locations(files.client_ca)
             except (ssl.SSLError, OSError) as error:

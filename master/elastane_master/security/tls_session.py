@@ -61,15 +61,20 @@ class TlsSession:
         self.opaque += len(data)
 
     def read(self, bytes_max: int) -> bytes:
-        """Return data of the caller; empty if it needs more bytes of the network. Raises TlsBroken."""
+        """Return data of the caller; empty if it needs more bytes of the network.
+
+        Raises TlsBroken, also after the caller's regular end.
+        """
         if not (self._in.pending or self._ssl.pending()):
             return b""  # the usual end, without the exception
         try:
             data = self._ssl.read(bytes_max)
         except ssl.SSLWantReadError:
             return b""
-        except (ssl.SSLError, OSError) as error:  # also the caller's regular end
+        except (ssl.SSLError, OSError) as error:
             raise TlsBroken(getattr(error, "reason", None) or str(error), self._out.read()) from error
+        if not data:  # whatever follows would never be read, and be kept
+            raise TlsBroken("the caller has ended the connection", self._out.read())
         self.opaque -= len(data)
         return data
 

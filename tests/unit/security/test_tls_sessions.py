@@ -41,6 +41,11 @@ class Caller:
         self.tls.write(data)
         return self._out.read()
 
+    def end(self) -> bytes:
+        with contextlib.suppress(ssl.SSLError):
+            self.tls.unwrap()
+        return self._out.read()
+
     def read(self, received: bytes) -> bytes:
         self._in.write(received)
         data = b""
@@ -88,6 +93,27 @@ def test_what_one_side_writes_the_other_reads(tmp_path: Path, version: ssl.TLSVe
     assert caller.read(session.write(memoryview(large))) == large
     session.feed(caller.write(b"x" * 100)[:50])
     assert session.read(4096) == b""
+
+
+def test_nothing_is_kept_of_what_follows_the_callers_end(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    caller = Caller(ca)
+    session = connected(server(tmp_path, ca), caller)
+    session.feed(caller.write(b"last words") + caller.end())
+    assert session.read(4096) == b"last words"
+    with pytest.raises(TlsBroken, match="ended"):
+        session.read(4096)
+
+
+def test_a_client_ca_may_be_an_intermediate_one(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    issuing = ca.create_child_ca()
+    leaf = issuing.issue_cert("worker.test")
+
+    def with_certificate(context: ssl.SSLContext) -> None:
+        leaf.configure_cert(context)
+
+    assert connected(server(tmp_path, ca, issuing), Caller(ca, with_certificate)).is_open
 
 
 def test_who_keeps_to_nothing_is_broken_off(tmp_path: Path) -> None:
@@ -179,6 +205,27 @@ class _Step:
         assert threading.current_thread() is threading.main_thread()
         self._log.append("fails" if result.exception() else f"{result.result()} ends")
         self.is_done.set()
+
+
+async def test_a_thread_that_cannot_be_started_costs_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    handshakes = Handshakes(threads=1)
+    one, two = _Step("one", log), _Step("two", log)
+    with monkeypatch.context() as patch:
+        patch.setattr(handshakes._pool, "submit", _no_thread)
+        handshakes.submit("a", one)
+        async with asyncio.timeout(30):
+            await one.is_done.wait()
+    handshakes.submit("a", two)
+    async with asyncio.timeout(30):
+        two.may_end.set()
+        await two.is_done.wait()
+    handshakes.close()
+    assert log == ["fails", "two begins", "two ends"]
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 async def test_handshakes_are_done_outside_the_loop_one_by_one() -> None:

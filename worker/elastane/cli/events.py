@@ -100,6 +100,8 @@ def _until_over(
     from elastane.errors import ElastaneError
     from elastane.views.jobs import is_over
 
+    failures: list[ElastaneError] = []
+
     def watch() -> None:
         last: threading.Timer | None = None
         try:
@@ -112,8 +114,8 @@ def _until_over(
                     last.start()
         except RequestRefusedError:
             pass  # asked for its last events, the same connection raises it again
-        except ElastaneError:
-            return  # the other connection raises it too
+        except ElastaneError as error:
+            failures.append(error)
         finally:
             if last is not None:
                 last.cancel()
@@ -125,6 +127,8 @@ def _until_over(
         for event in client.events(job, since=since, follow=True):
             since = event.sequence + 1
             yield event
+        if failures:
+            raise failures[0]
         yield from watcher.events(job, since=since)
     except RequestRefusedError as refusal:
         if refusal.reason != "not_found":

@@ -49,7 +49,7 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 _PARSERS: Final = {
-    "currency": _parsed(currency_code),
+    "currency": _parsed(lambda text: currency_code(text) if text else DEFAULTS.currency),
     "spot_price_micros": _parsed(price_micros),
     "on_demand_price_micros": _parsed(price_micros),
 }

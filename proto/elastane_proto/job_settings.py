@@ -37,8 +37,7 @@ class Setting:
 
     help: a sentence or two. option: of `elastane run`; "": it has none of its own. group: the panel of that
     option. metavar: name of the value in help texts; "": the choices. default_text: how the default is shown;
-    "": the value. at_least, more_than, at_most: bounds, which the master checks. changed_by: the command that
-    changes it while the job runs; "": none.
+    "": the value. at_least, more_than, at_most: bounds, which the master checks.
     """
 
     help: str
@@ -49,7 +48,6 @@ class Setting:
     at_least: float = -math.inf
     more_than: float = -math.inf
     at_most: float = math.inf
-    changed_by: str = ""
 
     def out_of_bounds(self, value: float) -> str:
         """Return the bound in words that a value misses, such as "at least 1"; "" if it is within all."""
@@ -76,6 +74,10 @@ def _limit(help: str, option: str, **more: float) -> Setting:
     )
 
 
+def _price(help: str, option: str) -> Setting:
+    return Setting(help, option, "PRICE", default_text="unknown", at_least=0, at_most=PRICE_MICROS_MAX)
+
+
 class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
 
@@ -99,13 +101,12 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
         Setting(
             "Minimum number of workers; with fewer the job waits.",
             at_least=1,
-            changed_by="scale",
             default_text="1",
         ),
     ] = 1
     workers_max: Annotated[
         int,
-        Setting("Maximum number of workers; those beyond it stand by.", changed_by="scale", default_text="N"),
+        Setting("Maximum number of workers; those beyond it stand by.", default_text="N"),
     ] = 0  # as many as ests
     seed: Annotated[
         int | None,
@@ -198,33 +199,20 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = "elastic"
     currency: Annotated[
         str,
-        Setting("Currency of the prices: three letters.", "--currency", "CODE", changed_by="price"),
+        Setting("Currency of the prices: three letters.", "--currency", "CODE"),
     ] = "USD"
     spot_price_micros: Annotated[
         int,
         msgspec.Meta(ge=0, le=PRICE_MICROS_MAX),
-        Setting(
+        _price(
             "Price of a spot worker per hour, for `elastane cost`; `elastane price` changes it.",
             "--spot-price",
-            "PRICE",
-            default_text="unknown",
-            at_least=0,
-            at_most=PRICE_MICROS_MAX,
-            changed_by="price",
         ),
     ] = 0
     on_demand_price_micros: Annotated[
         int,
         msgspec.Meta(ge=0, le=PRICE_MICROS_MAX),
-        Setting(
-            "Price of an on-demand worker per hour.",
-            "--on-demand-price",
-            "PRICE",
-            default_text="unknown",
-            at_least=0,
-            at_most=PRICE_MICROS_MAX,
-            changed_by="price",
-        ),
+        _price("Price of an on-demand worker per hour.", "--on-demand-price"),
     ] = 0
     #: Jobs stored before there were fingerprints compare too.
     fingerprint_steps: Annotated[

@@ -184,5 +184,13 @@ def _enum_reader(told: str, enum: EnumDescriptor) -> Get:
 @cache
 def _words(enum: EnumDescriptor) -> dict[int, str]:
     """Values of an enum as the struct's words, without the unspecified one, which is 0."""
-    prefix = "".join(f"_{char}" if char.isupper() else char for char in enum.name).strip("_").upper() + "_"
-    return {value.number: value.name.removeprefix(prefix).lower() for value in enum.values if value.number}
+    return {value.number: enum_word(enum, value.number) for value in enum.values if value.number}
+
+
+def enum_word(enum: EnumDescriptor, number: int) -> str:
+    """Return the short name in lower case: JOB_PHASE_RUNNING -> "running"; the number if it is unknown."""
+    value = enum.values_by_number.get(number)
+    if value is None:
+        return str(number)
+    prefix = "".join(f"_{char}" if char.isupper() else char.upper() for char in enum.name).lstrip("_")
+    return value.name.removeprefix(f"{prefix}_").lower()

@@ -21,6 +21,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from elastane.audit import EpochAudit
+from elastane.cli import events as events_command
 from elastane.cli.audit import fold_epochs
 from elastane.cli.catalogue import COMMANDS, load
 from elastane.cli.main import build_app, main
@@ -578,3 +579,28 @@ def test_track_writes_each_step_once(master: FakeMaster, tmp_path: Path) -> None
     result = invoke(master, "track", "--to", f"tensorboard:{tmp_path}/file")
     assert result.exit_code == 3 and "cannot be written: NotADirectoryError" in result.stderr
     assert invoke(master, "track", "--to", "tensorboard:a,tensorboard:b").exit_code == 2
+
+
+def test_following_events_fails_with_the_watch_of_the_jobs_end() -> None:
+    """It would go on after the end of the job."""
+    closed = threading.Event()
+
+    class Client:
+        def get_job(self, job: str) -> None:
+            """It is there."""
+
+        def events(self, job: str, *, since: int, follow: bool = False) -> Iterator[ring_pb2.Event]:
+            yield ring_pb2.Event(sequence=since)
+            assert follow and closed.wait(20)
+
+        def close(self) -> None:
+            closed.set()
+
+    class Watcher(Client):
+        def watch_job(self, job: str) -> Iterator[job_pb2.Job]:
+            raise MasterUnreachableError("away")
+
+    told = events_command._until_over(Client(), Watcher(), "j", 7)  # type: ignore[arg-type]
+    assert next(told).sequence == 7
+    with pytest.raises(MasterUnreachableError, match="away"):
+        next(told)

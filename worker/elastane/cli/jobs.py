@@ -141,14 +141,14 @@ def worker_table(job: job_pb2.Job, now: float) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from elastane.views.plain import enum_name
+    from elastane_proto.message_codec import enum_word
     from elastane_proto.v1 import job_pb2
 
     table = Table(box=None, header_style="bold")
     for column in ("WORKER", "STATE", "ESTS", "APPLIED", "HEARD", "HOST", "PID", "REASON"):
         table.add_column(column, no_wrap=column != "REASON")
     for worker in job.workers:
-        state = enum_name(job_pb2.WorkerState.DESCRIPTOR, worker.state)
+        state = enum_word(job_pb2.WorkerState.DESCRIPTOR, worker.state)
         heard = now - worker.last_heard.seconds - worker.last_heard.nanos / 1e9
         table.add_row(
             Text(worker.worker_id),

@@ -18,10 +18,10 @@ from elastane.views.curves import curve_lines
 from elastane.views.events import fold_line, is_wanted
 from elastane.views.explanation import explanation_lines
 from elastane.views.jobs import ests_text, phase_name
-from elastane.views.plain import enum_name
 from elastane.views.progress import duration_text
 from elastane.views.text import counted, one_line
 from elastane_proto.folding import folded
+from elastane_proto.message_codec import enum_word
 from elastane_proto.short_names import short, short_names
 from elastane_proto.v1 import job_pb2
 
@@ -192,7 +192,7 @@ def _workers(job: job_pb2.Job, now: float) -> Body:
     body.empty = "no workers"
     names = short_names([worker.worker_id for worker in job.workers], 24)
     for worker in job.workers:
-        state = enum_name(job_pb2.WorkerState.DESCRIPTOR, worker.state)
+        state = enum_word(job_pb2.WorkerState.DESCRIPTOR, worker.state)
         heard = "-"
         if worker.HasField("last_heard"):
             heard = age(now - worker.last_heard.seconds - worker.last_heard.nanos / 1e9)
@@ -225,7 +225,7 @@ def _ests(detail: JobNews, now: float) -> Body:
         if worker is None:
             body.add(Row(str(rank)), Text(f"{rank:>5}  nobody", style="yellow"), "no worker hosts it now")
             continue
-        state = enum_name(job_pb2.WorkerState.DESCRIPTOR, worker.state)
+        state = enum_word(job_pb2.WorkerState.DESCRIPTOR, worker.state)
         longest = min(held.get(worker.worker_id, []), key=lambda one: one[1], default=None)
         does, waits = (str(longest[0]), age(now - longest[1])) if longest is not None else ("-", "-")
         line = f"{rank:>5}  {names[worker.worker_id]:<28} {does:>10} {waits:>7}  {state}"

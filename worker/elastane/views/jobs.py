@@ -17,10 +17,10 @@ def ests_text(start: int, end: int) -> str:
 
 def phase_name(job: job_pb2.Job) -> str:
     """Return the phase in lower case, such as "running"."""
-    from elastane.views.plain import enum_name
+    from elastane_proto.message_codec import enum_word
     from elastane_proto.v1 import job_pb2
 
-    return enum_name(job_pb2.JobPhase.DESCRIPTOR, job.phase)
+    return enum_word(job_pb2.JobPhase.DESCRIPTOR, job.phase)
 
 
 def is_over(job: job_pb2.Job) -> bool:

@@ -10,24 +10,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
+
+from elastane_proto.message_codec import enum_word
 
 
 def to_plain(message: Message) -> dict[str, Any]:
     """Return a message as a dict of all its fields; absent messages and optional fields are None."""
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def enum_name(enum: EnumDescriptor, number: int) -> str:
-    """Return the short name in lower case: JOB_PHASE_RUNNING -> "running"; the number if it is unknown."""
-    value = enum.values_by_number.get(number)
-    if value is None:
-        return str(number)
-    prefix = "".join(f"_{char}" if char.isupper() else char.upper() for char in enum.name).lstrip("_")
-    return value.name.removeprefix(f"{prefix}_").lower()
 
 
 def _field(message: Message, field: Any) -> Any:
@@ -53,7 +45,7 @@ def _scalar(field: Any, value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if field.enum_type is not None:
-        return enum_name(field.enum_type, value)
+        return enum_word(field.enum_type, value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -95,12 +95,19 @@ async def test_runs_go_through_a_dataset_in_few_messages(shards: shard_pb2_grpc.
 
 
 async def test_a_request_that_waits_holds_up_those_behind_it_until_a_task_comes_back(
-    shards: shard_pb2_grpc.ShardServiceStub,
+    served: tuple[Master, shard_pb2_grpc.ShardServiceStub],
 ) -> None:
+    master, shards = served
+    waiters = master._hosts.get("j").task_waiters
     other = await shards.LeaseTasks(request(0, tasks=100, worker_id="other").request)
     call = shards.StreamTasks()
     await call.write(request(1, wait_seconds=300))
     await call.write(request(2, wait_seconds=300))
+    # If the task came back before both wait, the second could be given it as it arrives; the first would then
+    # be answered without tasks.
+    async with asyncio.timeout(60):
+        while waiters.count < 2:
+            await asyncio.sleep(0.005)
     failed = done(other.tasks[7])
     failed.error = "bad sample"
     await shards.LeaseTasks(request(1, [failed], tasks=0, worker_id="other").request)

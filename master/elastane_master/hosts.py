@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
@@ -583,8 +584,18 @@ class JobHosts(HostOwner):
         return host
 
     async def _require_held(self, name: str, token: int) -> None:
-        try:
+        with self._fenced_steps_down():
             await self._records.check(name, token)
+
+    @contextlib.contextmanager
+    def _fenced_steps_down(self) -> Iterator[None]:
+        """Give up leading if the store says that another master took a closed job over.
+
+        The other one may have done so late, after this one got the lease back. If this one led on with
+        its old tokens, it would refuse every request for the job.
+        """
+        try:
+            yield
         except Fenced as error:
             self._on_failed(error)
             raise
@@ -596,8 +607,6 @@ class JobHosts(HostOwner):
             try:
                 await self._close_unused()
                 await self._delete_overdue()
-            except Fenced as error:
-                self._on_failed(error)
             except (Rejection, StoreError, RedisError, OSError) as error:
                 # The store is away, or another master leads: there is no hurry.
                 logger.info("finished jobs stay as they are for now", error=str(error))
@@ -633,7 +642,9 @@ class JobHosts(HostOwner):
         del self._hosts[name]
         self._closed[name] = closed
         await host.stop(Rejection("not_found", f"job {name!r} is over: {why}", job=name))
-        if await self._records.close(name, log.token, log.sequence, record):
+        with self._fenced_steps_down():
+            is_closed = await self._records.close(name, log.token, log.sequence, record)
+        if is_closed:
             logger.info("finished job closed", job=name, phase=closed.phase, reason=why)
             return
         # The store lost what was written last. Memory is the truth: it is served again, and written anew.
@@ -680,7 +691,8 @@ class JobHosts(HostOwner):
         The store may do it without a reply: from here on the job counts as deleted and is never opened.
         """
         self._deleting[closed.name] = request_id
-        await self._records.delete(closed.name, closed.stored.token, request_id)
+        with self._fenced_steps_down():
+            await self._records.delete(closed.name, closed.stored.token, request_id)
         self._require_serving()  # a new leader took it off the list, and may have it again
         await self.store.remove_job(closed.name)
         self._closed.pop(closed.name, None)

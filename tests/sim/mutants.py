@@ -372,11 +372,13 @@ MUTANTS = (
     Mutant(
         "a job is taken off the list before what is stored of it is deleted",
         "elastane_master.hosts",
-        "        await self._records.delete(closed.name, closed.stored.token, request_id)\n"
+        "        with self._fenced_steps_down():\n"
+        "            await self._records.delete(closed.name, closed.stored.token, request_id)\n"
         "        self._require_serving()  # a new leader took it off the list, and may have it again\n"
         "        await self.store.remove_job(closed.name)\n",
         "        await self.store.remove_job(closed.name)\n"
-        "        await self._records.delete(closed.name, closed.stored.token, request_id)\n",
+        "        with self._fenced_steps_down():\n"
+        "            await self._records.delete(closed.name, closed.stored.token, request_id)\n",
     ),
     Mutant(
         "who deleted a job forgets that it was its own",

@@ -34,6 +34,8 @@ ONCE_FAILED = {
     "a run of a step that a load made void was taken for the job's by a checker": 675,
     "a job's time, ahead by an hour, made the deadlines of those taken over before it pass": 3848,
     "a deleted job was opened after the answer to its deletion was lost, and called damaged": 157,
+    "a job that went back after its last step succeeded at the earlier one": 2402,
+    "a leader whose closed job a late takeover had fenced led on, and could not delete it": 2907,
     "a job whose opening and deletion were both cut off could not be deleted any more": 18,
 }
 """Seeds that once found a fault of the product or of a checker. They only reproduce it while the simulation's

@@ -346,7 +346,7 @@ class WorkerModel:
         script, protocol = self.script, self.protocol
         await self._settle(in_loop=False)
         self.interval_leads = 0 in self.contexts
-        while protocol.applied_step < script.steps:
+        while protocol.applied_step < script.steps or not await self._through():
             epoch = protocol.applied_step // script.steps_per_epoch
             while self._in_epoch(epoch):
                 await self._settle()
@@ -360,8 +360,12 @@ class WorkerModel:
             self._set_between(True)
             await asyncio.sleep(script.user_seconds * self.world.rng.choice((0.01, 0.1, 1.0)))
             self._look_around()
-        if protocol.changing:
+
+    async def _through(self) -> bool:
+        """As `Trainer.finish`: False if the job has gone back to an earlier step."""
+        if self.protocol.changing:
             await self._settle(in_loop=False)
+        return self.protocol.applied_step >= self.script.steps
 
     def _in_epoch(self, epoch: int) -> bool:
         applied = self.protocol.applied_step

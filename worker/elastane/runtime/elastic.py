@@ -211,33 +211,48 @@ class ElasticJob(Job):
             lost=trainer.values_lost and trainer.applied_step < trainer.total_steps,
         )
         try:
-            while trainer.applied_step < trainer.total_steps and not trainer.ended_early:
-                trainer.epoch = trainer.values_epoch = trainer.current_epoch
-                if trainer.values_lost:
-                    self._epoch_values.refuse_lost(trainer.epoch)
-                yield trainer.epoch
-                distributed_calls.check()
-                trainer.close_epoch(trainer.epoch)
-                trainer.values_epoch = trainer.epoch + 1
+            while True:
+                while trainer.applied_step < trainer.total_steps and not trainer.ended_early:
+                    trainer.epoch = trainer.values_epoch = trainer.current_epoch
+                    if trainer.values_lost:
+                        self._epoch_values.refuse_lost(trainer.epoch)
+                    yield trainer.epoch
+                    distributed_calls.check()
+                    trainer.close_epoch(trainer.epoch)
+                    trainer.values_epoch = trainer.epoch + 1
+                if self._end(trainer, trackers, ""):
+                    return
         except GeneratorExit:
-            when_left(lambda place: self._end(trainer, trackers, place))
+            when_left(lambda place: self._end_at(trainer, trackers, place))
             raise
-        self._end(trainer, trackers, "")
 
-    def _end(self, trainer: Trainer, trackers: TrackerProcesses, left_at: str) -> None:
-        """End training.
+    def _end_at(self, trainer: Trainer, trackers: TrackerProcesses, left_at: str) -> None:
+        """End training where the script has left its loop over epochs. Raises StepError if the job has gone
+        back to an earlier step meanwhile: the loop is over, so only a new process can train on."""
+        if not self._end(trainer, trackers, left_at):
+            raise StepError(
+                f"the job went back to step {trainer.applied_step} after the loop over epochs was left at"
+                f" {left_at}",
+                hint="the master restarted with a store that has lost the last steps; start the worker again",
+            )
+
+    def _end(self, trainer: Trainer, trackers: TrackerProcesses, left_at: str) -> bool:
+        """End training; False if the job goes back to an earlier step instead, from which it must go on.
 
         left_at: where the script left its loop over epochs; empty if the loop ran to its end.
         """
         if left_at or trainer.ended_early:
             trainer.end_early(left_at)
-        else:
-            trainer.finish()
-        trackers.finish(trainer.applied_step, meanwhile=trainer.finish)
+        if not trainer.finish():
+            return False
+        if not trackers.finish(trainer.applied_step, meanwhile=trainer.finish):
+            trackers.lead(trainer.is_leader)
+            return False
         if self._environment.report_dir:
             write_elastic_report(
                 self._environment, trainer.state, step=trainer.applied_step, is_leader=trainer.is_leader
             )
+        return True
 
     def log(self, **values: Any) -> None:
         if self._trainer is None:

@@ -363,11 +363,16 @@ class Trainer:
             ),
         )
 
-    def finish(self) -> None:
-        """End training after all epochs; first takes part in a pending ring change, so that nobody waits."""
+    def finish(self) -> bool:
+        """End training after all epochs; first takes part in a pending ring change, so that nobody waits.
+
+        Returns False if that change took the job back to an earlier step, as when the store has lost the last
+        steps and no other worker holds them: training must go on from there.
+        """
         if self._protocol.changing:
             self._boundary.settle(self._contexts, in_loop=False)
-        self._attendance.exits.finished = True
+        self._attendance.exits.finished = self.ended_early or self.applied_step >= self.total_steps
+        return self._attendance.exits.finished
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session and release everything this worker holds. Idempotent."""

@@ -76,21 +76,26 @@ class TrackerProcesses:
         """Write a step of a job without a master, as the fields of LoggedStep."""
         self._tell(step)
 
-    def finish(self, step: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def finish(self, step: int, meanwhile: Callable[[], bool] = lambda: True) -> bool:
         """Finish the job with `step` steps: return when they are written, or after `FINISH_SECONDS`.
 
-        meanwhile: called several times a second, for work that must go on.
+        meanwhile: called several times a second, for work that must go on. Once it returns False, the job has
+        gone back before `step`: the trackers are released, so that a new ring starts others, and the result
+        is False.
         """
         self._tell({"finish": step})
         deadline = time.monotonic() + FINISH_SECONDS
         while any(process.poll() is None for process in self._processes):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 next(one for one in self._processes if one.returncode is None).wait(LOOK_SECONDS)
-            meanwhile()
+            if not meanwhile():
+                self._release()
+                return False
             if time.monotonic() > deadline:
                 _log.warning("the last values are not in the trackers yet", seconds=FINISH_SECONDS)
                 break
         self.close()
+        return True
 
     def close(self) -> None:
         """End all trackers; what they have read is written."""

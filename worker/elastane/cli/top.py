@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,25 +57,20 @@ def top(
             "top needs a terminal that can position text, and according to TERM this one cannot;"
             " use status, progress --watch or events --follow"
         )
-    from elastane.client import MasterClient, RequestRefusedError
+    from elastane.client import MasterClient
     from elastane.screen.news import Watching
     from elastane.screen.terminal import Inbox, show
     from elastane.screen.view import View
 
     wanted = filter_of(kind, worker, since, time.time())
+    only = job
     with connect(master, timeout) as client:
-        names = sorted(one.name for one in client.list_jobs())
-    if job is not None and job not in names:
-        raise RequestRefusedError(
-            f"there is no job {job!r}",
-            reason="not_found",
-            hint=f"this master has: {', '.join(names)}" if names else "this master has no job",
-            job=job,
-        )
-    if job is not None:
-        view = View(page="job", job=job, pinned=True, wanted=wanted)
-    elif len(names) == 1:
-        view = View(page="job", job=names[0], wanted=wanted)
+        if job is not None:
+            client.get_job(job)  # refuses an unknown one before the screen is taken
+        elif len(first := list(islice(client.iter_jobs(), 2))) == 1:
+            only = first[0].name
+    if only is not None:
+        view = View(page="job", job=only, pinned=job is not None, wanted=wanted)
     else:
         view = View(wanted=wanted)
 

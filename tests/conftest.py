@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
+import patience
 from integration.forkserver import ForkServers, all_forked, fork_servers, none_forked
 
 # A run started in the background by a shell inherits SIGINT as ignored, and so would every process that
@@ -34,6 +36,11 @@ hypothesis.settings.load_profile("elastane")
 multiprocessing.set_forkserver_preload(
     ["torch", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint"]
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    return patience.set_timer(item, settings)
 
 
 @pytest.fixture(autouse=True)

@@ -126,7 +126,13 @@ class Cluster:
             address=f"host-{len(self.masters) if self.masters_alive else 0}:1",
         )
         master.is_calm = lambda: self.calm_in <= 0 or not self.workers
+        master.takes_over = lambda: self._taken_over(master)
         self.masters.append(master)
+
+    def _taken_over(self, leader: MasterModel) -> None:
+        for master in self.masters:
+            if master is not leader:
+                master.follows_a_sync = False
 
     def _renamed(self, key: bytes, holder: bytes) -> None:
         # A store that lost a renewal of the lease may grant it to another master before the holder renews it
@@ -393,7 +399,7 @@ class Cluster:
         if master.host.stopping or not self.network.passes(master.name, PLACE):
             return
         # Writes that a previous master acknowledged within the last seconds are in no process's memory.
-        is_old = master.follows_a_sync or self.world.now - master.serving_since > LOST_SECONDS_MAX
+        is_old = master.follows_a_sync or self.world.now - master.leading_since > LOST_SECONDS_MAX
         if self.store_is_whole and is_old:
             self._healed_at = int(self.server.data[FENCE][b"sequence"]) + 1
             self.server.crash(self.world.rng.choice((0.02, 0.3)), lose=True)

@@ -27,7 +27,7 @@ from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Fenced, StoreError, StoreRefused
+from elastane_master.store.errors import Fenced, JobDamaged, JobTooNew, StoreError, StoreRefused
 from elastane_master.store.lease import Claimant, LeaderLease
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import ring_pb2
@@ -54,23 +54,28 @@ class _Details:
 
 
 class _Leadership(Leadership):
-    """The product's leadership. begins: called when it begins to take over the jobs."""
+    """The product's leadership. begins, ends: called when it begins to take over the jobs, and after that."""
 
-    def __init__(self, begins: Callable[[], None], *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, begins: Callable[[], None], ends: Callable[[], None], *arguments: Any, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
-        self._begins = begins
+        self._begins, self._ends = begins, ends
 
     async def lead(self) -> bool:
         self._begins()
-        return await super().lead()
+        try:
+            return await super().lead()
+        finally:
+            self._ends()
 
 
 class MasterModel:
     """One master process. takeovers: the run uses the leader's lease; None: the master serves at once.
     closings: its handling of finished jobs; None: it keeps them.
 
-    serving: it answers calls, even if only with a refusal. follows_a_sync: all earlier writes are on the
-    disk.
+    serving: it answers calls, even if only with a refusal. leading_since: when its last takeover ended.
+    follows_a_sync: when it started, all writes were on the disk, and no other master has led since.
     """
 
     def __init__(
@@ -90,13 +95,15 @@ class MasterModel:
         self.world, self.network, self.checkers, self.name = world, network, checkers, name
         self.process = Process(world, name)
         self.process.wall_offset_seconds = wall_offset_seconds
-        self.serving, self.serving_since = False, world.now
+        self.serving = False
+        self.leading_since = world.now
         self.follows_a_sync = False
         self.streams: list[Stream] = []
         self._calls: list[Callable[[Ended | None, Any], None]] = []
         self.claimant = Claimant(address, name, address, id=name)
         self._server, self._takeovers, self._closings = server, takeovers, closings
         self.is_calm: Callable[[], bool] = lambda: True
+        self.takes_over: Callable[[], None] = lambda: None
         self.process.spawn(self._start(options))
 
     # ------------------------------------------------------------------ life
@@ -109,7 +116,13 @@ class MasterModel:
             asks = StoreClient(self._server, self.network, self.process)
             lease = LeaderLease(asks, self.claimant, self._takeovers.lease_seconds)  # type: ignore[arg-type]
         self.leadership = _Leadership(
-            lambda: self._takeover_begins(client), store, options, LIMITS, lease=lease, failed=self._failed
+            lambda: self._takeover_begins(client),
+            self._takeover_ends,
+            store,
+            options,
+            LIMITS,
+            lease=lease,
+            failed=self._failed,
         )
         self.hosts = self.leadership.hosts
         self.hosts.clock = Clock(self.process.wall, self.process.time)
@@ -138,7 +151,7 @@ class MasterModel:
         with contextlib.suppress(Rejection):  # its lease may have expired, which it will notice soon
             for error in self.hosts.held().values() if self.leadership.leads else ():
                 self.world.fail("nothing lost", f"{self.name} holds a job: {error}")
-        self.serving, self.serving_since = True, self.world.now
+        self.serving = True
         self.world.log(f"{self.name} serves")
 
     def kill(self, *, silent: bool = False) -> None:
@@ -173,6 +186,10 @@ class MasterModel:
             await self.hosts.stop(stopping())
         self.kill()
 
+    def _takeover_ends(self) -> None:
+        self.leading_since = self.world.now
+        self.takes_over()
+
     def _takeover_begins(self, client: StoreClient) -> None:
         cut = self._takeovers.next_cut(self.is_calm()) if self._takeovers is not None else None
         client.calls = 0
@@ -202,6 +219,9 @@ class MasterModel:
             return None
         try:
             return self.hosts.get(JOB)
+        except (JobDamaged, JobTooNew) as error:
+            self.world.fail("nothing lost", f"{self.name} holds the job: {error}")
+            return None
         except Rejection:
             return None
 

@@ -19,6 +19,7 @@ from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import ring_pb2
 
 STEPS_PER_EPOCH = 4
+HEARD = ("welcome", "prepare", "prepared", "load", "go")
 
 
 class RingWorker:
@@ -42,16 +43,12 @@ class RingWorker:
             steps_per_epoch=STEPS_PER_EPOCH,
             epochs=self.steps // STEPS_PER_EPOCH,
         )
-        message = ring_pb2.Hello(
+        message = self.protocol.hello(
             worker_id=self.name,
             role=ring_pb2.WORKER_ROLE_RING,
             signature=signature,
             pid=self.pid,
             store_address=f"{self.name}:1",
-            generation=self.protocol.fenced,
-            applied_step=self.protocol.applied_step,
-            holds_state=self.protocol.holds_state,
-            history_generation=self.protocol.history_generation,
         )
         return hello(message, self.session)
 
@@ -60,21 +57,11 @@ class RingWorker:
         return f"{self.name}-{self.pid}-{self.sessions}"
 
     def heard(self, message: ring_pb2.AttendResponse) -> Outcome:
-        protocol = self.protocol
-        match message.WhichOneof("message"):
-            case "welcome":
-                return protocol.welcome(message.welcome)
-            case "prepare":
-                return protocol.prepare(message.prepare)
-            case "prepared":
-                return protocol.prepared(message.prepared)
-            case "load":
-                return protocol.load_requested(message.load)
-            case "go":
-                members = {member.worker_id: member.ests for member in message.go.members}
-                self.ranks = range(members[self.name].start, members[self.name].end)
-                return protocol.go_ahead(message.go)
-        return Outcome()
+        kind = message.WhichOneof("message")
+        if kind == "go":
+            members = {member.worker_id: member.ests for member in message.go.members}
+            self.ranks = range(members[self.name].start, members[self.name].end)
+        return self.protocol.receive(message) if kind in HEARD else Outcome()
 
     def works(self) -> Outcome:
         """The next thing its script's thread would do."""
@@ -83,15 +70,20 @@ class RingWorker:
             return self._load(protocol.load)
         if protocol.go is not None:
             go = protocol.go
+            protocol.lose_step()
             protocol.entered(go.generation, go.resume_step, [])
         step = protocol.applied_step
         if protocol.changing or not protocol.generation:
             return Outcome()
-        if protocol.begin_apply(step):
+        if protocol.may_apply(step):
+            assert protocol.begin_apply(step)
             self.pristine = False
             return protocol.end_apply(step)
         reported = protocol._report is not None and protocol._report.step_report.step == step
-        return Outcome() if reported or step >= self.steps else protocol.report(self._report(step))
+        if reported or step >= self.steps:
+            return Outcome()
+        protocol.begin_step()
+        return protocol.report(self._report(step))
 
     def _load(self, load: ring_pb2.Load) -> Outcome:
         message = ring_pb2.Loaded(generation=load.generation)

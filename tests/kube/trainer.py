@@ -75,10 +75,9 @@ class Trainer:
     # ------------------------------------------------------------------ session
 
     async def _attend(self, stub: ring_pb2_grpc.RingServiceStub) -> None:
-        protocol = self.protocol
         call = stub.Attend()
         self._out = asyncio.Queue()
-        hello = ring_pb2.Hello(
+        hello = self.protocol.hello(
             job=self.job,
             worker_id=self.worker_id,
             role=ring_pb2.WORKER_ROLE_RING,
@@ -90,9 +89,6 @@ class Trainer:
             ),
             host=self.worker_id,
             store_address=f"{self.worker_id}:1",
-            generation=protocol.fenced,
-            applied_step=protocol.applied_step,
-            holds_state=protocol.holds_state,
         )
         with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; handled below
             await call.write(ring_pb2.AttendRequest(hello=hello))
@@ -127,27 +123,12 @@ class Trainer:
             self._out.put_nowait(message)
 
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
-        protocol = self.protocol
-        match message.WhichOneof("message"):
-            case "prepare":
-                self._tell(protocol.prepare(message.prepare))
-            case "prepared":
-                self._tell(protocol.prepared(message.prepared))
-                self._apply()
-            case "go":
-                self._tell(protocol.go_ahead(message.go))
-            case "load":
-                self._tell(protocol.load_requested(message.load))
-            case "welcome":
-                self._tell(protocol.welcome(message.welcome))
-            case "checkpoint" if message.checkpoint.manifest:
-                self._complete(message.checkpoint)
-            case "checkpoint":
-                protocol.checkpoint = message.checkpoint
-            case "drain":
-                protocol.drain = message.drain
-            case "done":
-                protocol.done = message.done
+        outcome = self.protocol.receive(message)
+        self._tell(outcome)
+        if outcome.manifest is not None:
+            self._complete(outcome.manifest)
+        if message.HasField("prepared"):
+            self._apply()
         self._settle()
 
     def _tell(self, outcome: Outcome) -> None:
@@ -155,6 +136,7 @@ class Trainer:
         if outcome.abort and self._step is not None:
             self._step.cancel()
             self._step = None
+            self.protocol.lose_step()
 
     # ------------------------------------------------------------------ between two steps
 
@@ -176,7 +158,7 @@ class Trainer:
         if protocol.applied_step >= self.script.steps:
             self._bye(ring_pb2.BYE_REASON_FINISHED)
         elif self._step is None:
-            self._step = asyncio.create_task(self._run_step(protocol.applied_step))
+            self._step = asyncio.create_task(self._run_step(protocol.begin_step().step))
 
     def _load(self, load: ring_pb2.Load) -> None:
         protocol = self.protocol
@@ -196,6 +178,7 @@ class Trainer:
             return
         mine = next(member for member in go.members if member.worker_id == self.worker_id)
         self.ranks = range(mine.ests.start, mine.ests.end)
+        self.protocol.lose_step()
         self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
 
     # ------------------------------------------------------------------ the step
@@ -216,7 +199,7 @@ class Trainer:
 
     def _apply(self) -> None:
         protocol, step = self.protocol, self.protocol.applied_step
-        if protocol.begin_apply(step):
+        if protocol.may_apply(step) and protocol.begin_apply(step):
             self._step = None
             self._tell(protocol.end_apply(step))
 

@@ -230,8 +230,7 @@ class WorkerModel:
             lambda payload: self._receive(stream, payload),
             lambda end: ended.done() or ended.set_result(end),
         )
-        protocol = self.protocol
-        hello = ring_pb2.Hello(
+        hello = self.protocol.hello(
             job=JOB,
             worker_id=self.name,
             role=ring_pb2.WORKER_ROLE_RING,
@@ -239,10 +238,6 @@ class WorkerModel:
             host="host",
             pid=self.pid,
             store_address=f"{self.name}:1",
-            generation=protocol.fenced,
-            applied_step=protocol.applied_step,
-            holds_state=protocol.holds_state,
-            history_generation=protocol.history_generation,
             version="1",
         )
         stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
@@ -267,7 +262,11 @@ class WorkerModel:
             self.is_welcome = True
             self._heartbeat_seconds = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
         in_ring = self.protocol.generation
-        outcome = self._dispatch(message)
+        outcome = self.protocol.receive(message)
+        if outcome.manifest is not None:
+            self.process.spawn(self._write_manifest(outcome.manifest))
+        if message.HasField("drain") or message.HasField("done"):
+            self.told_to_end_at = self.world.now
         if outcome.abort and message.HasField("prepare") and message.prepare.generation == in_ring:
             self.world.fail("one ring", f"{self.name} leaves ring {in_ring} because of its own Prepare")
         self._send(*outcome.send)
@@ -276,34 +275,6 @@ class WorkerModel:
         if message.HasField("welcome") and self.said_bye is not None:
             self._send(ring_pb2.AttendRequest(bye=self.said_bye))
         self.notify()
-
-    def _dispatch(self, message: ring_pb2.AttendResponse) -> Outcome:
-        protocol, kind = self.protocol, message.WhichOneof("message")
-        match kind:
-            case "prepare":
-                return protocol.prepare(message.prepare)
-            case "prepared":
-                return protocol.prepared(message.prepared)
-            case "interval_decided":
-                return protocol.interval_decided(message.interval_decided)
-            case "go":
-                return protocol.go_ahead(message.go)
-            case "load":
-                return protocol.load_requested(message.load)
-            case "welcome":
-                return protocol.welcome(message.welcome)
-            case "checkpoint" if message.checkpoint.manifest:
-                self.process.spawn(self._write_manifest(message.checkpoint))
-            case "checkpoint":
-                protocol.checkpoint = message.checkpoint
-            case "drain":
-                protocol.drain = message.drain
-                self.told_to_end_at = self.world.now
-            case "done":
-                protocol.done = message.done
-                self.told_to_end_at = self.world.now
-                return Outcome(abort=True)
-        return Outcome()
 
     async def _evicted(self) -> None:
         self.protocol.put_out()
@@ -352,7 +323,8 @@ class WorkerModel:
                 await self._settle()
                 self._set_between(False)
                 if self._in_epoch(epoch):
-                    await self._run_step(protocol.applied_step)
+                    await self._run_step(protocol.begin_step().step)
+                    protocol.lose_step()
             through = protocol.applied_step == (epoch + 1) * script.steps_per_epoch
             self.interval_step = protocol.applied_step if through else -1
             self.interval_contexts = dict(self.contexts)
@@ -435,14 +407,9 @@ class WorkerModel:
 
     async def _next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
         protocol = self.protocol
-
-        def asked() -> object:
-            running = protocol.generation > 0 and not protocol.changing
-            return protocol.done or protocol.drain or protocol.load or protocol.go or running
-
         self._at_boundary = True
         self.notify()
-        await self.wait_for(asked)
+        await self.wait_for(lambda: protocol.must_act)
         self._at_boundary = False
         if protocol.done is not None and protocol.done.phase == "succeeded":
             raise ScriptEnds(ring_pb2.BYE_REASON_FINISHED)

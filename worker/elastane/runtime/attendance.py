@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -23,6 +24,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession
+from elastane.runtime.step_state import StepState
 from elastane_proto import rendezvous, tracing, versions
 from elastane_proto.v1 import ring_pb2
 
@@ -32,30 +34,31 @@ DETAILS_MAX = 20_000
 """Limit of tensors and values named one by one: 2 MB at most, within the master's message limit of 4 MB."""
 
 
-class Attendance:
-    """Connection of one worker to its master. Built by the trainer, started with the script's first epoch.
+@dataclass(frozen=True)
+class Duties:
+    """What a worker does in its session's threads.
 
-    backend: of the process groups, "gloo" or "nccl". signature: builds the script's signature for Hello.
-    write_manifest: called with a Checkpoint message that asks the leader to write the manifest. close: ends
-    the worker's session with a Bye when the process exits. details: the parts of the state as (name, digest,
-    value in words).
+    signature: builds the script's signature for Hello. write_manifest: called with a Checkpoint message that
+    asks the leader to write the manifest. details: the parts of the state as (name, digest, value in words).
+    close: ends the worker's session with a Bye when the process exits.
     """
 
-    def __init__(
-        self,
-        environment: WorkerEnvironment,
-        *,
-        backend: str,
-        signature: Callable[[], ring_pb2.ScriptSignature],
-        write_manifest: Callable[[ring_pb2.Checkpoint], None],
-        close: Callable[[ring_pb2.Bye | None], None],
-        details: Callable[[], list[tuple[str, int, str]]],
-    ) -> None:
+    signature: Callable[[], ring_pb2.ScriptSignature]
+    write_manifest: Callable[[ring_pb2.Checkpoint], None]
+    details: Callable[[], list[tuple[str, int, str]]]
+    close: Callable[[ring_pb2.Bye | None], None]
+
+
+class Attendance:
+    """Connection of one worker to its master. Built at prepare, started with the script's first epoch.
+
+    backend: of the process groups, "gloo" or "nccl".
+    """
+
+    def __init__(self, environment: WorkerEnvironment, *, backend: str) -> None:
         self._environment = environment
         self._backend = backend
-        self._signature = signature
-        self._write_manifest = write_manifest
-        self._details = details
+        self._duties: Duties | None = None
         #: Digest of the whole state after the last step, for Bye.
         self.final_digest: int | None = None
         self._changed = threading.Condition()
@@ -72,7 +75,7 @@ class Attendance:
         self.protocol = WorkerProtocol()
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
-        self.exits = WorkerExits(environment, self.request_leave, close)
+        self.exits = WorkerExits(environment, self.request_leave)
 
     @property
     def is_leader(self) -> bool:
@@ -80,11 +83,17 @@ class Attendance:
         return bool(self.members) and self.members[0].worker_id == self._environment.worker_id
 
     @property
+    def is_alone(self) -> bool:
+        """True if there is no other member in the ring."""
+        return len(self.members) < 2
+
+    @property
     def started(self) -> bool:
         return self._session is not None
 
-    def start(self) -> None:
+    def start(self, duties: Duties) -> None:
         """Open the session with Hello, and install the handlers for signals and process exit."""
+        self._duties = duties
         warming.finish()
         self.spans.open(tracing.open_tracer("elastane-worker", self._environment.worker_id))
         self._store = RendezvousStore(
@@ -99,7 +108,7 @@ class Attendance:
             timeout_seconds=self._environment.master_timeout_seconds,
             evicted=self._evicted,
         )
-        self.exits.install()
+        self.exits.install(duties.close)
         logs.say_where(self._where)
         self._session.start()
 
@@ -151,6 +160,10 @@ class Attendance:
                 self._session.send(*outcome.send)
             self._changed.notify_all()
 
+    def saved(self, message: ring_pb2.Saved) -> None:
+        """Report a written shard or manifest; called by the saver's thread."""
+        self.tell(lambda: self.protocol.saved(message))
+
     def wait_for(self, condition: Callable[[], object]) -> None:
         """Wait until `condition` holds. Raises the error that ended the session for good.
 
@@ -168,16 +181,11 @@ class Attendance:
         is done.
         """
         protocol = self.protocol
-
-        def asked() -> object:
-            running = protocol.generation > 0 and not protocol.changing
-            return protocol.done or protocol.drain or protocol.load or protocol.go or running
-
         self.tell(protocol.end_backward)  # the script may have left backward by an exception
         with self._changed:
             self._at_boundary = True
             self._changed.notify_all()
-        self.wait_for(asked)
+        self.wait_for(lambda: protocol.must_act)
         with self._changed:
             self._at_boundary = False
             load, go, drain, done = protocol.load, protocol.go, protocol.drain, protocol.done
@@ -197,8 +205,18 @@ class Attendance:
             check, self.protocol.check = self.protocol.check, None
         return check if check is not None and check.step == step else None
 
+    def begin_step(self) -> StepState:
+        """Begin the next step to apply, and return its state."""
+        with self._changed:
+            return self.protocol.begin_step()
+
+    def lose_step(self) -> None:
+        """Give up the step in flight, if there is one."""
+        with self._changed:
+            self.protocol.lose_step()
+
     def begin_apply(self, step: int) -> bool:
-        """Claim the right to apply `step`; False if the ring changed meanwhile.
+        """Claim the right to apply `step`; False, with the step lost, if the ring changed meanwhile.
 
         After a successful claim a ring change waits for the optimizer, so Ready never reports a half-applied
         step.
@@ -265,7 +283,8 @@ class Attendance:
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         with self._changed:
             self.spans.heard(message, in_ring=self.protocol.generation > 0)
-            outcome = self._dispatch(message)
+            outcome = self.protocol.receive(message)
+            self._carry_out(outcome)
             self.spans.said(outcome.send)
             if self._session is not None:
                 self._session.send(*outcome.send)
@@ -276,45 +295,22 @@ class Attendance:
         if outcome.abort and transport is not None:
             transport.abort()
 
-    def _dispatch(self, message: ring_pb2.AttendResponse) -> Outcome:
-        protocol = self.protocol
-        match message.WhichOneof("message"):
-            case "prepare":
-                return protocol.prepare(message.prepare)
-            case "prepared":
-                return protocol.prepared(message.prepared)
-            case "interval_decided":
-                return protocol.interval_decided(message.interval_decided)
-            case "go":
-                return protocol.go_ahead(message.go)
-            case "load":
-                return protocol.load_requested(message.load)
-            case "welcome":
-                return protocol.welcome(message.welcome)
-            case "checkpoint" if message.checkpoint.manifest:
-                self._write_manifest(message.checkpoint)
-            case "checkpoint":
-                protocol.checkpoint = message.checkpoint
-            case "drain":
-                protocol.drain = message.drain
-            case "compare" if message.compare.HasField("explain"):
-                # In a thread: hashing the state takes a while, and the master's messages must still be
-                # received.
-                asked = message.compare.explain
-                threading.Thread(target=self._explain, args=(asked,), daemon=True).start()
-            case "compare":
-                return protocol.compared(message.compare)
-            case "done":
-                protocol.done = message.done
-                return Outcome(abort=True)
-            case kind:
-                _log.warning("unknown message from the master", kind=kind)
-        return Outcome()
+    def _carry_out(self, outcome: Outcome) -> None:
+        """Do what the master asked for and no answer of the protocol covers."""
+        if outcome.manifest is not None:
+            assert self._duties is not None
+            self._duties.write_manifest(outcome.manifest)
+        if outcome.explain is not None:
+            # In a thread: hashing the state takes a while, and the master's messages must still be received.
+            threading.Thread(target=self._explain, args=(outcome.explain,), daemon=True).start()
+        if outcome.unknown:
+            _log.warning("unknown message from the master", kind=outcome.unknown)
 
     def _explain(self, asked: ring_pb2.Explain) -> None:
         """Send names, digests and values of the state while the script's thread waits for Prepared."""
+        assert self._duties is not None
         answer = ring_pb2.StateDetails(generation=asked.generation, step=asked.step)
-        for name, digest, value in self._details()[:DETAILS_MAX]:
+        for name, digest, value in self._duties.details()[:DETAILS_MAX]:
             answer.details.add(name=name, digest=digest, value=value)
         self.tell(lambda: self.protocol.explained(answer))
 
@@ -353,11 +349,10 @@ class Attendance:
             return self.protocol.heartbeat()
 
     def _hello(self) -> ring_pb2.Hello:
-        assert self._store is not None
-        signature = self._signature()
+        assert self._store is not None and self._duties is not None
+        signature = self._duties.signature()
         with self._changed:
-            protocol = self.protocol
-            return ring_pb2.Hello(
+            return self.protocol.hello(
                 job=self._environment.job,
                 worker_id=self._environment.worker_id,
                 role=ring_pb2.WORKER_ROLE_RING,
@@ -367,10 +362,6 @@ class Attendance:
                 store_address=self._store.address,
                 rendezvous_key=self._store.key,
                 process=self._process,
-                generation=protocol.fenced,
-                applied_step=protocol.applied_step,
-                holds_state=protocol.holds_state,
                 version=str(versions.PROTOCOL),
                 capacity=self._environment.capacity_type(),
-                history_generation=protocol.history_generation,
             )

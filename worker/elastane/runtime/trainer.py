@@ -48,7 +48,7 @@ from elastane.runtime.sampler_epoch import SamplerEpoch
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
-from elastane.runtime.tracing import open_trace
+from elastane.runtime.step_trace import open_trace
 from elastane.runtime.turn import EpochsClosed, PartialGradientError, Turn
 from elastane.runtime.turn_watch import TurnWatch
 from elastane.state.codec import Exported

@@ -35,8 +35,8 @@ sys.path.append(str(SCRIPTS))
 from bare_http2 import BareStream
 
 from elastane.client import MasterClient
-from elastane_master import records
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.jobs import records
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.format import decode_snapshot
 from elastane_master.store.keys import JobKeys

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 
 from elastane_master.decisions import cost
+from elastane_master.decisions.amounts import Amount
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.machine import JobMachine
 
@@ -141,5 +142,5 @@ def difference(oracle: CostOracle, base: dict[str, Charged], product: dict[str, 
     return ""
 
 
-def _exact(amount: cost.Amount) -> int:
+def _exact(amount: Amount) -> int:
     return amount.micros * HOUR_NANOS + amount.rest

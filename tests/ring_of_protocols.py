@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.records import StoredEvent
+from elastane_master.jobs.records import StoredEvent
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_proto.contexts import context_to_proto
 from elastane_proto.job_settings import JobSettings

@@ -104,7 +104,7 @@ def run(
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise typer.BadParameter(wrong) from None
 
-    from elastane_operator.edge import app
+    from elastane_operator import app
 
     app.configure_logs(settings.log_level, settings.log_format)
     try:

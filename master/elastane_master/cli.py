@@ -233,7 +233,7 @@ async def serve(settings: MasterSettings) -> None:
 
     Raises CannotListen, and StoreError if the store cannot be used or another master took over.
     """
-    from elastane_master.servers.app import Master  # grpc is only needed from here on
+    from elastane_master.app import Master  # grpc is only needed from here on
 
     loop = asyncio.get_running_loop()
     told = asyncio.Event()

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
-from elastane_master.limits import Limits
+from elastane_master.jobs.limits import Limits
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.connection import StoreOptions

@@ -15,7 +15,7 @@ with atheris.instrument_imports(
     include=[
         "elastane_master.decisions",
         "elastane_master.store",
-        "elastane_master.records",
+        "elastane_master.jobs.records",
         "elastane_shards",
     ]
 ):

@@ -14,10 +14,10 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
+from elastane_master.app import Master
 from elastane_master.decisions.events import AnyEvent, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.servers import ring_service
-from elastane_master.servers.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from fuzz.templates import VICTIM, dataset_settings, job_settings

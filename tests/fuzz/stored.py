@@ -11,7 +11,7 @@ import msgspec
 
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.views import checkpoints_view, context_views, job_view, progress_views
-from elastane_master.hosts import JobHosts
+from elastane_master.jobs.hosts import JobHosts
 from elastane_master.store.errors import StoreFormatUnknown
 from elastane_master.store.format import decode_batch, decode_snapshot
 from elastane_master.store.log import LogOptions

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from elastane_master.servers.app import services
+from elastane_master.app import services
 from elastane_proto.v1 import ring_pb2
 from fuzz.messages import messages, mutated, spoiled, wire
 from fuzz.server import FuzzedMaster, fuzzed_master

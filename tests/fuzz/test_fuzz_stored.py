@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastane_master import records
 from elastane_master.decisions.events import Tick
-from elastane_master.records import StoredEvent
+from elastane_master.jobs import records
+from elastane_master.jobs.records import StoredEvent
 from elastane_master.store.errors import StoreFormatUnknown
 from fuzz.messages import mutated
 from fuzz.stored import corpus, look_at, read, spoiled_within

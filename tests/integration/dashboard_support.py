@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
+from elastane_master.app import Master
 from elastane_master.security.settings import SecuritySettings
-from elastane_master.servers.app import Master
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.master_support import Worker, serving_master
 from integration.test_master_sessions import RING, SIGNATURE, duration, form_ring, report

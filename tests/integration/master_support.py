@@ -14,7 +14,7 @@ import grpc
 import msgspec
 from grpc_status import rpc_status
 
-from elastane_master.servers.app import Master
+from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import EmbeddedStore

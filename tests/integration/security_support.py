@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc_status import rpc_status
 
-from elastane_master.servers.app import services
+from elastane_master.app import services
 from elastane_proto.v1 import errors_pb2
 
 JOB = "mine"

@@ -29,10 +29,10 @@ import grpc
 import psutil
 import structlog
 
-from elastane_master import host as host_module
+from elastane_master.app import Master
 from elastane_master.decisions import operators as operators_module
-from elastane_master.limits import Limits
-from elastane_master.servers.app import Master
+from elastane_master.jobs import host as host_module
+from elastane_master.jobs.limits import Limits
 from elastane_master.settings import MasterSettings
 from elastane_master.store.log import LogOptions
 from elastane_proto.contexts import pack_loader

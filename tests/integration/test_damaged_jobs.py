@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
 from elastane.cli.main import build_app
-from elastane_master.servers.app import Master
+from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
 from elastane_master.store.keys import JOBS_KEY, STORED_JOBS_KEY, JobKeys

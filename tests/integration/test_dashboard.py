@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 
 from elastane_master.dashboard import facts, routes
 from elastane_master.decisions.succession import Leader
-from elastane_master.recent_notes import RecentNotes
+from elastane_master.jobs.recent_notes import RecentNotes
+from elastane_master.jobs.serving import not_leading
 from elastane_master.security.settings import SecuritySettings
-from elastane_master.servers.following import not_leading
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import NASTY, create_job, dashboard_master, train

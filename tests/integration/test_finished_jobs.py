@@ -13,12 +13,12 @@ import grpc
 import pytest
 from redis.exceptions import ConnectionError
 
-import elastane_master.hosts as hosts_module
+import elastane_master.jobs.hosts as hosts_module
+from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import VERSION
-from elastane_master.hosts import JobHosts
-from elastane_master.servers.app import Master
-from elastane_master.servers.following import stopping
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.serving import stopping
 from elastane_master.store.closed import ClosedJobs
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced

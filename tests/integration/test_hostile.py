@@ -18,10 +18,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastane_master.security import gate
+from elastane_master.app import Master
 from elastane_master.security.front import ANSWER_SECONDS, Front
 from elastane_master.security.strangers import StrangerLimits
-from elastane_master.servers.app import Master
+from elastane_master.servers import gate
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration import hostile
 from integration.hostile import (

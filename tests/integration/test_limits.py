@@ -15,7 +15,7 @@ from google.protobuf import duration_pb2
 from elastane.client import MasterClient, RequestRefusedError
 from elastane.errors import ElastaneError
 from elastane.runtime.session import MasterSession
-from elastane_master.servers.app import Master
+from elastane_master.app import Master
 from elastane_proto.v1 import (
     common_pb2,
     job_pb2,

@@ -17,15 +17,15 @@ import aiohttp
 import pytest
 from prometheus_client import parser
 
+from elastane_master.app import Master
 from elastane_master.decisions.events import SuspendRequested
 from elastane_master.errors import CannotListen
 from elastane_master.http.port import HttpPort
 from elastane_master.http.routes import Access
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.errors import InsecureListen
-from elastane_master.security.gate import Gate, TokenFile
 from elastane_master.security.settings import SecuritySettings
-from elastane_master.servers.app import Master
+from elastane_master.servers.gate import Gate, TokenFile
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
 from elastane_proto.job_settings import JobSettings
@@ -210,7 +210,7 @@ async def test_a_bad_address_is_refused_with_exit_code_2(tmp_path: Path) -> None
 def test_a_master_without_the_port_loads_no_http_server(tmp_path: Path) -> None:
     script = f"""
 import asyncio, sys
-from elastane_master.servers.app import Master
+from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
 async def main():
     master = Master(MasterSettings(listen="127.0.0.1:0", state_dir={str(tmp_path)!r}, http=""))

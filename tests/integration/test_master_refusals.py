@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from elastane_master import host as host_module
-from elastane_master.clock import Clock
 from elastane_master.decisions import operators
 from elastane_master.decisions.events import (
     CancelRequested,
@@ -23,8 +21,10 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.turn import Turn
 from elastane_master.errors import MachineBroken
-from elastane_master.hosts import JobHosts
-from elastane_master.servers.following import stopping
+from elastane_master.jobs import host as host_module
+from elastane_master.jobs.clock import Clock
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.serving import stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, LogClosed

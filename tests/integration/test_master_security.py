@@ -15,13 +15,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
-from elastane_master.security import gate, policy
+from elastane_master.security import policy
 from elastane_master.security.errors import BadSecurityFile, InsecureListen
-from elastane_master.security.gate import TokenFile
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.tls import ServerTls, TlsFiles
-from elastane_master.servers.app import Master
+from elastane_master.servers import gate
+from elastane_master.servers.gate import TokenFile
 from elastane_master.settings import MasterSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, shard_pb2, shard_pb2_grpc
 from integration.master_support import Worker, reason_of, serving_master

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
-from elastane_master.servers.app import Master
+from elastane_master.app import Master
 from elastane_proto import contexts
 from elastane_proto.v1 import (
     common_pb2,

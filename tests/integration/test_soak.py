@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from elastane_master.sessions import Session
+from elastane_master.jobs.sessions import Session
 from integration.soak import Sample, growth, soak
 from slow import slow
 

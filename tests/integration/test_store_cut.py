@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 from elastane.chaos.store_server import StoreServer
-from elastane_master import records
 from elastane_master.decisions import effects
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.records import StoredCommit, StoredNote
+from elastane_master.jobs import records
+from elastane_master.jobs.records import StoredCommit, StoredNote
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.history import JobHistory
 from elastane_master.store.log import JobLog, LogOptions

@@ -9,8 +9,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
-from elastane_master.servers.app import Master
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import reason_of, serving_master, store_down
 

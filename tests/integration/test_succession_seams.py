@@ -15,10 +15,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.exceptions import ConnectionError as StoreGone
 
-from elastane_master.clock import Clock
-from elastane_master.hosts import JobHosts
+from elastane_master.app import Master
+from elastane_master.jobs.clock import Clock
+from elastane_master.jobs.hosts import JobHosts
 from elastane_master.security.settings import SecuritySettings
-from elastane_master.servers.app import Master
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames, Store
 from elastane_master.store.errors import Fenced
@@ -271,7 +271,7 @@ async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_of
 ) -> None:
     """The next master's clock is an hour behind at first, two once it has read a job; the store's too."""
     behind, short = 0.0, {"leader_lease_seconds": LEASE_SECONDS}
-    monkeypatch.setattr("elastane_master.hosts.Clock", lambda: Clock(lambda: time.time() - behind))
+    monkeypatch.setattr("elastane_master.jobs.hosts.Clock", lambda: Clock(lambda: time.time() - behind))
     read = JobLog.open
 
     async def set_back(*words: object, **named: object) -> object:

@@ -7,8 +7,6 @@ import runpy
 import socket
 import sys
 
-import elastane_operator.cli
-import elastane_operator.edge.app  # noqa: F401 - what the command imports when it runs
 from integration.forkserver import leave, serve
 
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from elastane.audit import audit
-from elastane_master import records
 from elastane_master.decisions.effects import Commit, Note, TaskCommit
+from elastane_master.jobs import records
 from elastane_master.servers.translate_shard import audit_entries
 from elastane_master.store.keys import JobKeys
 from elastane_proto.contexts import context_from_proto

@@ -13,15 +13,15 @@ from typing import Any
 
 import grpc
 
-from elastane_master.clock import Clock
+from elastane_master.app import services
 from elastane_master.decisions.events import Rejection
-from elastane_master.host import JobHost
-from elastane_master.leading import Leadership
-from elastane_master.limits import Limits
-from elastane_master.servers.app import services
+from elastane_master.jobs.clock import Clock
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.leading import Leadership
+from elastane_master.jobs.limits import Limits
+from elastane_master.jobs.serving import stopping
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
-from elastane_master.servers.following import stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer

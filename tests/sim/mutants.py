@@ -100,19 +100,19 @@ MUTANTS = (
     ),
     Mutant(
         "messages leave before they are durable",
-        "elastane_master.host",
+        "elastane_master.jobs.host",
         "if not self._outbox and self.log.durable >= self.log.appended:",
         "if True:",
     ),
     Mutant(
         "an answer leaves before it is durable",
-        "elastane_master.host",
+        "elastane_master.jobs.host",
         "        return decision.result, self.log.pending\n",
         "        return decision.result, None\n",
     ),
     Mutant(
         "a refusal rests on a state that may be old",
-        "elastane_master.host",
+        "elastane_master.jobs.host",
         """        except Rejection:
             await self.confirm()
             raise
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stopping master still decides",
-        "elastane_master.host",
+        "elastane_master.jobs.host",
         "if self.stopping:\n            # The last",
         "if False:\n            # The last",
     ),
@@ -293,7 +293,7 @@ MUTANTS = (
     ),
     Mutant(
         "the clock of a new master is its machine's",
-        "elastane_master.hosts",
+        "elastane_master.jobs.hosts",
         "self.clock.at_least(machine.state.decided_at)",
         "pass",
     ),
@@ -341,19 +341,19 @@ MUTANTS = (
     ),
     Mutant(
         "a takeover that did not come to its end counts",
-        "elastane_master.succession",
+        "elastane_master.jobs.succession",
         'if step == "lead" and not await self._follower.lead():',
         'if step == "lead" and not (await self._follower.lead() or True):',
     ),
     Mutant(
         "the lease is counted from the answer and not from the question",
-        "elastane_master.succession",
+        "elastane_master.jobs.succession",
         "self._decide(Held(reply.token, now))",
         "self._decide(Held(reply.token, time.monotonic()))",
     ),
     Mutant(
         "a leader answers although its lease ran out, as long as it is not told",
-        "elastane_master.leading",
+        "elastane_master.jobs.leading",
         'if state.role == "leading" and time.monotonic() - state.renewed_at <= state.lease_seconds:',
         'if state.role == "leading":',
     ),
@@ -371,7 +371,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job is taken off the list before what is stored of it is deleted",
-        "elastane_master.hosts",
+        "elastane_master.jobs.hosts",
         "        with self._fenced_steps_down():\n"
         "            await self._records.delete(closed.name, closed.stored.token, request_id)\n"
         "        self._require_serving()  # a new leader took it off the list, and may have it again\n"
@@ -388,19 +388,19 @@ MUTANTS = (
     ),
     Mutant(
         "a closed job is opened although its deletion may have happened",
-        "elastane_master.hosts",
+        "elastane_master.jobs.hosts",
         "if (request_id := self._deleting.get(name)) is not None:",
         "if (request_id := None) is not None:",
     ),
     Mutant(
         "a closed job that is opened again is still answered from its record",
-        "elastane_master.hosts",
+        "elastane_master.jobs.hosts",
         "        del self._closed[name]\n        host = self._make_host(machine, log, recovered)\n",
         "        host = self._make_host(machine, log, recovered)\n",
     ),
     Mutant(
         "a finished job is closed although somebody came while the store was asked",
-        "elastane_master.hosts",
+        "elastane_master.jobs.hosts",
         "if unused_seconds is not None and not host.is_unused(unused_seconds):",
         "if False:",
     ),

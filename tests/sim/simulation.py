@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import structlog
 
-import elastane_master.leading
+import elastane_master.jobs.leading
+import elastane_master.jobs.sessions
+import elastane_master.jobs.succession
 import elastane_master.servers.job_service
 import elastane_master.servers.translate_shard
-import elastane_master.sessions
 import elastane_master.store.log
-import elastane_master.succession
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
@@ -250,8 +250,8 @@ def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
 @contextlib.contextmanager
 def _seeded(world: World) -> Iterator[None]:
     """Replace modules' sources of time and randomness by the world's in the block; log nothing."""
-    log, sessions = elastane_master.store.log, elastane_master.sessions
-    timed = log, elastane_master.leading, elastane_master.succession
+    log, sessions = elastane_master.store.log, elastane_master.jobs.sessions
+    timed = log, elastane_master.jobs.leading, elastane_master.jobs.succession
     services = elastane_master.servers.job_service, elastane_master.servers.translate_shard
     identifiers = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))
     configuration, state = structlog.get_config(), random.getstate()

@@ -106,25 +106,6 @@ def test_the_layers_import_what_the_table_says_and_nothing_else() -> None:
         assert allowed == true, f"{units} import {sorted(true)}"
 
 
-def reached(unit: str) -> set[str]:
-    """What it imports, itself or through others; not through modules beside a package's folders."""
-    found: set[str] = set()
-    ahead = [unit]
-    while ahead:
-        new = {other for other in imports()[ahead.pop()] if not other.endswith("*")} - found
-        found |= new
-        ahead += new
-    return found
-
-
-def test_the_circles_are_those_that_are_named() -> None:
-    reach = {unit: reached(unit) for unit in imports() if not unit.endswith("*")}
-    circles = {frozenset(other for other in reach[unit] if unit in reach[other]) for unit in reach}
-    named = re.search(r"^.*Circles that are left.*:\n((?:.+\n)+?)\n", PAGE, re.MULTILINE)
-    told = {frozenset(quoted(part)) for part in named[1].split(";")} if named else set()
-    assert told == {frozenset(unit.split(".")[1] for unit in circle) for circle in circles if circle}
-
-
 # ---------------------------------------------------------------- where would I change ...
 
 WHERE = rows(PAGE, "Where would I change ...")

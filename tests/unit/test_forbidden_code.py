@@ -47,7 +47,7 @@ ALLOWED = {
     ): "how the script's own class is written, asked for; reads nothing",
     ("worker/elastane/cli/catalogue.py", "import_module"): "the fixed list COMMANDS above it",
     ("worker/elastane/determinism.py", "import_module"): "a fixed name of NumPy",
-    ("worker/elastane/verify/hook/elastane_reference.py", "import_module"): "a fixed name of torch",
+    ("worker/elastane/reference_hook/elastane_reference.py", "import_module"): "a fixed name of torch",
 }
 READS_PICKLE = {"worker/elastane/data/transfer.py"}
 """Where alone something may be unpickled."""

@@ -24,7 +24,7 @@ Workers are started by `elastane run`, which sets what they need; what else is s
 def settings() -> dict[str, type[BaseSettings]]:
     """Return the classes of settings by their heading on the page."""
     from elastane.runtime.environment import WorkerEnvironment
-    from elastane_master.limits import Limits
+    from elastane_master.jobs.limits import Limits
     from elastane_master.security.settings import SecuritySettings
     from elastane_master.settings import MasterSettings
 

@@ -55,7 +55,7 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
         RefusedError: the environment is invalid; the text names every variable.
     """
     state = random.getstate()
-    from elastane.runtime.job import open_job
+    from elastane.modes import open_job
 
     random.setstate(state)  # libraries draw while they are imported; DDP would not have drawn
     return open_job(seed, distributed_calls=distributed_calls)

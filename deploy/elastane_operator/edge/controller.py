@@ -41,9 +41,13 @@ from elastane_operator.decisions.turn import FINALIZER
 from elastane_operator.edge import events
 from elastane_operator.edge.access import master_access
 from elastane_operator.edge.kube import KubeClient, KubeError
-from elastane_operator.edge.masters import Access, MasterAwayError, MasterRefusedError, Masters
-from elastane_operator.edge.patches import merge_patch
-from elastane_operator.edge.watch import MasterWatch
+from elastane_operator.edge.masters import (
+    Access,
+    MasterAwayError,
+    MasterRefusedError,
+    Masters,
+    MasterWatch,
+)
 from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_container, worker_pod
 from elastane_operator.settings import OperatorSettings, own_namespace
@@ -391,3 +395,19 @@ def _is_of(body: Mapping[str, Any], identity: Identity) -> bool:
     """True if an object belongs to a job."""
     owners = body["metadata"].get("ownerReferences") or ()
     return any(owner.get("uid") == identity.uid for owner in owners)
+
+
+def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the merge patch (RFC 7386) from one plain object to another; empty if they are equal.
+
+    Lists are replaced as a whole.
+    """
+    patch: dict[str, Any] = {key: None for key in before if key not in after and before[key] is not None}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            if inner := merge_patch(old, value):
+                patch[key] = inner
+        elif old != value:
+            patch[key] = value
+    return patch

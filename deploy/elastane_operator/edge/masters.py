@@ -31,6 +31,7 @@ _OPTIONS: list[tuple[str, Any]] = channel_options(reconnect_milliseconds_max=1_0
 IDLE_SECONDS_MAX = 900.0
 """An unused channel is closed after this time: per-job masters come and go, and certificates change."""
 
+_WATCH_PAUSE_SECONDS = 2.0
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -245,3 +246,40 @@ def _detail(error: grpc.aio.AioRpcError) -> errors_pb2.ErrorDetail | None:
                 if packed.Unpack(detail):
                     return detail
     return None
+
+
+class MasterWatch:
+    """Follows a job at its master until `close`, so that decisions are carried out before the next look.
+
+    on_change: called when its phase, sizes, generation or workers change.
+    """
+
+    def __init__(self, masters: Masters, access: Access, name: str, *, on_change: Callable[[], None]) -> None:
+        self.access = access
+        self._masters = masters
+        self._name = name
+        self._on_change = on_change
+        self._task = asyncio.create_task(self._follow(), name=f"watch {name}")
+
+    def close(self) -> None:
+        """Stop following."""
+        self._task.cancel()
+
+    async def _follow(self) -> None:
+        before: object = None
+        while True:
+            try:
+                async for job in self._masters.changes(self.access, self._name):
+                    seen = _essence(job)
+                    if before is not None and seen != before:
+                        self._on_change()
+                    before = seen
+            except Exception:  # noqa: BLE001 - what is wrong with the master is told by each look
+                pass
+            await asyncio.sleep(_WATCH_PAUSE_SECONDS)
+
+
+def _essence(job: job_pb2.Job) -> object:
+    """The fields that a look could act on; the step number is not one of them."""
+    workers = tuple(sorted((each.worker_id, each.state) for each in job.workers))
+    return job.phase, job.reason, job.settings.workers_min, job.settings.workers_max, job.generation, workers

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from elastane_master.curves import Bucket
 from elastane_master.dashboard.timeline import Lane, Timeline
 from elastane_master.dashboard.words import age, clock, number, ranks
+from elastane_master.jobs.curves import Bucket
 from elastane_proto.short_names import short_names
 
 WIDTH: Final = 900

@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from elastane_master import records
-from elastane_master.curves import Curves
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
-from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
-from elastane_master.recent_notes import RecentNotes
-from elastane_master.records import StoredNote
+from elastane_master.jobs import records
+from elastane_master.jobs.curves import Curves
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.recent_notes import RecentNotes
+from elastane_master.jobs.records import StoredNote
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_proto import contexts

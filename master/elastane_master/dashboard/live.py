@@ -18,11 +18,11 @@ from aiohttp import web
 from elastane_master.dashboard.facts import Gatherer, JobFacts
 from elastane_master.dashboard.pages import AskedEvents, Visitor, events_part, job_parts
 from elastane_master.decisions.events import Rejection
-from elastane_master.host import JobHost
-from elastane_master.limits import require_room
-from elastane_master.security.gate import HttpCall
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.limits import require_room
+from elastane_master.jobs.serving import require_serving
 from elastane_master.servers.errors import REFUSALS, as_rejection
-from elastane_master.servers.following import require_serving
+from elastane_master.servers.gate import HttpCall
 from elastane_proto.event_filter import EVERYTHING, EventFilter
 
 PART_SECONDS_MIN: Final = 0.4

@@ -16,7 +16,7 @@ import grpc
 from google.rpc import status_pb2
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.security.gate import HEADER, Gate, LocalContext
+from elastane_master.servers.gate import HEADER, Gate, LocalContext
 from elastane_proto.v1 import errors_pb2
 
 _DETAILS = "grpc-status-details-bin"

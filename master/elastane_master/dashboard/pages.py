@@ -16,11 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from elastane_master.dashboard import drawing, words
 from elastane_master.dashboard.actions import ACTIONS, Action
 from elastane_master.dashboard.facts import JobFacts, event_rows
-from elastane_master.decisions import cost
+from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.views import JobView
-from elastane_master.limits import clip
+from elastane_master.jobs.limits import clip
 from elastane_master.security.tokens import Principal
 from elastane_proto.amounts import money_text, price_text
 from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
@@ -225,7 +225,7 @@ def _environment() -> Environment:
         ACTIONS=ACTIONS,
         money=money_text,
         price=price_text,
-        nanos=cost.NANOS,
+        nanos=NANOS,
         version=asset_version(),
     )
     return environment

@@ -34,12 +34,12 @@ from elastane_master.dashboard.live import Kitchen, Live, Parts
 from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
-from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
-from elastane_master.security.gate import Gate
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.hosts import JobHosts
 from elastane_master.security.policy import unauthenticated
 from elastane_master.security.tokens import Principal
 from elastane_master.servers.errors import REFUSALS, as_rejection
+from elastane_master.servers.gate import Gate
 from elastane_master.store.errors import held_phase
 
 logger = structlog.get_logger(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from elastane_master.records import StoredNote
+from elastane_master.jobs.records import StoredNote
 from elastane_proto.history import events as history
 from elastane_proto.history.events import HistoryEvent
 from elastane_proto.history.fold import OVER, Ring, RingFold

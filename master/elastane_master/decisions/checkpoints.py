@@ -10,73 +10,18 @@ the next attempt takes its place. Weights never pass through the master: it only
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Literal
-
-import msgspec
+from typing import Literal
 
 from elastane_master.decisions import cost, sentinel
 from elastane_master.decisions.effects import Checkpoint, ManifestEntry
 from elastane_master.decisions.events import Rejection, SavedReported
+from elastane_master.decisions.state import CheckpointInFlight, FailedCheckpoint, JobState, SavedCheckpoint
+from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
-
-if TYPE_CHECKING:
-    from elastane_master.decisions.state import JobState
-    from elastane_master.decisions.turn import Turn
 
 LISTED_MAX = 20
 RETRY_SECONDS = 5.0
 """Delay before the next attempt at a checkpoint that must be saved before the ring ends."""
-
-
-class CheckpointInFlight(msgspec.Struct):
-    """A checkpoint being written. workers: writers of shard 0, 1, ...; the first also writes the manifest.
-
-    closing: the ring ends once it is saved.
-    """
-
-    checkpoint: str
-    step: int
-    workers: tuple[str, ...]
-    since: float
-    requests: tuple[str, ...] = ()
-    closing: bool = False
-    files: dict[int, ManifestEntry] = {}
-
-
-class SavedCheckpoint(msgspec.Struct, frozen=True):
-    """A complete checkpoint. step: first step not included. requests: ids of the requests it fulfils."""
-
-    checkpoint: str
-    step: int
-    url: str
-    saved_at: float
-    requests: tuple[str, ...] = ()
-
-
-class FailedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that could not be saved."""
-
-    checkpoint: str
-    step: int
-    error: str
-    requests: tuple[str, ...] = ()
-
-
-class CheckpointBook(msgspec.Struct):
-    """Checkpoints requested, being written, saved, failed.
-
-    wanted: ids of requests not begun yet. saved: newest last; saved_step: step of the newest, -1 without any.
-    rejected: checkpoints that a Load found unusable. not_before: time of the next attempt after a failed
-    closing checkpoint.
-    """
-
-    wanted: tuple[str, ...] = ()
-    in_flight: CheckpointInFlight | None = None
-    saved: tuple[SavedCheckpoint, ...] = ()
-    failed: tuple[FailedCheckpoint, ...] = ()
-    rejected: tuple[str, ...] = ()
-    saved_step: int = -1
-    not_before: float = 0.0
 
 
 def due_reason(state: JobState, step: int) -> str:

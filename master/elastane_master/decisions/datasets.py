@@ -8,9 +8,6 @@ requests in flight, earlier ones as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from elastane_master.decisions.effects import TaskCommit
 from elastane_master.decisions.events import (
@@ -21,121 +18,20 @@ from elastane_master.decisions.events import (
     TaskReport,
     TasksRequested,
 )
+from elastane_master.decisions.lease_answers import LeaseResult, RememberedRequest, TaskOutcome, answer_bytes
+from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
 from elastane_shards.settings import QueueSettings
 from elastane_shards.tasks import Outcome, QueueStatus, ReturnedTask, TaskLease, TaskState
 
-if TYPE_CHECKING:
-    from elastane_master.decisions.turn import Turn
-
 TASKS_MAX = 10_000
 REMEMBERED_MAX = 10_000
 """Limit of workers per dataset whose requests are remembered."""
-UNANSWERED_MAX = 63
-"""Limit of remembered requests per worker, besides its last.
-
-A request with this many `unanswered` may be older than those decided on before it: a waiting one that is
-retried, or one repeated after a disconnect.
-"""
-REMEMBERED_BYTES_MAX = 4 * 2**20
-"""Limit for the size of a worker's remembered answers; its last one is always kept."""
-TASK_BYTES = 120
-OUTCOME_BYTES = 40
-"""Approximate size in a snapshot, without RNG states."""
 NOTES_MAX = 20
 LOCKSTEP_DATASET = "train"
 """Name under which the progress of the training itself is shown."""
-
-
-class TaskOutcome(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of the report of `count` tasks."""
-
-    epoch: int
-    index: int
-    outcome: Outcome
-    count: int = 1
-
-
-class LeaseResult(msgspec.Struct, frozen=True, gc=False):
-    """Answer to TasksRequested.
-
-    wait: no tasks now, but some may come back or be added; submit the same event again once the state has
-    changed. complete: every task is DONE or FAILED.
-    """
-
-    tasks: tuple[TaskLease, ...]
-    outcomes: tuple[TaskOutcome, ...]
-    complete: bool
-    wait: bool
-
-
-class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
-    """The last request of a worker and its answer. before: earlier unanswered ones, oldest first.
-
-    late: decided after requests that may have been sent after it. size_bytes: approximate size of the answer.
-    """
-
-    request_id: str
-    result: LeaseResult
-    before: tuple[RememberedRequest, ...] = ()
-    late: bool = False
-    size_bytes: int = 0
-
-    def found(self, request_id: str) -> RememberedRequest | None:
-        """Return the remembered request with this id, or None."""
-        if self.request_id == request_id:
-            return self
-        return next((one for one in self.before if one.request_id == request_id), None)
-
-    def with_answer(self, request_id: str, result: LeaseResult) -> RememberedRequest:
-        """Return a copy in which the request with this id, which must be remembered, has another answer."""
-        if self.request_id == request_id:
-            return msgspec.structs.replace(self, result=result, size_bytes=_size_bytes(result))
-        before = tuple(
-            one.with_answer(request_id, result) if one.request_id == request_id else one
-            for one in self.before
-        )
-        return msgspec.structs.replace(self, before=before)
-
-    def followed_by(self, event: TasksRequested, result: LeaseResult) -> RememberedRequest:
-        """Return a copy with `event` as the last request, keeping earlier ones that its worker may repeat."""
-        late = event.unanswered >= UNANSWERED_MAX
-        before: tuple[RememberedRequest, ...] = ()
-        if event.unanswered:
-            before = (*self.before, msgspec.structs.replace(self, before=()))
-            # A late request may be answered already and precede an unanswered one, so it must not displace
-            # any.
-            kept = min(event.unanswered + sum(one.late for one in before), UNANSWERED_MAX)
-            before = before[-kept:]
-        return RememberedRequest(event.request_id, result, before, late, _size_bytes(result))
-
-    def bounded(self) -> RememberedRequest:
-        """Return a copy without the oldest requests beyond the size limit."""
-        room = REMEMBERED_BYTES_MAX - self.size_bytes
-        if sum(one.size_bytes for one in self.before) <= room:
-            return self
-        kept = len(self.before)
-        while kept and (room := room - self.before[kept - 1].size_bytes) >= 0:
-            kept -= 1
-        return msgspec.structs.replace(self, before=self.before[kept:])
-
-
-def _size_bytes(result: LeaseResult) -> int:
-    states = sum(len(state) for task in result.tasks if task.rng for state in task.rng.values())
-    entries = sum(len(task.entries) for task in result.tasks)
-    return states + 9 * entries + TASK_BYTES * len(result.tasks) + OUTCOME_BYTES * len(result.outcomes)
-
-
-class DatasetBook(msgspec.Struct):
-    """Settings and remembered requests. task_sizes: by dataset.
-
-    remembered: by dataset and worker, oldest first.
-    """
-
-    task_sizes: dict[str, int] = {}
-    remembered: dict[str, dict[str, RememberedRequest]] = {}
 
 
 def create(turn: Turn, event: DatasetCreated) -> None:
@@ -328,7 +224,7 @@ def _remember(turn: Turn, event: TasksRequested, result: LeaseResult) -> None:
     remembered = turn.state.datasets.remembered.setdefault(event.dataset, {})
     last = remembered.pop(event.worker, None)
     if last is None:
-        last = RememberedRequest(event.request_id, result, size_bytes=_size_bytes(result))
+        last = RememberedRequest(event.request_id, result, size_bytes=answer_bytes(result))
     elif last.found(event.request_id) is not None:
         last = last.with_answer(event.request_id, result)
     else:

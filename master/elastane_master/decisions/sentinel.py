@@ -18,56 +18,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from elastane_master.decisions.effects import CheckOrder, Doubt, Member
-
-if TYPE_CHECKING:
-    from elastane_master.decisions.state import JobState
+from elastane_master.decisions.state import Check, JobState
 
 VOTERS_MAX = 3
 """Three workers with three different results: no single worker can be blamed."""
 KEPT_MAX = 10_000
 """Limit of remembered worker ids, exceeded only by current members."""
-
-
-class Check(msgspec.Struct):
-    """One EST's turn of one step, run by several workers.
-
-    workers: those that must report a digest. votes: digests by worker, in hexadecimal; in a dispute they are
-    kept while the step is run again. disputed: the digests differ.
-    """
-
-    step: int
-    rank: int
-    workers: tuple[str, ...]
-    votes: dict[str, str] = {}
-    disputed: bool = False
-
-    @property
-    def open(self) -> bool:
-        """True if a digest is still missing."""
-        return any(worker not in self.votes for worker in self.workers)
-
-
-class SentinelBook(msgspec.Struct):
-    """The sentinel's results about workers.
-
-    check: check in the step being reported. hosted, clean: last step in which a worker's own EST, or anything
-    it computed, was found right. faulty: workers found faulty, with the step; they never train again. doubts:
-    checkpoints that may be spoiled. anew_generation: processes that were in a ring before this generation are
-    ahead of the history, and must be restarted.
-    """
-
-    check: Check | None = None
-    hosted: dict[str, int] = {}
-    clean: dict[str, int] = {}
-    #: Stored under its former name, so that older snapshots can be read.
-    faulty: dict[str, int] = msgspec.field(name="liars", default_factory=dict)
-    doubts: tuple[Doubt, ...] = ()
-    anew_generation: int = 0
 
 
 def is_due(step: int, every: int, epoch_steps: int) -> bool:

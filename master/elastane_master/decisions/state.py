@@ -12,13 +12,11 @@ from typing import Literal, cast
 
 import msgspec
 
-from elastane_master.decisions.checkpoints import CheckpointBook
+from elastane_master.decisions.amounts import CostBook
 from elastane_master.decisions.contexts import ContextTable
-from elastane_master.decisions.cost import CostBook
-from elastane_master.decisions.datasets import DatasetBook
-from elastane_master.decisions.effects import Member
+from elastane_master.decisions.effects import Doubt, ManifestEntry, Member
 from elastane_master.decisions.events import Capacity, Signature, StateDetail
-from elastane_master.decisions.sentinel import SentinelBook
+from elastane_master.decisions.lease_answers import DatasetBook
 from elastane_master.decisions.steps import StepBook
 from elastane_proto.job_settings import JobSettings
 
@@ -141,6 +139,94 @@ class Drift(msgspec.Struct):
     step: int
     since: float
     details: dict[str, tuple[StateDetail, ...]] = {}
+
+
+class CheckpointInFlight(msgspec.Struct):
+    """A checkpoint being written. workers: writers of shard 0, 1, ...; the first also writes the manifest.
+
+    closing: the ring ends once it is saved.
+    """
+
+    checkpoint: str
+    step: int
+    workers: tuple[str, ...]
+    since: float
+    requests: tuple[str, ...] = ()
+    closing: bool = False
+    files: dict[int, ManifestEntry] = {}
+
+
+class SavedCheckpoint(msgspec.Struct, frozen=True):
+    """A complete checkpoint. step: first step not included. requests: ids of the requests it fulfils."""
+
+    checkpoint: str
+    step: int
+    url: str
+    saved_at: float
+    requests: tuple[str, ...] = ()
+
+
+class FailedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that could not be saved."""
+
+    checkpoint: str
+    step: int
+    error: str
+    requests: tuple[str, ...] = ()
+
+
+class CheckpointBook(msgspec.Struct):
+    """Checkpoints requested, being written, saved, failed.
+
+    wanted: ids of requests not begun yet. saved: newest last; saved_step: step of the newest, -1 without any.
+    rejected: checkpoints that a Load found unusable. not_before: time of the next attempt after a failed
+    closing checkpoint.
+    """
+
+    wanted: tuple[str, ...] = ()
+    in_flight: CheckpointInFlight | None = None
+    saved: tuple[SavedCheckpoint, ...] = ()
+    failed: tuple[FailedCheckpoint, ...] = ()
+    rejected: tuple[str, ...] = ()
+    saved_step: int = -1
+    not_before: float = 0.0
+
+
+class Check(msgspec.Struct):
+    """One EST's turn of one step, run by several workers.
+
+    workers: those that must report a digest. votes: digests by worker, in hexadecimal; in a dispute they are
+    kept while the step is run again. disputed: the digests differ.
+    """
+
+    step: int
+    rank: int
+    workers: tuple[str, ...]
+    votes: dict[str, str] = {}
+    disputed: bool = False
+
+    @property
+    def open(self) -> bool:
+        """True if a digest is still missing."""
+        return any(worker not in self.votes for worker in self.workers)
+
+
+class SentinelBook(msgspec.Struct):
+    """The sentinel's results about workers.
+
+    check: check in the step being reported. hosted, clean: last step in which a worker's own EST, or anything
+    it computed, was found right. faulty: workers found faulty, with the step; they never train again. doubts:
+    checkpoints that may be spoiled. anew_generation: processes that were in a ring before this generation are
+    ahead of the history, and must be restarted.
+    """
+
+    check: Check | None = None
+    hosted: dict[str, int] = {}
+    clean: dict[str, int] = {}
+    #: Stored under its former name, so that older snapshots can be read.
+    faulty: dict[str, int] = msgspec.field(name="liars", default_factory=dict)
+    doubts: tuple[Doubt, ...] = ()
+    anew_generation: int = 0
 
 
 class JobState(msgspec.Struct):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from elastane_master.decisions import boundary, claims, cost, life, ring, sentinel, sessions
 from elastane_master.decisions.effects import Done
 from elastane_master.decisions.events import CheckReported, Rejection
+from elastane_master.decisions.state import Check
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import computed_wrongly
@@ -39,7 +40,7 @@ def reported(turn: Turn, event: CheckReported) -> None:
         _decide(turn, check)
 
 
-def _decide(turn: Turn, check: sentinel.Check) -> None:
+def _decide(turn: Turn, check: Check) -> None:
     """Decide after all requested digests have arrived."""
     state = turn.state
     found = sentinel.faulty(check.votes)
@@ -61,7 +62,7 @@ def _decide(turn: Turn, check: sentinel.Check) -> None:
         ring.reform(turn, f"step {check.step} is done again: {names} differ in it")
 
 
-def _go_back(turn: Turn, check: sentinel.Check, faulty: tuple[str, ...]) -> None:
+def _go_back(turn: Turn, check: Check, faulty: tuple[str, ...]) -> None:
     """Evict the faulty workers, and restart all processes from before the fault."""
     state = turn.state
     turn.touch()

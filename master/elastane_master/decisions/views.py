@@ -7,13 +7,12 @@ from typing import Literal
 import msgspec
 
 from elastane_master.decisions import cost
-from elastane_master.decisions.checkpoints import FailedCheckpoint, SavedCheckpoint
 from elastane_master.decisions.contexts import parts_bytes, parts_sha256
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import Capacity, Parts, Rejection
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_master.decisions.state import FailedCheckpoint, JobState, SavedCheckpoint, WorkerRecord
 from elastane_proto.job_settings import JobSettings
 from elastane_shards.progress import Progress
 from elastane_shards.tasks import TaskInfo, TaskState

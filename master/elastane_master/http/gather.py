@@ -9,8 +9,8 @@ from typing import Protocol
 
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.decisions.events import Rejection
-from elastane_master.host import JobHost
-from elastane_master.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.hosts import ClosedJob, JobHosts
 from elastane_master.metrics.figures import (
     JobFacts,
     MasterFacts,
@@ -21,8 +21,8 @@ from elastane_master.metrics.figures import (
     is_shown,
 )
 from elastane_master.metrics.measures import MasterMeasures
-from elastane_master.security.gate import Gate
 from elastane_master.security.tokens import Principal
+from elastane_master.servers.gate import Gate
 from elastane_master.store.errors import held_phase
 from elastane_proto import versions
 

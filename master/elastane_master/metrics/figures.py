@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from elastane_master.decisions import quarantine
-from elastane_master.decisions.cost import NANOS, CostView
+from elastane_master.decisions.amounts import NANOS
+from elastane_master.decisions.cost import CostView
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import OVER, Phase, Stage
 from elastane_master.decisions.views import WorkerPlace, job_view

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from elastane_master.decisions.views import context_of, context_views
-from elastane_master.hosts import JobHosts
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.serving import once_durable
 from elastane_master.servers.binding import Context
-from elastane_master.servers.following import once_durable
 from elastane_master.servers.translate_job import context_info, context_message
 from elastane_proto.v1 import context_pb2
 

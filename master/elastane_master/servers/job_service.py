@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from elastane_master import callers
 from elastane_master.decisions.events import (
     AnyEvent,
     CancelRequested,
@@ -21,10 +20,11 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import checkpoints_view, job_view
-from elastane_master.host import JobHost
-from elastane_master.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.serving import once_durable, require_serving
+from elastane_master.servers import callers
 from elastane_master.servers.binding import Context
-from elastane_master.servers.following import once_durable, require_serving
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
     checked_name,

@@ -10,16 +10,16 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable
 
-from elastane_master import records
-from elastane_master.curves import POINTS_MAX, Curves, step_values
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import ring_view
-from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
-from elastane_master.limits import clip
+from elastane_master.jobs import records
+from elastane_master.jobs.curves import POINTS_MAX, Curves, step_values
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.limits import clip
+from elastane_master.jobs.serving import require_serving
 from elastane_master.servers import translate_shard
 from elastane_master.servers.binding import Context
-from elastane_master.servers.following import require_serving
 from elastane_master.servers.translate import seconds, timestamp
 from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import metric_pb2

@@ -13,23 +13,23 @@ from itertools import islice
 
 import structlog
 
-from elastane_master import records
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import ring_view
-from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
-from elastane_master.records import StoredNote
+from elastane_master.jobs import records
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.records import StoredNote
+from elastane_master.jobs.serving import once_durable, require_serving, stopping
+from elastane_master.jobs.sessions import Session
 from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import Context, Malformed, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
-from elastane_master.servers.following import once_durable, require_serving, stopping
 from elastane_master.servers.translate_job import event_message
 from elastane_master.servers.translate_session import (
     attend_event,
     hello,
     ring_members,
 )
-from elastane_master.sessions import Session
 from elastane_proto.v1 import ring_pb2
 
 logger = structlog.get_logger(__name__)

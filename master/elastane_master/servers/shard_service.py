@@ -9,16 +9,16 @@ from typing import NamedTuple, NoReturn, cast
 
 import msgspec
 
-from elastane_master import records
-from elastane_master.decisions.datasets import LeaseResult
 from elastane_master.decisions.events import DatasetCreated, DatasetExtended, Rejection, TasksRequested
+from elastane_master.decisions.lease_answers import LeaseResult
 from elastane_master.decisions.views import list_tasks, progress_views
-from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
-from elastane_master.limits import require_room
+from elastane_master.jobs import records
+from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.limits import require_room
+from elastane_master.jobs.serving import once_durable, require_serving
 from elastane_master.servers import translate_shard
 from elastane_master.servers.binding import Context, Malformed
-from elastane_master.servers.following import once_durable, require_serving
 from elastane_master.servers.pipeline import Decided, Pipeline
 from elastane_master.servers.translate import checked_name, checked_request_id, seconds
 from elastane_master.servers.waiting_line import Place, WaitingLine

@@ -7,7 +7,7 @@ import re
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.limits import clip
+from elastane_master.jobs.limits import clip
 from elastane_proto import message_codec
 from elastane_proto.v1 import common_pb2
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from elastane_master.decisions.cost import NANOS, CostView
+from elastane_master.decisions.amounts import NANOS
+from elastane_master.decisions.cost import CostView
 from elastane_master.decisions.events import Parts
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import ContextView, JobView, WorkerView
-from elastane_master.records import StoredNote
+from elastane_master.jobs.records import StoredNote
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
     as_range,

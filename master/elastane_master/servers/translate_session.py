@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Capacity, Rejection
-from elastane_master.limits import clip
+from elastane_master.jobs.limits import clip
+from elastane_master.jobs.sessions import WorkerMessage
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
     as_range,
@@ -16,7 +17,6 @@ from elastane_master.servers.translate import (
     seconds,
     shown,
 )
-from elastane_master.sessions import WorkerMessage
 from elastane_proto import contexts, versions
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret

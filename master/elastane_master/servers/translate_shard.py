@@ -6,11 +6,12 @@ import re
 import uuid
 from collections.abc import Iterator
 
-from elastane_master.decisions.datasets import LOCKSTEP_DATASET, LeaseResult
+from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Commit
 from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport, TasksRequested
+from elastane_master.decisions.lease_answers import LeaseResult
 from elastane_master.decisions.views import ProgressView
-from elastane_master.records import StoredCommit
+from elastane_master.jobs.records import StoredCommit
 from elastane_master.servers.translate import (
     as_range,
     checked_length,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from elastane_master.task_waiters import TaskWaiters
+from elastane_master.jobs.task_waiters import TaskWaiters
 
 
 class Place:

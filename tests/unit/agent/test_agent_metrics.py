@@ -18,13 +18,13 @@ from elastane.observe.exposition import AgentCollector, MetricsPort, MetricsPort
 from elastane.observe.figures import (
     STEP_BOUNDS,
     AgentCounts,
+    HostFigures,
     WorkerFigures,
     figures_file,
     figures_line,
     read_figures,
     write_figures,
 )
-from elastane.observe.from_hosts import HostFigures
 from elastane.observe.reporting import FigureReport
 
 

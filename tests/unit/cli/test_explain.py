@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from elastane.cli.main import build_app
 from elastane.explain import explain, known_workers
-from elastane_master.limits import clip
+from elastane_master.jobs.limits import clip
 from elastane_proto.history.events import Place
 from elastane_proto.history_wire import told_of
 from elastane_proto.v1 import job_pb2, ring_pb2

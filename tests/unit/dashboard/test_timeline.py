@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastane_master.curves import Bucket
 from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
 from elastane_master.dashboard.facts import event_rows
 from elastane_master.dashboard.pages import AskedEvents
@@ -14,8 +13,9 @@ from elastane_master.dashboard.pages import _render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import Rejection
-from elastane_master.limits import clip
-from elastane_master.records import StoredNote
+from elastane_master.jobs.curves import Bucket
+from elastane_master.jobs.limits import clip
+from elastane_master.jobs.records import StoredNote
 from elastane_proto.history.upgrade import upgraded
 from elastane_shards.progress import Progress
 

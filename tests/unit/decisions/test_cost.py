@@ -14,6 +14,7 @@ from job_driver import JobDriver, settings
 
 from cost_oracle import CostOracle, charged, difference
 from elastane_master.decisions import cost, effects, events
+from elastane_master.decisions.amounts import HOUR_NANOS, NANOS_MAX, Amount
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.amounts import money_text
@@ -155,7 +156,7 @@ def test_time_that_could_not_be_stored_is_not_charged() -> None:
         job.do(events.MasterStarted("m"), after=56 * 365 * 24 * HOUR)
         again = JobMachine.restore(job.machine.snapshot())
         assert cost.view(again.state, job.now) == seen(job)
-        assert cost.NANOS_MAX - 4 <= seen(job).worker_nanos <= cost.NANOS_MAX
+        assert NANOS_MAX - 4 <= seen(job).worker_nanos <= NANOS_MAX
 
 
 def test_the_end_of_the_job_says_what_it_cost() -> None:
@@ -334,10 +335,10 @@ def test_every_nano_and_every_fraction_of_a_micro_is_accounted_for(
 
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**15)), max_size=20))
 def test_money_is_exact(charges: list[tuple[int, int]]) -> None:
-    amount, exact = cost.Amount(), Fraction()
+    amount, exact = Amount(), Fraction()
     for price, nanos in charges:
         amount = amount.plus(price, nanos)
         exact += Fraction(price * nanos, 3600 * 10**9)
-    assert amount.micros + Fraction(amount.rest, cost.HOUR_NANOS) == exact
+    assert amount.micros + Fraction(amount.rest, HOUR_NANOS) == exact
     assert abs(amount.rounded() - exact) <= Fraction(1, 2)
-    assert amount.and_amount(amount, -1) == cost.Amount()
+    assert amount.and_amount(amount, -1) == Amount()

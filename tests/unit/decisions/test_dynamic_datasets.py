@@ -9,8 +9,8 @@ import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.datasets import REMEMBERED_BYTES_MAX, UNANSWERED_MAX, LeaseResult
 from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport
+from elastane_master.decisions.lease_answers import REMEMBERED_BYTES_MAX, UNANSWERED_MAX, LeaseResult
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.views import list_tasks, progress_views
 from elastane_shards.tasks import Outcome, TaskState

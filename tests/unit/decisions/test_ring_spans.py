@@ -10,8 +10,8 @@ import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
+from elastane_master.jobs.ring_spans import Begin, Covers, End, Event, Key, RingSpans, moved
 from elastane_master.metrics.tally import JobTally
-from elastane_master.ring_spans import Begin, Covers, End, Event, Key, RingSpans, moved
 from elastane_proto.job_settings import JobSettings
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from elastane_master.decisions import effects, events, sentinel
 from elastane_master.decisions.effects import CheckOrder, Member
 from elastane_master.decisions.events import Rejection, Signature
+from elastane_master.decisions.state import SentinelBook
 from unit.decisions.job_driver import JobDriver, settings
 
 LONG = Signature((), 64, 2, 1000, 2, {"torch": "2"})
@@ -415,6 +416,6 @@ def test_honest_workers_are_never_put_out_and_no_step_is_held_up(acts: list[tupl
 
 def test_books_of_before_are_read() -> None:
     kept = msgspec.msgpack.encode({"liars": {"w1": 2}})
-    book = msgspec.msgpack.decode(kept, type=sentinel.SentinelBook)
+    book = msgspec.msgpack.decode(kept, type=SentinelBook)
     assert book.faulty == {"w1": 2}
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(book))["liars"] == {"w1": 2}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from elastane.diagnose.generators import (
+from elastane.runtime.script_generators import (
     find_generators,
     locate,
     roots_of,

@@ -11,12 +11,12 @@ import pytest
 
 from elastane.explain import explain
 from elastane.report.facts import gather
-from elastane_master import records
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.effects import Note
-from elastane_master.limits import clip
-from elastane_master.recent_notes import RecentNotes
-from elastane_master.records import StoredNote
+from elastane_master.jobs import records
+from elastane_master.jobs.limits import clip
+from elastane_master.jobs.recent_notes import RecentNotes
+from elastane_master.jobs.records import StoredNote
 from elastane_master.servers.translate_job import event_message
 from elastane_proto.history import events as e
 from elastane_proto.history.describe import describe, facts_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane_master.clock import STEP_SECONDS_MAX, Clock
+from elastane_master.jobs.clock import STEP_SECONDS_MAX, Clock
 
 
 class Sources:

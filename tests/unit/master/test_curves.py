@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 
-from elastane_master.curves import NAMES_MAX, POINTS_MAX, Curves, step_values
 from elastane_master.decisions.effects import Commit, TaskCommit
 from elastane_master.decisions.events import StepTask
-from elastane_master.records import LoggedStep, LoggedTask, StoredCommit, decode_logged, encode
+from elastane_master.jobs.curves import NAMES_MAX, POINTS_MAX, Curves, step_values
+from elastane_master.jobs.records import LoggedStep, LoggedTask, StoredCommit, decode_logged, encode
 
 
 def logged(step: int, generation: int = 1, **values: float) -> LoggedStep:

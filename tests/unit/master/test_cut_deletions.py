@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import ConnectionError as StoreAway
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.hosts import ClosedJob, JobHosts
 from elastane_master.store.closed import Closed
 from integration.finished_jobs import records
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from elastane_master.app import within_descriptors
 from elastane_master.descriptors import CALLERS_MIN, CALLERS_WANTED, OWN, shared_out
 from elastane_master.errors import TooFewDescriptors
-from elastane_master.servers.app import within_descriptors
 from elastane_master.settings import MasterSettings
 
 WANTED = (32, 32, 128)

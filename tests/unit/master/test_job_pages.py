@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastane_master import callers
-from elastane_master.hosts import ClosedJob, JobHosts
-from elastane_master.servers import job_service
+from elastane_master.jobs.hosts import ClosedJob, JobHosts
+from elastane_master.servers import callers, job_service
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.store.closed import Closed
 from elastane_master.store.errors import BadJobName

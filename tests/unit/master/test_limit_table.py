@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from elastane_master.limits import Limits, clip
+from elastane_master.jobs.limits import Limits, clip
 from elastane_master.settings import MasterSettings
 from elastane_proto.log_lines import LogLimit
 

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.hosts import JobHosts, LeaseOver
+from elastane_master.jobs.hosts import JobHosts, LeaseOver
+from elastane_master.jobs.succession import Follower, SuccessionKeeper
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames
 from elastane_master.store.lease import LeaseReply, LeaseUnanswered
-from elastane_master.succession import Follower, SuccessionKeeper
 
 LEASE_SECONDS = 0.15
 OURS = LeaseReply(1)

@@ -11,10 +11,10 @@ from google.protobuf import duration_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastane_master.app import services
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection
-from elastane_master.records import StoredEvent, decode_event, encode
-from elastane_master.servers.app import services
+from elastane_master.jobs.records import StoredEvent, decode_event, encode
 from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.translate import duration, seconds, timestamp

@@ -8,10 +8,10 @@ import pytest
 
 from elastane_master.decisions.effects import Drain
 from elastane_master.decisions.events import Rejection
+from elastane_master.jobs.sessions import Session
+from elastane_master.jobs.task_waiters import TaskWaiters
 from elastane_master.servers.waiting_line import WaitingLine
-from elastane_master.sessions import Session
 from elastane_master.signals import Signal
-from elastane_master.task_waiters import TaskWaiters
 
 
 async def test_a_signal_announced_before_the_wait_is_not_missed() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from elastane.errors import RefusedError
 from elastane.logged import LoggedStep
-from elastane.tracking.follow import write_steps
+from elastane.tracking.follow import tracker_of, write_steps
 from elastane.tracking.process import TrackerProcesses
-from elastane.tracking.tracker import Cursor, Feed, TrackedRun, TrackerSpec, parse_specs, tracker_of
+from elastane.tracking.tracker import Cursor, Feed, TrackedRun, TrackerSpec, parse_specs
 from tensorboard_files import shown
 
 RUN = TrackedRun("train", 1_700_000_000.0)

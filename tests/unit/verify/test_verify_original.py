@@ -14,9 +14,9 @@ from torch import nn
 from elastane.determinism import Level
 from elastane.diagnose.findings import Finding, Severity
 from elastane.processes.child import ExitStatus
+from elastane.reference_hook import elastane_reference as hook
 from elastane.verify.causes import conversion_cause, event_in_words, held_cause, likely_cause, refusal_in
 from elastane.verify.compare import Difference
-from elastane.verify.hook import elastane_reference as hook
 from elastane.verify.original import compare_taken, first_event_difference, read_events, unlike
 from elastane.verify.reference import (
     HOOK,

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import nn
 
+from elastane.state.value_digests import digest_any, digest_tensor
 from elastane.verify.causes import likely_cause, place_in_words
 from elastane.verify.compare import Difference, RunTrace, first_difference, read_traces
-from elastane.verify.digests import digest_any, digest_tensor
 from unit.verify.traced_training import Net, Twist, elastic, reference, write_trace
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from elastane.rng import Generators, seed_all
+from elastane.runtime.step_trace import StepTrace
 from elastane.verify.compare import RunTrace, read_traces
-from elastane.verify.trace import StepTrace
 
 RANKS, STEPS = 2, 4
 

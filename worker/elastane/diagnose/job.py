@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elastane.data.source import BatchSource
 from elastane.diagnose.findings import COMPLETE, Book, Severity, Timing
-from elastane.diagnose.generators import roots_of
 from elastane.diagnose.inspection import Inspection
 from elastane.diagnose.operators import DeterminismWarnings, OperatorWatch
 from elastane.diagnose.replay import StateKeeper, StepRun, StepWatch, digest
@@ -35,6 +34,7 @@ from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, check_modules, intercept
+from elastane.runtime.script_generators import roots_of
 from elastane.runtime.stock import LocalJob, LocalTask
 from elastane.state.codec import StateNotCarriedError
 from elastane.state.train_state import TrainState

@@ -24,7 +24,7 @@ from elastane.rng import Generators
 from elastane.script_source.places import is_script_file
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
-from elastane.verify.digests import digest_any
+from elastane.state.value_digests import digest_any
 
 #: First element of `differences` if the loader gave a different batch.
 BATCH: Final = "the mini-batch"

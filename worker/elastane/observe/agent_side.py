@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastane.observe.figures import AgentCounts, figures_file
-from elastane.observe.from_hosts import HostFigures
+from elastane.observe.figures import AgentCounts, HostFigures, figures_file
 from elastane.processes.output import Stream
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_runner import StepRunner
-from elastane.runtime.tracing import open_trace
+from elastane.runtime.step_trace import open_trace
 from elastane.runtime.trainer import Trainer, TrainerParts
 from elastane.runtime.turn import EpochsClosed
 from elastane.runtime.turn_watch import TurnWatch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from elastane import determinism
-from elastane.errors import ElastaneError, StepError
-from elastane.logs import configure_logs, say_where
+from elastane.errors import StepError
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
-from elastane.runtime import forks
 from elastane.runtime.carried import Carried, CarriedValues
-from elastane.runtime.environment import WorkerEnvironment, read_environment
+from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.tracking.tracker import parse_specs
 
@@ -210,41 +207,3 @@ def checked_max_steps(max_steps: int | None) -> int:
             f"job.epochs was given max_steps={max_steps}", hint="give at least 1, or leave it out"
         )
     return max_steps or 0
-
-
-def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
-    """Build the job for the environment's mode (see `elastane.init`)."""
-    try:
-        environment = read_environment()
-        configure_logs(environment.log_level, environment.log_format)
-        mode = environment.resolved_mode()
-        if mode == "elastic":
-            say_where(lambda: {"job": environment.job, "worker": environment.worker_id})
-            from elastane.collective import warming
-
-            forks.keep_parents_objects()
-            warming.begin()
-            from elastane.runtime import distributed_calls as guard
-            from elastane.runtime import exits, launcher_variables
-            from elastane.runtime.elastic import ElasticJob
-
-            exits.tell_agent()
-            if distributed_calls:
-                launcher_variables.allow()
-            else:
-                guard.install()
-                launcher_variables.begin()
-
-            return ElasticJob(environment, seed)
-        if mode == "doctor":
-            from elastane.diagnose.job import DoctorJob
-
-            return DoctorJob(environment, seed)
-        from elastane.runtime.stock import DdpJob, PlainJob
-
-        return DdpJob(environment, seed) if mode == "ddp" else PlainJob(environment, seed)
-    except ElastaneError as error:
-        if error.exit_code == 1:
-            raise
-        sys.stderr.write(f"elastane: {error.line()}\n")
-        raise SystemExit(error.exit_code) from error

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from elastane.reference_hook.elastane_reference import held, script_frames, script_globals, taken
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.prepared import Prepared
 from elastane.state.train_state import TrainState, fingerprint
-from elastane.verify.hook.elastane_reference import held, script_frames, script_globals, taken
 
 
 def write_elastic_report(

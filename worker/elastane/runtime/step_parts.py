@@ -19,7 +19,7 @@ from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.turn_watch import TurnWatch
 
 if TYPE_CHECKING:
-    from elastane.verify.trace import StepTrace
+    from elastane.runtime.step_trace import StepTrace
 
 
 @dataclass

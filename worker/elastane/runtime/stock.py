@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,11 +30,8 @@ from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, intercept, intercept_zero_grad
 from elastane.runtime.report import write_stock_report
-from elastane.runtime.tracing import open_trace
+from elastane.runtime.step_trace import StepTrace, open_trace
 from elastane.tracking.process import TrackerProcesses
-
-if TYPE_CHECKING:
-    from elastane.verify.trace import StepTrace
 
 
 @dataclasses.dataclass(frozen=True)

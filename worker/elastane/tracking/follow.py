@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from elastane.errors import MasterUnreachableError
 from elastane.logged import LoggedStep, StepStream, job_created
-from elastane.tracking.tracker import Cursor, Feed, TrackedRun, Tracker, TrackerSpec, tracker_of
+from elastane.tracking.tracker import Cursor, Feed, TrackedRun, Tracker, TrackerSpec
 
 if TYPE_CHECKING:
     from elastane.client import MasterClient
@@ -164,3 +164,31 @@ def _steps(lines: Iterable[str]) -> Iterator[LoggedStep | None]:
         if "stop" in said:
             return
         yield None if "finish" in said else LoggedStep(**said)
+
+
+def tracker_of(spec: TrackerSpec, run: TrackedRun) -> Tracker:
+    """Create the tracker; imports its library."""
+    makers: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: _tensorboard(spec.where or "runs", run),
+        "mlflow": lambda: _mlflow(spec.where or run.job, run),
+        "wandb": lambda: _wandb(spec.where or run.job, run),
+    }
+    return makers[spec.kind]()
+
+
+def _tensorboard(where: str, run: TrackedRun) -> Tracker:
+    from elastane.tracking.tensorboard import TensorBoard
+
+    return TensorBoard(where, run)
+
+
+def _mlflow(where: str, run: TrackedRun) -> Tracker:
+    from elastane.tracking.mlflow_runs import MlflowRun
+
+    return MlflowRun(where, run)
+
+
+def _wandb(where: str, run: TrackedRun) -> Tracker:
+    from elastane.tracking.wandb_runs import WandbRun
+
+    return WandbRun(where, run)

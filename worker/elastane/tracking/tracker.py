@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -121,31 +120,3 @@ def parse_specs(text: str) -> list[TrackerSpec]:
             )
         specs.append(TrackerSpec(kind, where))
     return specs
-
-
-def tracker_of(spec: TrackerSpec, run: TrackedRun) -> Tracker:
-    """Create the tracker; imports its library."""
-    makers: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": lambda: _tensorboard(spec.where or "runs", run),
-        "mlflow": lambda: _mlflow(spec.where or run.job, run),
-        "wandb": lambda: _wandb(spec.where or run.job, run),
-    }
-    return makers[spec.kind]()
-
-
-def _tensorboard(where: str, run: TrackedRun) -> Tracker:
-    from elastane.tracking.tensorboard import TensorBoard
-
-    return TensorBoard(where, run)
-
-
-def _mlflow(where: str, run: TrackedRun) -> Tracker:
-    from elastane.tracking.mlflow_runs import MlflowRun
-
-    return MlflowRun(where, run)
-
-
-def _wandb(where: str, run: TrackedRun) -> Tracker:
-    from elastane.tracking.wandb_runs import WandbRun
-
-    return WandbRun(where, run)

@@ -1,6 +1,6 @@
 """Runs the user's own DDP command, unmodified, and reads the hook's records.
 
-The command is run unchanged, except for the environment: PYTHONPATH begins with `verify/hook`, threads and
+The command is run unchanged, except for the environment: PYTHONPATH begins with `reference_hook`, threads and
 libraries are pinned as in our own runs, and torchrun gets a free port if the command names none.
 """
 
@@ -23,7 +23,7 @@ from elastane.determinism import Level, process_environment
 from elastane.errors import ElastaneError
 from elastane.ports import unused_port
 from elastane.processes.child import ChildProcess, ExitStatus
-from elastane.verify.hook import elastane_reference as hook
+from elastane.reference_hook import elastane_reference as hook
 from elastane.verify.original import read_events
 from elastane.verify.results import Taken
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
@@ -15,9 +15,7 @@ from weakref import WeakValueDictionary
 import structlog
 from redis.exceptions import RedisError
 
-from elastane_master import records
 from elastane_master.cancellation import cancel
-from elastane_master.clock import Clock
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import CancelRequested, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
@@ -30,10 +28,12 @@ from elastane_master.decisions.retention import (
     require_deletable,
 )
 from elastane_master.decisions.state import OVER, Phase
-from elastane_master.host import HostOwner, JobHost
-from elastane_master.limits import Limits, require_room, require_within
+from elastane_master.jobs import records
+from elastane_master.jobs.clock import Clock
+from elastane_master.jobs.host import HostOwner, JobHost
+from elastane_master.jobs.limits import Limits, require_room, require_within
+from elastane_master.jobs.ring_tracing import RingTracing
 from elastane_master.metrics.measures import StoreMeasures
-from elastane_master.ring_tracing import RingTracing
 from elastane_master.store.closed import Closed, ClosedJobs
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import (
@@ -300,6 +300,12 @@ class JobHosts(HostOwner):
         """Names of all jobs, sorted. Raises as `all`."""
         self._require_serving()
         return sorted([*self._hosts, *self._closed, *self._held])
+
+    def dataset_names(self, job: str) -> Collection[str]:
+        """Names of the job's dynamic datasets; none of a job that is closed or unknown. Raises as `all`."""
+        self._require_serving()
+        host = self._hosts.get(job)
+        return host.machine.queues.dynamic.keys() if host is not None else ()
 
     def page(self, after: str, count: int | None, covers: Callable[[str], bool]) -> JobPage:
         """The first `count` jobs, or all of them, whose names come after `after` and which `covers` holds of.

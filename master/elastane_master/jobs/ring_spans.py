@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from elastane_master.decisions.effects import Commit, Effect, Load, Member, Note, Send
 from elastane_master.decisions.events import AnyEvent, MasterStarted, ReadyReported
 from elastane_master.decisions.state import HALTED, OVER, JobState
-from elastane_master.limits import clip
+from elastane_master.jobs.limits import clip
 from elastane_proto.history.events import RingAnnounced, RingFormed
 from elastane_proto.history.fold import Cause, Ring, RingFold
 

@@ -21,7 +21,7 @@ from elastane_master.decisions.events import (
     WorkerJoined,
 )
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.limits import Limits, require_within
+from elastane_master.jobs.limits import Limits, require_within
 
 
 def require_admissible(limits: Limits, machine: JobMachine, event: AnyEvent) -> None:

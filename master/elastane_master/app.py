@@ -22,15 +22,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from elastane_master import descriptors
 from elastane_master.decisions.retention import Retention
 from elastane_master.errors import CannotListen, TooFewDescriptors
-from elastane_master.hosts import JobHosts
-from elastane_master.leading import Leadership
+from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.leading import Leadership
 from elastane_master.metrics.measures import MasterMeasures
-from elastane_master.security.facts import JobFacts
-from elastane_master.security.gate import Gate, TokenFile
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.describing import describe
+from elastane_master.servers.gate import Gate, TokenFile
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
@@ -133,7 +132,7 @@ class Master:
         self._hosts.retention = Retention.parse(settings.keep_finished)
         self._hosts.close_seconds = settings.close_finished_seconds
         self._tracer = self._hosts.tracer = tracing.open_tracer("elastane-master", self.address)
-        self._gate.facts = JobFacts(self._hosts)
+        self._gate.hosts = self._hosts
         names = self._add_services(self._server, self._hosts)
         await leadership.start()
         self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))

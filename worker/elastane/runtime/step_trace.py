@@ -28,8 +28,11 @@ from typing import Any, Final
 
 import torch
 
-from elastane.diagnose.generators import find_generators
-from elastane.verify.digests import digest_any, digest_bytes, digest_tensor
+from elastane.registry import Registry
+from elastane.runtime.prepared import Prepared
+from elastane.runtime.script_generators import find_generators
+from elastane.state.train_state import Stateful
+from elastane.state.value_digests import digest_any, digest_bytes, digest_tensor
 
 VARIABLE: Final = "ELASTANE_TRACE_DIR"
 #: Interval of steps in which the script's objects are searched for generators again, after the first few.
@@ -159,6 +162,27 @@ class StepTrace:
     def _write(self, **record: object) -> None:
         if self._file >= 0:
             os.write(self._file, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+
+def open_trace(name: str, prepared: Prepared, registry: Registry) -> StepTrace | None:
+    """Open the trace of this process, "ddp-RANK" or "elastic-WORKER"; None unless it is enabled.
+
+    Call it before other gradient hooks exist.
+    """
+    directory = os.environ.get(VARIABLE)
+    if not directory:
+        return None
+    loader = prepared.loader
+    roots = {"dataset": loader.dataset, "sampler": loader.sampler, "collate_fn": loader.collate_fn}
+    known = {id(value) for value in registry.objects} | {id(loader.generator)}
+    extras: dict[str, Stateful] = {
+        f"{place}.{type(scheduler).__name__}": scheduler
+        for place, scheduler in enumerate(prepared.schedulers)
+    }
+    extras |= prepared.extras
+    return StepTrace(
+        directory, name, prepared.model, prepared.optimizers, extras=extras, roots=roots, known=known
+    )
 
 
 def process_facts() -> dict[str, str]:

@@ -8,7 +8,7 @@ from functools import partial
 from elastane_master.decisions.effects import Effect
 from elastane_master.decisions.events import AnyEvent
 from elastane_master.decisions.state import JobState
-from elastane_master.ring_spans import Begin, Covers, End, Event, Key, Operation, RingSpans
+from elastane_master.jobs.ring_spans import Begin, Covers, End, Event, Key, Operation, RingSpans
 from elastane_proto.history.fold import Cause
 from elastane_proto.tracing import OpenSpan, Tracer, now_ns
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from elastane_master.records import StoredNote
+from elastane_master.jobs.records import StoredNote
 from elastane_proto.history.events import RingAnnounced
 
 MEMBERS_MAX: Final = 200_000

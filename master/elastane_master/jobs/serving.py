@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.succession import Leader
-from elastane_master.host import JobHost
+from elastane_master.jobs.host import JobHost
 
 T = TypeVar("T")
 

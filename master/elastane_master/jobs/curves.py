@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from elastane_master.records import LoggedStep
+from elastane_master.jobs.records import LoggedStep
 
 POINTS_MAX = 512
 """Of one curve."""

@@ -15,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import grpc
 import structlog
 
-from elastane_master import callers
 from elastane_master.decisions.events import Rejection
+from elastane_master.jobs.hosts import JobHosts
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.files import Stamp, open_to_others, read_file, stamp_of
 from elastane_master.security.front import Front
@@ -41,6 +41,7 @@ from elastane_master.security.policy import (
 from elastane_master.security.quotas import QuotaBook
 from elastane_master.security.tls import ServerTls
 from elastane_master.security.tokens import ANYBODY, BadTokenTable, Principal, TokenTable, digest_of
+from elastane_master.servers import callers
 from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.errors import REFUSALS, refuse
 
@@ -63,13 +64,6 @@ fails (`execute_batch` in its Cython code).
 
 REFUSALS_LOGGED_SECONDS = 1.0
 """Minimum interval between logged refusals, which anybody can cause; the number in between is logged."""
-
-
-class Facts(Protocol):
-    """Facts about the jobs that the gate needs for quotas."""
-
-    def job_names(self) -> Collection[str]: ...
-    def dataset_names(self, job: str) -> Collection[str]: ...
 
 
 class TokenFile:
@@ -178,13 +172,11 @@ class LocalContext:
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Admits or refuses calls. Used from one event loop.
 
-    facts: of the jobs; set before the server starts. tls: of the port. refusals: counter by reason.
+    hosts: the jobs; set before the server starts. tls: of the port. refusals: counter by reason.
     """
 
-    def __init__(
-        self, tokens: TokenFile, facts: Facts | None = None, *, tls: ServerTls | None = None
-    ) -> None:
-        self.facts = facts
+    def __init__(self, tokens: TokenFile, *, tls: ServerTls | None = None) -> None:
+        self.hosts: JobHosts | None = None
         self.refusals: Counter[str] = Counter()
         self._tokens = tokens
         self._quotas = QuotaBook()
@@ -363,17 +355,17 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return request
 
     def _require(self, call: _Call, caller: Principal, message: Any, held: ExitStack) -> None:
-        rule, facts = call.rule, self.facts
-        assert facts is not None, "the gate serves without knowing the jobs"
+        rule, hosts = call.rule, self.hosts
+        assert hosts is not None, "the gate serves without knowing the jobs"
         # A standby master knows no jobs: they are only requested where needed, so that health still works.
-        jobs = facts.job_names() if rule.only_job or rule.takes == "job" else ()
+        jobs = hosts.names() if rule.only_job or rule.takes == "job" else ()
         call.job = require_job(rule, caller, message, jobs)
         if rule.takes == "session":
             held.enter_context(self._quotas.session(caller, (call.job, message.hello.worker_id)))
         elif rule.takes == "job":
             held.enter_context(self._quotas.making_job(caller, call.job, jobs))
         elif rule.takes == "dataset":
-            self._quotas.require_dataset(caller, message.dataset, facts.dataset_names(call.job))
+            self._quotas.require_dataset(caller, message.dataset, hosts.dataset_names(call.job))
 
     def _refusing(self, error: Rejection, *, known: bool) -> Any:
         """Return a handler that refuses, without reading messages. known: the caller's token is known."""

@@ -16,16 +16,16 @@ import structlog
 from redis.exceptions import RedisError
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.hosts import JobHosts, LeaseOver
-from elastane_master.limits import Limits
+from elastane_master.jobs.hosts import JobHosts, LeaseOver
+from elastane_master.jobs.limits import Limits
+from elastane_master.jobs.serving import not_leading, stopping
+from elastane_master.jobs.succession import Follower, SuccessionKeeper
 from elastane_master.metrics.measures import MasterMeasures
-from elastane_master.servers.following import not_leading, stopping
 from elastane_master.signals import Signal
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import AnotherLeads, Fenced, StoreError, StoreRefused
 from elastane_master.store.lease import LeaderLease
 from elastane_master.store.log import LogOptions
-from elastane_master.succession import Follower, SuccessionKeeper
 
 logger = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ to a bounded depth and number.
 Names show where to look: `train.py: noise` is a global, `train.py: main().noise` a local variable (or one
 that a function has captured), `dataset.transform.rng` an attribute.
 
-Used by `elastane doctor` and by the traces of `elastane verify`. Nothing here raises, and no code of the
+Used by traces (step_trace.py) and `elastane doctor`. Nothing here raises, and no code of the
 script is called: no property, no `__getattr__`.
 """
 

@@ -20,9 +20,6 @@ from functools import partial
 import msgspec
 import structlog
 
-from elastane_master import records
-from elastane_master.admission import require_admissible
-from elastane_master.clock import Clock
 from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit
 from elastane_master.decisions.events import (
     AnyEvent,
@@ -37,16 +34,19 @@ from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
-from elastane_master.limits import Limits, clip, require_room
+from elastane_master.jobs import records
+from elastane_master.jobs.admission import require_admissible
+from elastane_master.jobs.clock import Clock
+from elastane_master.jobs.limits import Limits, clip, require_room
+from elastane_master.jobs.recent_notes import RecentNotes
+from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
+from elastane_master.jobs.ring_tracing import RingTracing
+from elastane_master.jobs.sessions import Session, WorkerMessage
+from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
 from elastane_master.metrics.tally import JobTally
-from elastane_master.recent_notes import RecentNotes
-from elastane_master.records import StoredCommit, StoredEvent, StoredNote
-from elastane_master.ring_tracing import RingTracing
-from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
-from elastane_master.task_waiters import TaskWaiters, Wanted
 from elastane_proto.history.events import RingAnnounced
 from elastane_shards.tasks import QueueStatus
 

@@ -1,0 +1,52 @@
+"""The job of each mode: above the runtime and the doctor, so that neither has to know the other.
+
+Apart from `elastane/__init__.py`, which must import neither torch nor grpc.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from elastane.errors import ElastaneError
+from elastane.logs import configure_logs, say_where
+from elastane.runtime import forks
+from elastane.runtime.environment import read_environment
+from elastane.runtime.job import Job
+
+
+def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
+    """Build the job for the environment's mode (see `elastane.init`)."""
+    try:
+        environment = read_environment()
+        configure_logs(environment.log_level, environment.log_format)
+        mode = environment.resolved_mode()
+        if mode == "elastic":
+            say_where(lambda: {"job": environment.job, "worker": environment.worker_id})
+            from elastane.collective import warming
+
+            forks.keep_parents_objects()
+            warming.begin()
+            from elastane.runtime import distributed_calls as guard
+            from elastane.runtime import exits, launcher_variables
+            from elastane.runtime.elastic import ElasticJob
+
+            exits.tell_agent()
+            if distributed_calls:
+                launcher_variables.allow()
+            else:
+                guard.install()
+                launcher_variables.begin()
+
+            return ElasticJob(environment, seed)
+        if mode == "doctor":
+            from elastane.diagnose.job import DoctorJob
+
+            return DoctorJob(environment, seed)
+        from elastane.runtime.stock import DdpJob, PlainJob
+
+        return DdpJob(environment, seed) if mode == "ddp" else PlainJob(environment, seed)
+    except ElastaneError as error:
+        if error.exit_code == 1:
+            raise
+        sys.stderr.write(f"elastane: {error.line()}\n")
+        raise SystemExit(error.exit_code) from error

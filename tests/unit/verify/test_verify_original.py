@@ -14,6 +14,7 @@ from torch import nn
 from elastane.determinism import Level
 from elastane.diagnose.findings import Finding, Severity
 from elastane.processes.child import ExitStatus
+from elastane.rehearse.results import NOTHING, Row, Taken, shown
 from elastane.verify.causes import conversion_cause, event_in_words, held_cause, likely_cause, refusal_in
 from elastane.verify.compare import Difference
 from elastane.verify.hook import elastane_reference as hook
@@ -27,7 +28,6 @@ from elastane.verify.reference import (
     parse_reference,
     reference_environment,
 )
-from elastane.verify.results import NOTHING, Row, Taken, shown
 from elastane.verify.workplace import COPIED_FILES_MAX, absolute_command, workplace
 
 

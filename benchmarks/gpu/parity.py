@@ -26,7 +26,7 @@ from models import MODELS
 from rich.console import Console
 from rich.table import Table
 
-from elastane.demo.compare import compare_runs
+from elastane.rehearse.results import compare_outcomes, read_elastic, read_stock
 
 TITLE = "k logical workers in one process beside k processes"
 
@@ -49,20 +49,19 @@ def main() -> int:
         for model in models:
             for ests in args.ests:
                 elastic, stock = runner.elastic(model, ests), runner.stock(model, ests)
-                comparison = compare_runs(
-                    elastic.reports, stock.reports, elastic.history, ests=ests, steps_per_epoch=args.steps
-                )
+                found = read_elastic(elastic.reports, elastic.history, ests, steps_per_epoch=args.steps)
+                comparison = compare_outcomes(read_stock(stock.reports, ests), found)
                 for row in comparison.rows:
                     verdict = "yes" if row.equal else "NO"
-                    table.add_row(model, str(ests), row.name, row.elastic[:16], row.stock[:16], verdict)
+                    table.add_row(model, str(ests), row.name, row.found[:16], row.reference[:16], verdict)
                 cases.append(
                     {
                         "model": model,
                         "ests": ests,
                         "equal": comparison.equal,
-                        "losses_compared": comparison.losses,
-                        "sha256": {row.name: [row.elastic, row.stock] for row in comparison.rows},
-                        "audit": list(comparison.audit.violations),
+                        "losses_compared": comparison.values,
+                        "sha256": {row.name: [row.found, row.reference] for row in comparison.rows},
+                        "audit": list(comparison.violations),
                     }
                 )
     console.print(table)

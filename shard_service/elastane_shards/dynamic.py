@@ -366,7 +366,7 @@ class DynamicQueue:
 
     @property
     def _listed(self) -> bool:
-        return self._settings.entries is not None or self._settings.offsets is not None
+        return self._settings.entries is not None
 
     def _advance(self, now: float) -> None:
         """Set the current time.

@@ -32,7 +32,7 @@ class InvalidSettings(ShardsError):  # noqa: N818 - named after the fact, as the
 
 
 class InvalidSource(InvalidSettings):
-    """The description of a dataset is impossible: empty, decreasing offsets, a decreasing watermark."""
+    """The description of a dataset is impossible: empty, a negative entry, a decreasing watermark."""
 
 
 class InvalidRequest(ShardsError):  # noqa: N818

@@ -7,30 +7,21 @@ from math import isfinite
 import msgspec
 
 from elastane_shards.errors import InvalidSettings
-from elastane_shards.splitters import (
-    POSITION_MAX,
-    Source,
-    list_source,
-    offset_source,
-    range_source,
-    stream_source,
-)
+from elastane_shards.splitters import POSITION_MAX, Source, list_source, range_source, stream_source
 
 
 class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Settings of a `DynamicQueue`; exactly one source is set.
 
     task_size: positions per task. size: number of positions of a range source. entries: the items of a list
-    source. offsets: byte offsets of the records, then the end of the last one. watermark, closed: state of a
-    stream source. lease_seconds: how long a worker may hold a task. max_attempts: failed attempts after which
-    a task is FAILED. shuffle, seed: if shuffle is set, positions are mapped by the Feistel permutation of
-    (seed, epoch).
+    source. watermark, closed: state of a stream source. lease_seconds: how long a worker may hold a task.
+    max_attempts: failed attempts after which a task is FAILED. shuffle, seed: if shuffle is set, positions
+    are mapped by the Feistel permutation of (seed, epoch).
     """
 
     task_size: int
     size: int | None = None
     entries: tuple[int, ...] | None = None
-    offsets: tuple[int, ...] | None = None
     watermark: int | None = None
     closed: bool = False
     epochs: int = 1
@@ -41,13 +32,11 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def source(self) -> Source:
         """Build the source. Raises InvalidSource, and InvalidSettings unless exactly one source is set."""
-        given = [
-            name for name in ("size", "entries", "offsets", "watermark") if getattr(self, name) is not None
-        ]
+        given = [name for name in ("size", "entries", "watermark") if getattr(self, name) is not None]
         if len(given) != 1:
             raise InvalidSettings(
                 f"a dataset has exactly one source, not {len(given)}",
-                hint="set one of size, entries, offsets, watermark",
+                hint="set one of size, entries, watermark",
                 given=", ".join(given),
             )
         if self.closed and self.watermark is None:
@@ -56,24 +45,18 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
             return range_source(self.size)
         if self.entries is not None:
             return list_source(self.entries)
-        if self.offsets is not None:
-            return offset_source(self.offsets)
         return stream_source(self.watermark or 0, self.closed)
 
     def without_lists(self) -> QueueSettings:
         """Return these settings with empty lists: the queue's source stores the entries, 8 bytes each."""
         if self.entries is not None:
             return msgspec.structs.replace(self, entries=())
-        if self.offsets is not None:
-            return msgspec.structs.replace(self, offsets=())
         return self
 
     def with_lists(self, entries: tuple[int, ...]) -> QueueSettings:
         """Inverse of `without_lists`: put the entries back."""
         if self.entries is not None:
             return msgspec.structs.replace(self, entries=entries)
-        if self.offsets is not None:
-            return msgspec.structs.replace(self, offsets=entries)
         return self
 
     def check(self) -> None:
@@ -95,9 +78,4 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.shuffle and self.watermark is not None:
             raise InvalidSettings(
                 "a stream cannot be shuffled: its size is not known", hint="shuffle before it is appended"
-            )
-        if self.shuffle and self.offsets is not None:
-            raise InvalidSettings(
-                "records between byte offsets are read in runs and cannot be shuffled",
-                hint="give the beginnings of the records as a list source",
             )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import msgspec
 
@@ -34,15 +33,6 @@ class ListSource(msgspec.Struct, frozen=True, tag="list"):
     packed: bytes
 
 
-class OffsetSource(msgspec.Struct, frozen=True, tag="offsets"):
-    """Records between byte offsets: record p is bytes [offsets[p], offsets[p + 1]).
-
-    packed: as in `ListSource`; one more offset than there are records.
-    """
-
-    packed: bytes
-
-
 class StreamSource(msgspec.Struct, frozen=True, tag="stream"):
     """A dataset that grows: positions below the watermark exist; once it is closed no more will follow."""
 
@@ -50,7 +40,7 @@ class StreamSource(msgspec.Struct, frozen=True, tag="stream"):
     closed: bool
 
 
-Source = RangeSource | ListSource | OffsetSource | StreamSource
+Source = RangeSource | ListSource | StreamSource
 
 
 def range_source(size: int) -> RangeSource:
@@ -66,26 +56,6 @@ def list_source(entries: Iterable[int]) -> ListSource:
     if not packed:
         raise InvalidSource("a list source needs at least one entry", entries=0)
     return ListSource(packed.tobytes())
-
-
-def offset_source(offsets: Iterable[int]) -> OffsetSource:
-    """Build a source of records between byte offsets: non-decreasing, the last one ends the last record.
-
-    Two equal neighbours are an empty record. Raises InvalidSource.
-    """
-    packed = _pack(offsets)
-    if len(packed) < 2:
-        raise InvalidSource(
-            f"{len(packed)} byte offsets bound no record",
-            hint="give the offset of each record and the end of the last one",
-            offsets=len(packed),
-        )
-    for place, (begin, end) in enumerate(pairwise(packed)):
-        if end < begin:
-            raise InvalidSource(
-                f"byte offsets decrease at place {place + 1}: {begin}, then {end}", place=place + 1
-            )
-    return OffsetSource(packed.tobytes())
 
 
 def stream_source(watermark: int, closed: bool) -> StreamSource:
@@ -143,9 +113,6 @@ class Splitter:
             case ListSource(packed):
                 self._entries = _unpack(packed)
                 self.size = len(self._entries)
-            case OffsetSource(packed):
-                self._entries = _unpack(packed)
-                self.size = len(self._entries) - 1
         whole, rest = divmod(self.size, task_size)
         self.num_tasks = whole + (1 if rest and self.closed else 0)
 
@@ -157,13 +124,7 @@ class Splitter:
         return start, min(start + self.task_size, self.size)
 
     def entries(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """Return the listed entries of ascending or permuted positions; empty for sources without a list.
-
-        For byte offsets the positions must be contiguous, and one more offset than positions is returned: the
-        end of the last record.
-        """
-        if isinstance(self.source, OffsetSource):
-            return tuple(self._entries[positions[0] : positions[-1] + 2]) if positions else ()
+        """Return the listed entries of ascending or permuted positions; empty for sources without a list."""
         if isinstance(self.source, ListSource):
             if isinstance(positions, range) and positions.step == 1:
                 return tuple(self._entries[positions.start : positions.stop])

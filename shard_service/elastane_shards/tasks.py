@@ -51,7 +51,7 @@ class TaskLease(msgspec.Struct, frozen=True, gc=False):
 
     count: number of tasks, from `index` on, that this lease covers. start, end: positions of all of them;
     with shuffle the worker permutes them. entries: the task's entries of a list source in the order of
-    consumption (already permuted); for byte offsets one more than records, the end of the last record.
+    consumption (already permuted).
     attempt: from 1. deadline: seconds, on the clock of `now`. rng: RNG states passed with the first lease of
     the task, so that a replay draws the same augmentation.
     """

@@ -11,9 +11,9 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from elastane.agent.reference import run_stock_ddp
+from compared_runs import compare_runs
 from elastane.client import MasterClient
-from elastane.demo.compare import compare_runs
+from elastane.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 from images.conftest import RunningMaster, start_master
 from images.engine import Engine, EngineError

@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from elastane.collective.allreduce import canonical_allreduce
 from elastane.collective.order import Ranges
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.transport import RingTransport
+from integration.ring_threads import canonical_allreduce
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SIZES = [1, 15, 1000, 131_075]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elastane.collective.allreduce import CanonicalAllreduce, Way
+from elastane.collective.order import Ranges
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.transport import RingTransport
 
@@ -32,6 +34,33 @@ def form_ring(store: RendezvousStore, prefix: str, size: int, **options: Any) ->
         )
 
     return in_threads(size, form)
+
+
+def canonical_allreduce(
+    slots: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    ranges: Ranges,
+    transport: RingTransport,
+    tag: int,
+    way: Way | None = None,
+) -> None:
+    """All-reduce vectors in any memory once: `CanonicalAllreduce` with a copy in and a copy out.
+
+    slots: this host's scaled vectors in rank order, 1-d, of one length and dtype; out: the same shape.
+    """
+    members = transport.members if out.device.type == "cpu" else None
+
+    def memory(elements: int, *, shared: bool = False) -> torch.Tensor:
+        if shared and members is not None:
+            return members.own.empty(elements, out.dtype)
+        return torch.empty(elements, dtype=out.dtype, device=out.device)
+
+    plan = CanonicalAllreduce(out.numel(), out.dtype, ranges, transport.rank, memory, way, members)
+    for mine, slot in zip(plan.slots, slots, strict=True):
+        mine.copy_(slot)
+    plan.run(transport, tag)
+    plan.settle()
+    out.copy_(plan.out)
 
 
 def in_threads(count: int, run: Callable[[int], Any]) -> list[Any]:

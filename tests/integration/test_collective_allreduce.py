@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import TCPStore
 
 from elastane.collective.additions import BLOCK_ELEMENTS
-from elastane.collective.allreduce import CanonicalAllreduce, canonical_allreduce, way_for
+from elastane.collective.allreduce import CanonicalAllreduce, way_for
 from elastane.collective.order import SEGMENT_BYTES_MAX
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.shared_memory import own_arena
 from elastane.collective.transport import RingAborted
 from elastane.collective.ways import PIECE_BYTES, Ring, Scatter
 from integration.multi_group_run import DTYPES, bits, member, vectors
-from integration.ring_threads import GlooOracle, form_ring, in_threads
+from integration.ring_threads import GlooOracle, canonical_allreduce, form_ring, in_threads
 from slow import slow_except
 
 #: Virtual ranks that are tried; up to EXHAUSTIVE every contiguous mapping, beyond it a sample.

@@ -19,14 +19,15 @@ from typing import Any
 import pytest
 import torch
 
-from elastane.agent.cluster import LocalCluster, local_cluster
+from compared_runs import compare_runs
 from elastane.agent.master_process import EmbeddedMaster
-from elastane.agent.reference import run_stock_ddp
 from elastane.client import MasterClient
-from elastane.demo.compare import compare_runs, leader_report
 from elastane.determinism import Level, process_environment
 from elastane.errors import EXIT_REFUSED
 from elastane.processes.child import ExitStatus
+from elastane.rehearse.cluster import LocalCluster, local_cluster
+from elastane.rehearse.results import leader_report
+from elastane.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 from slow import slow
 
@@ -93,7 +94,7 @@ def rows(reports: Path, expected: Path, history: list[Any]) -> list[str]:
     comparison = compare_runs(
         reports, expected, history, ests=ESTS, dataset_size=64, steps_per_epoch=STEPS_PER_EPOCH
     )
-    assert comparison.losses == ESTS * STEPS_PER_EPOCH * EPOCHS
+    assert comparison.values == ESTS * STEPS_PER_EPOCH * EPOCHS
     assert comparison.audit.ok, comparison.audit.violations
     return [row.name for row in comparison.rows if not row.equal]
 
@@ -109,7 +110,7 @@ def test_at_d0_unlike_workers_train_together_and_their_mixture_decides(tmp_path:
         cluster.add_worker()
         cluster.add_worker(environment=OLDER)
         differing = unequal(cluster, reference(Level.D0))
-    assert "weights" in differing and "losses" in differing
+    assert "weights" in differing and "logged values" in differing
     mixture = leader_report(cluster.reports)["fingerprint"]["weights"]
     assert mixture not in (weights(reference(Level.D0)), weights(reference(Level.D0, older=True)))
 

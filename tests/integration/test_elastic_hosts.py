@@ -22,8 +22,8 @@ from test_agent import Run
 from test_matrix import Config, reference
 
 from elastane.client import MasterClient
-from elastane.demo.compare import PARTS, leader_report
 from elastane.observe.figures import LINE
+from elastane.rehearse.results import PARTS, leader_report
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
 from slow import slow

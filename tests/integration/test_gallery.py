@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elastane.agent.cluster import local_cluster
 from elastane.errors import reason_of
+from elastane.rehearse.cluster import local_cluster
 from elastane.verify.run import REPEAT_CHECK_VARIABLE, Verdict, VerifyResult, run_verify
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers

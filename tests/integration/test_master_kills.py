@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from test_matrix import SIZE, Config
 
-from elastane.agent.cluster import local_cluster
-from elastane.agent.reference import run_stock_ddp
+from compared_runs import compare_runs
 from elastane.audit import audit
-from elastane.demo.compare import compare_runs
+from elastane.rehearse.cluster import local_cluster
+from elastane.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2, shard_pb2
 from slow import slow
 
@@ -44,7 +44,7 @@ def test_master_killed_ten_times_in_training(tmp_path: Path) -> None:
         cluster.reports, stock, history, ests=4, dataset_size=SIZE, steps_per_epoch=config.steps_per_epoch
     )
     assert comparison.audit.ok, comparison.audit.violations
-    assert comparison.losses == 6 * 4 * config.steps_per_epoch
+    assert comparison.values == 6 * 4 * config.steps_per_epoch
     assert [row.name for row in comparison.rows if not row.equal] == []
 
 

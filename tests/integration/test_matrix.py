@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from trace_receiver import Receiver, Span, receiver  # noqa: F401 - a fixture
 
-from elastane.agent.cluster import LocalCluster, local_cluster
-from elastane.agent.reference import run_stock_ddp
-from elastane.demo.compare import compare_runs
+from compared_runs import compare_runs
 from elastane.processes.child import ExitStatus
+from elastane.rehearse.cluster import LocalCluster, local_cluster
+from elastane.rehearse.stock_run import run_stock_ddp
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
 from slow import slow_except
@@ -136,7 +136,7 @@ def run_and_compare(tmp_path: Path, config: Config, churn: Churn) -> LocalCluste
         dataset_size=SIZE,
         steps_per_epoch=config.steps_per_epoch,
     )
-    assert comparison.losses == config.ests * config.steps_per_epoch * config.epochs
+    assert comparison.values == config.ests * config.steps_per_epoch * config.epochs
     assert comparison.audit.ok, comparison.audit.violations
     assert [row.name for row in comparison.rows if not row.equal] == []
     return cluster

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from compared_runs import compare_runs
 from elastane.agent.master_process import EmbeddedMaster
-from elastane.agent.reference import run_stock_ddp
 from elastane.client import MasterClient
-from elastane.demo.compare import Comparison, compare_runs
 from elastane.exit_codes import CODE_UNDECIDED
+from elastane.rehearse.results import Comparison
+from elastane.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 ESTS, EVERY, WORKERS = 4, 4, 3

@@ -17,7 +17,7 @@ from test_matrix import Config, reference
 
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.client import MasterClient
-from elastane.demo.compare import PARTS, leader_report
+from elastane.rehearse.results import PARTS, leader_report
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2, ring_pb2
 from metadata_fakes import Metadata, metadata_service

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from test_matrix import SIZE, Config, reference
 
-from elastane.agent.cluster import LocalCluster
+from compared_runs import compare_runs
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.client import MasterClient
-from elastane.demo.compare import compare_runs
+from elastane.rehearse.cluster import LocalCluster
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, shard_pb2
 from integration.forkserver import ForkServers

@@ -9,9 +9,9 @@ import signal
 import time
 from pathlib import Path
 
-from elastane.agent.cluster import local_cluster
 from elastane.explain import explain
 from elastane.logged import StepStream, get_series
+from elastane.rehearse.cluster import local_cluster
 from elastane.report.facts import gather
 from elastane.report.markdown import as_markdown
 from elastane.runtime.rehearsal import Gate, Rehearsal

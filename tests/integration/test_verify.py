@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastane.verify.run import RunFailed, Verdict, VerifyResult, Watcher, run_verify
+from elastane.rehearse.watcher import Watcher
+from elastane.verify.run import RunFailed, Verdict, VerifyResult, run_verify
 from integration.forkserver import ForkServers
 from slow import slow
 

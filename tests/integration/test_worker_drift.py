@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastane.agent.cluster import local_cluster
 from elastane.errors import EXIT_REFUSED
 from elastane.processes.child import ExitStatus
+from elastane.rehearse.cluster import local_cluster
 from elastane.runtime.rehearsal import Rehearsal, give_order
 from elastane_proto.v1 import job_pb2
 

@@ -121,7 +121,7 @@ def test_replayed_steps_are_superseded_and_count_once() -> None:
     replayed = entries[:4] + entries[2:]
     result = audit(replayed, ests=2, steps_per_epoch=4, dataset_sizes={"d": 24})
     assert result.ok and result.superseded == 2 and result.entries == len(entries) + 2
-    assert result.samples_per_epoch == {("d", 0): 24}
+    assert [(epoch.dataset, epoch.epoch, epoch.samples) for epoch in result.epochs] == [("d", 0, 24)]
 
 
 def test_the_latest_run_of_a_task_stands() -> None:

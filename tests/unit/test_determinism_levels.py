@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from elastane.agent.reference import run_stock_ddp
 from elastane.determinism import (
     DEFAULT_LEVEL,
     Level,
@@ -22,6 +21,7 @@ from elastane.determinism import (
     process_environment,
 )
 from elastane.errors import EXIT_REFUSED, RefusedError
+from elastane.rehearse.stock_run import run_stock_ddp
 from elastane.runtime.environment import read_environment
 from elastane_proto.v1 import job_pb2
 

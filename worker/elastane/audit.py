@@ -98,11 +98,6 @@ class AuditResult:
         return not self.violations
 
     @property
-    def samples_per_epoch(self) -> dict[tuple[str, int], int]:
-        """Number of distinct samples of each (dataset, epoch)."""
-        return {(epoch.dataset, epoch.epoch): epoch.samples for epoch in self.epochs}
-
-    @property
     def missing(self) -> int:
         return sum(epoch.missing for epoch in self.epochs)
 

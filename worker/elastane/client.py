@@ -43,7 +43,6 @@ from elastane_proto.v1 import (
     shard_pb2_grpc,
 )
 
-DEFAULT_MASTER = "127.0.0.1:50051"
 #: Time limit of one attempt of a call that the master answers at once.
 ATTEMPT_SECONDS = 10.0
 
@@ -327,11 +326,6 @@ class MasterClient:
             if response.event.sequence >= next_wanted:
                 next_wanted = response.event.sequence + 1
                 yield response.event
-
-    def list_contexts(self, job: str) -> list[context_pb2.ContextInfo]:
-        """Return the stored contexts, without their bytes."""
-        request = context_pb2.ContextServiceListRequest(job=job)
-        return list(self._unary(context_pb2_grpc.ContextServiceStub, "List", request).contexts)
 
     def get_context(self, job: str, virtual_rank: int, step: int | None = None) -> Any:
         """Return one EstContext with its bytes; step None: the newest."""

@@ -15,7 +15,7 @@ from elastane_proto.job_settings import JobSettings
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import IllegalTransition
 from elastane_shards.lockstep import LockstepQueue
-from elastane_shards.steps import LockstepSettings, LockstepState
+from elastane_shards.steps import LockstepSettings
 
 EPOCHS_UNKNOWN = 1 << 31
 """Number of epochs used while the script has not given it."""
@@ -83,7 +83,7 @@ class Queues:
         if resume_step < queue.committed:
             queue.rewind(resume_step)
         elif resume_step > queue.committed:
-            self.lockstep = queue = _forward(queue, resume_step)
+            queue.forward(resume_step)
         self.step_begins(members, resume_step, now)
 
     def step_begins(self, members: Sequence[Member], step: int, now: float) -> None:
@@ -106,17 +106,4 @@ class Queues:
             self.training.commit(now)
         except IllegalTransition:
             # A member's weights or a checkpoint prove the step, while a ring was about to repeat it.
-            self.lockstep = _forward(self.training, step + 1)
-
-
-def _forward(queue: LockstepQueue, step: int) -> LockstepQueue:
-    """Advance a queue: a checkpoint, or a member's weights, include the steps before `step`."""
-    state = _state_of(queue)
-    state.in_flight = []
-    state.attempts = {kept: attempt for kept, attempt in state.attempts.items() if kept >= step}
-    state.committed = step
-    return LockstepQueue.restore(msgspec.msgpack.encode(state))
-
-
-def _state_of(queue: LockstepQueue) -> LockstepState:
-    return msgspec.msgpack.decode(queue.snapshot(), type=LockstepState)
+            self.training.forward(step + 1)

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from elastane.chaos.faults import Fault, Strike
 from elastane.chaos.run import Chaos, _State
-from elastane.verify.results import Outcome
+from elastane.rehearse.faults import Fault, Strike
+from elastane.rehearse.results import Outcome
 
 
 class Promises:

@@ -134,9 +134,11 @@ def test_history_goes_on_at_a_later_step() -> None:
     queue.begin(0, TWO, now=0.0)
     assert queue.forward(4) == [(0, rank) for rank in range(4)]
     assert (queue.committed, queue.epoch, queue.progress(0.0).samples_done) == (4, 1, 72 + 32)
+    assert queue.progress(0.0).requeued == 0  # its tasks are DONE
     queue.validate()
     assert queue.begin(4, TWO, now=1.0) == 1
-    queue.requeue()
+    assert queue.forward(4) == [(4, rank) for rank in range(4)]
+    assert queue.progress(0.0).requeued == 4
     assert queue.forward(4) == []
     assert queue.begin(4, TWO, now=2.0) == 2
     for step in (3, 7):

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane_shards import IllegalTransition, InvalidRequest, InvalidSettings, InvalidSource, QueueSettings
-from elastane_shards.splitters import (
-    Splitter,
-    extended,
-    list_source,
-    offset_source,
-    range_source,
-    stream_source,
-)
+from elastane_shards.splitters import Splitter, extended, list_source, range_source, stream_source
 
 
 @given(st.integers(1, 500), st.integers(1, 60))
@@ -37,12 +30,6 @@ def test_permuted_positions_take_entries_in_their_order() -> None:
     assert Splitter(list_source([10, 11, 12, 13]), 2).entries([3, 0]) == (13, 10)
 
 
-def test_byte_offsets_bound_records() -> None:
-    splitter = Splitter(offset_source([0, 10, 10, 35]), 2)
-    assert splitter.size == 3
-    assert [splitter.entries(range(*splitter.bounds(t))) for t in range(2)] == [(0, 10, 10), (10, 35)]
-
-
 def test_a_stream_deals_its_partial_task_only_when_closed() -> None:
     source = stream_source(0, False)
     assert Splitter(source, 4).num_tasks == 0
@@ -63,9 +50,6 @@ def test_a_stream_deals_its_partial_task_only_when_closed() -> None:
         pytest.param(lambda: list_source([]), id="no entries"),
         pytest.param(lambda: list_source([1, -2]), id="negative entry"),
         pytest.param(lambda: list_source([2**63]), id="entry beyond 64 bits"),
-        pytest.param(lambda: offset_source([5]), id="one offset"),
-        pytest.param(lambda: offset_source([0, 9, 8]), id="decreasing offsets"),
-        pytest.param(lambda: offset_source([-1, 3]), id="negative offset"),
         pytest.param(lambda: stream_source(-1, False), id="negative watermark"),
         pytest.param(lambda: extended(stream_source(9, False), 8, False), id="watermark backwards"),
     ],
@@ -75,10 +59,10 @@ def test_impossible_sources_are_refused(make: object) -> None:
         make()  # type: ignore[operator]
 
 
-def test_refusals_name_the_place() -> None:
+def test_refusals_name_the_entry() -> None:
     with pytest.raises(InvalidSource) as refusal:
-        offset_source([0, 9, 8])
-    assert refusal.value.facts == {"place": "2"}
+        list_source([0, -9, 8])
+    assert refusal.value.facts == {"entry": "-9"}
     assert refusal.value.reason == "invalid_argument"
 
 
@@ -111,7 +95,6 @@ def test_there_are_no_other_tasks(index: int) -> None:
         pytest.param({"task_size": 1, "size": 1, "lease_seconds": 0.0}, id="no lease"),
         pytest.param({"task_size": 1, "size": 1, "lease_seconds": float("inf")}, id="endless lease"),
         pytest.param({"task_size": 1, "watermark": 1, "shuffle": True}, id="shuffled stream"),
-        pytest.param({"task_size": 1, "offsets": (0, 1), "shuffle": True}, id="shuffled offsets"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, object]) -> None:

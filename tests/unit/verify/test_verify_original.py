@@ -15,6 +15,7 @@ from elastane.determinism import Level
 from elastane.diagnose.findings import Finding, Severity
 from elastane.processes.child import ExitStatus
 from elastane.reference_hook import elastane_reference as hook
+from elastane.rehearse.results import NOTHING, Row, Taken, shown
 from elastane.verify.causes import conversion_cause, event_in_words, held_cause, likely_cause, refusal_in
 from elastane.verify.compare import Difference
 from elastane.verify.original import compare_taken, first_event_difference, read_events, unlike
@@ -27,7 +28,6 @@ from elastane.verify.reference import (
     parse_reference,
     reference_environment,
 )
-from elastane.verify.results import NOTHING, Row, Taken, shown
 from elastane.verify.workplace import COPIED_FILES_MAX, absolute_command, workplace
 
 

@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastane.agent.cluster import OVER, LocalCluster
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.chaos.machine import FalseClock, MemoryCage, SmallDisk, has_ip
 from elastane.chaos.network import Namespace, NetworkError, Relay
 from elastane.chaos.store_server import StoreServer
 from elastane.chaos.watch import JobWatch, Seen
 from elastane.processes.child import ChildProcess
+from elastane.rehearse.cluster import OVER, LocalCluster
 from elastane.runtime.rehearsal import Rehearsal, give_order
 from elastane_proto.v1 import job_pb2
 

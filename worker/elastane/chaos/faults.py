@@ -1,8 +1,4 @@
-"""Interface of faults, and the faults of processes: workers, master, store; mostly by signals.
-
-A fault is a context manager: it injects the fault before it yields, and ends it when the block is left. The
-yielded value says what must follow from it.
-"""
+"""Faults of processes: workers, master, store; mostly by signals."""
 
 from __future__ import annotations
 
@@ -10,49 +6,14 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from elastane.chaos.cluster import WAIT_SECONDS, ChaosCluster
+from elastane.rehearse.faults import Fault, Strike, kill_master
 
 #: Longer than the heartbeat timeout of the chaos job, 3 s.
 SILENT_SECONDS = 4.5
-
-
-@dataclass(frozen=True, slots=True)
-class Strike:
-    """An injected fault.
-
-    at: time.monotonic() of the injection. changes_ring: a member is lost, so that only a step of the next
-    ring shows recovery. newcomers: one of them must be in that ring. hold_seconds: duration of the fault,
-    None: until a step has been committed after it. may_rewind: all weights are lost, and history is rewound
-    to a checkpoint. may_forget: the store itself lost its last writes. expects: kinds of events that must
-    report it. check: called after it; returns a problem, or "".
-    """
-
-    at: float
-    detail: str
-    changes_ring: bool = False
-    newcomers: frozenset[str] = frozenset()
-    hold_seconds: float | None = 0.0
-    may_rewind: bool = False
-    may_forget: bool = False
-    expects: tuple[str, ...] = ()
-    check: Callable[[], str] = lambda: ""
-
-
-Act = Callable[[ChaosCluster, random.Random], AbstractContextManager[Strike]]
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One kind of fault. missing: returns why a cluster cannot inject it, or ""."""
-
-    name: str
-    text: str
-    act: Act
-    missing: Callable[[ChaosCluster], str] = lambda cluster: ""
 
 
 # ---------------------------------------------------------------------- workers
@@ -186,13 +147,6 @@ def flapping_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 
 @contextmanager
-def kill_master(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    at = time.monotonic()
-    c.restart_master()
-    yield Strike(at, "kill -9 the master, start it", expects=("master_recovered",))
-
-
-@contextmanager
 def upgrade_master(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     at = time.monotonic()
     c.master.stop()
@@ -254,7 +208,7 @@ def _quarantines(c: ChaosCluster, worker: str) -> int:
     return sum(event.kind == "worker_quarantined" and event.worker_id == worker for event in events)
 
 
-PROCESS_FAULTS = (
+PROCESS_FAULTS: tuple[Fault[ChaosCluster], ...] = (
     Fault("kill-worker", "a worker gets SIGKILL", kill_worker),
     Fault("oom-worker", "a worker outgrows its memory cgroup", oom_worker, lambda c: c.cage.missing),
     Fault(

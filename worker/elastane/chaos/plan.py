@@ -77,6 +77,12 @@ class Injection:
     recovery_seconds: float | None
     problems: tuple[str, ...] = ()
 
+    def in_words(self) -> str:
+        """Return one line: step, fault, recovery, and what was broken."""
+        seconds = self.recovery_seconds
+        after = "no step after it" if seconds is None else f"next step after {seconds:.2f} s"
+        return f"step {self.step}: {self.detail}: {after}: {'; '.join(self.problems) or 'held'}"
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:

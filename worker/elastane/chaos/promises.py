@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from elastane.audit import audit
-from elastane.chaos.faults import Strike
 from elastane.chaos.watch import Seen
 from elastane.client import MasterClient
+from elastane.rehearse.faults import Strike
+from elastane.rehearse.results import PARTS
 from elastane_proto.v1 import shard_pb2
 
 _FORGOTTEN_MAX: Final = 20
-COMPARED: Final = ("weights", "optimizer", "buffers", "extras")
 #: Datasets of the fault poison-task: one task of each is meant to be lost.
 POISON_PREFIX: Final = "poison-"
 #: step -> part -> digests by name.
@@ -114,7 +114,7 @@ class Promises:
         if fixed is None:
             return f"applied step {step}, which the fixed run has not"
         self.steps_compared.add(step)
-        different = [part for part in COMPARED if record[part] != fixed[part]]
+        different = [part for part in PARTS if record[part] != fixed[part]]
         return f"{', '.join(different)} differ after step {step}" if different else ""
 
     def _history_problems(self, client: MasterClient, job: str, strike: Strike) -> list[str]:

@@ -12,25 +12,29 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from elastane.agent.cluster import OVER, ClusterError
-from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.chaos import job as built_in
 from elastane.chaos.cluster import ChaosCluster
-from elastane.chaos.faults import PROCESS_FAULTS, Fault
+from elastane.chaos.faults import PROCESS_FAULTS
 from elastane.chaos.plan import ChaosResult, Deck, FaultsError, Injection, RunSummary
 from elastane.chaos.promises import Digests, Promises, fixed_digests, training_entries
 from elastane.chaos.surroundings import SURROUNDING_FAULTS
 from elastane.chaos.watch import Seen
 from elastane.errors import ElastaneError
 from elastane.processes.child import ChildProcess
-from elastane.verify.results import Outcome, compare_outcomes, read_elastic, read_stock
+from elastane.rehearse.cluster import OVER, ClusterError
+from elastane.rehearse.faults import Fault
+from elastane.rehearse.results import Outcome, compare_outcomes, read_elastic, read_stock
+from elastane.rehearse.stock_run import run_stock_ddp, stock_failures_as
+from elastane.rehearse.watcher import Watcher
 from elastane_proto.v1 import job_pb2
 
-FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in (*PROCESS_FAULTS, *SURROUNDING_FAULTS)}
+FAULTS: Final[Mapping[str, Fault[ChaosCluster]]] = {
+    fault.name: fault for fault in (*PROCESS_FAULTS, *SURROUNDING_FAULTS)
+}
 BUILT_IN_SCRIPT: Final = (str(Path(built_in.__file__)),)
 #: With fewer steps left, a fault could not be followed by a committed step.
 STEPS_LEFT_MIN: Final = 12
@@ -44,16 +48,6 @@ class ChaosFailed(ElastaneError):  # noqa: N818 - says what happened, as the exi
     """A run did not reach its end, or the fixed run failed."""
 
     code = "ELA413"
-
-
-class Watcher:
-    """Receives the progress; this one ignores it."""
-
-    def stage(self, text: str) -> None:
-        """Begin a stage."""
-
-    def injected(self, injection: Injection) -> None:
-        """Report an injected fault, after the promises were checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +101,7 @@ class Chaos:
     def _fixed_run(self) -> tuple[Outcome, Digests]:
         folder = self.folder / "fixed"
         traces = folder / "trace"
-        try:
+        with stock_failures_as(ChaosFailed, "the fixed run"):
             reports = run_stock_ddp(
                 folder,
                 self.script,
@@ -116,8 +110,6 @@ class Chaos:
                 timeout_seconds=3600.0,
                 launch=self.launch,
             )
-        except StockRunError as error:
-            raise ChaosFailed(f"the fixed run failed: {error.args[0]}", hint=error.hint) from error
         return read_stock(reports, self.ests), fixed_digests(traces)
 
     def settings(self) -> job_pb2.JobSettings:
@@ -190,10 +182,7 @@ class _State:
             cluster.close()
         if problems and self.injections and self.injections[-1].run == number:
             last = self.injections[-1]
-            self.injections[-1] = Injection(
-                last.fault, last.run, last.step, last.detail, last.kept_seconds, last.recovery_seconds,
-                (*last.problems, *problems),
-            )  # fmt: skip
+            self.injections[-1] = replace(last, problems=(*last.problems, *problems))
 
     def _sift(self, cluster: ChaosCluster) -> None:
         """Exclude faults that the machine does not allow."""
@@ -222,7 +211,7 @@ class _State:
                 self.deck.put_back(name)
                 break
             self.injections.append(injection)
-            self.chaos.watcher.injected(injection)
+            self.chaos.watcher.note(f"  {injection.in_words()}")
         return promises
 
     def _whole(self, cluster: ChaosCluster) -> Seen | None:
@@ -249,7 +238,7 @@ class _State:
         return seen
 
     def _inject(
-        self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
+        self, cluster: ChaosCluster, promises: Promises, fault: Fault[ChaosCluster], number: int
     ) -> Injection | None:
         """Inject a fault and check the promises; None if the run ended before they could be checked."""
         try:
@@ -260,7 +249,7 @@ class _State:
             raise
 
     def _struck(
-        self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
+        self, cluster: ChaosCluster, promises: Promises, fault: Fault[ChaosCluster], number: int
     ) -> Injection | None:
         rng = random.Random(f"{self.chaos.seed}/{fault.name}/{len(self.injections)}")
         promises.skip_events(cluster.client, cluster.job)
@@ -318,11 +307,8 @@ class _State:
         """Let the run finish, and compare its whole result."""
         cluster.hurry()
         cluster.replenish()
-        over = cluster.watch.first(lambda seen: seen.phase in OVER, 600.0, lambda: not cluster.running)
-        job = cluster.wait_for_end(timeout_seconds=120.0)
-        if job.phase != job_pb2.JOB_PHASE_SUCCEEDED:
-            phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
-            raise ClusterError(f"the job is {phase}: {job.reason} ({over})\n{cluster.last_lines()}")
+        cluster.watch.first(lambda seen: seen.phase in OVER, 600.0, lambda: not cluster.running)
+        cluster.wait_for_success(timeout_seconds=120.0)
         history = training_entries(cluster.client, cluster.job)
         outcome = read_elastic(cluster.reports, history, self.chaos.ests)
         comparison = compare_outcomes(self.fixed, outcome)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from elastane.agent.master_process import MasterStartError
 from elastane.chaos.cluster import WAIT_SECONDS, ChaosCluster
-from elastane.chaos.faults import SILENT_SECONDS, Fault, Strike, kill_workers
+from elastane.chaos.faults import SILENT_SECONDS, kill_workers
 from elastane.client import MasterClient
 from elastane.errors import ElastaneError
+from elastane.rehearse.faults import Fault, Strike
 from elastane.state.checkpoint import list_checkpoints
 from elastane_proto.v1 import shard_pb2
 
@@ -326,7 +327,7 @@ def _no_namespace(c: ChaosCluster) -> str:
     return c.namespace_missing
 
 
-SURROUNDING_FAULTS = (
+SURROUNDING_FAULTS: tuple[Fault[ChaosCluster], ...] = (
     Fault("reset-connection", "a worker's connections to the master are reset", reset_connection),
     Fault("half-open", "the master does not hear a worker, and no connection breaks", half_open),
     Fault("partition", "a node is cut off, both ways", partition, _no_namespace),

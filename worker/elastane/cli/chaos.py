@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from elastane.cli.common import CODE_RUN_FAILED, CODE_USAGE, console, print_error
+from elastane.cli.rehearsals import announced_seed, require_new, watching
+from elastane.cli.run_options import SCRIPT_SETTINGS, ModuleOption, option, require_script
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from elastane.chaos.plan import ChaosResult, Injection
-    from elastane.chaos.run import Watcher
+    from elastane.chaos.plan import ChaosResult
     from elastane.errors import ElastaneError
-
-CODE_USAGE: Final = 2
 
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
@@ -44,17 +43,12 @@ HELP = "\n\n".join(
 )
 
 
-def _option(name: str, metavar: str | None, text: str, **options: Any) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, **options)
-
-
 def register(app: typer.Typer) -> None:
     app.command(
         "chaos",
         help=HELP,
         rich_help_panel="Run",
-        # All arguments after the script are passed to the script.
-        context_settings={"allow_interspersed_args": False},
+        context_settings=dict(SCRIPT_SETTINGS),
     )(chaos)
 
 
@@ -67,42 +61,41 @@ def chaos(
         ),
     ] = None,
     minutes: Annotated[
-        float, _option("--minutes", "M", "Inject faults for this long; then let the run finish.", min=0.1)
+        float, option("--minutes", "M", "Inject faults for this long; then let the run finish.", min=0.1)
     ] = 5.0,
-    ests: Annotated[int, _option("--ests", "N", "Logical workers.", min=2)] = 4,
-    workers: Annotated[int, _option("--workers", "W", "Worker processes.", min=2)] = 3,
+    ests: Annotated[int, option("--ests", "N", "Logical workers.", min=2)] = 4,
+    workers: Annotated[int, option("--workers", "W", "Worker processes.", min=2)] = 3,
     faults: Annotated[
-        str, _option("--faults", "A,B", "Inject only these faults; see --list.", show_default="all that "
+        str, option("--faults", "A,B", "Inject only these faults; see --list.", show_default="all that "
                                                                                               "the machine "
                                                                                               "allows")
     ] = "",
     seed: Annotated[
         int | None,
-        _option(
+        option(
             "--seed", "X", "Seed of order and victims; the same seed repeats both.", show_default="random"
         ),
     ] = None,
     pace: Annotated[
         float | None,
-        _option(
+        option(
             "--pace", "SECONDS", "Extra time for each mini-batch, so that a short script lasts longer.",
             min=0.0, show_default="0.1 for the built-in job; 0 for a script",
         ),
     ] = None,
-    module: Annotated[bool, _option("-m", None, "SCRIPT is a module name, as for python -m.")] = False,
-    list_faults: Annotated[bool, _option("--list", None, "List all faults and exit.")] = False,
+    module: ModuleOption = False,
+    list_faults: Annotated[bool, option("--list", None, "List all faults and exit.")] = False,
     keep: Annotated[
         Path | None,
-        _option(
+        option(
             "--keep", "DIR", "Keep logs, reports and traces in this new folder.",
             show_default="a temporary folder, kept if a promise broke",
         ),
     ] = None,
-    as_json: Annotated[bool, _option("--json", None, "Print the result as one JSON document.")] = False,
+    as_json: Annotated[bool, option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:  # fmt: skip
     from elastane.chaos.plan import FaultsError, choose
     from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
-    from elastane.cli.common import CODE_RUN_FAILED
     from elastane.cli.signals import sigterm_cleans_up
     from elastane.errors import ElastaneError
 
@@ -113,12 +106,11 @@ def chaos(
             for fault in FAULTS.values():
                 typer.echo(f"{fault.name:<28} {fault.text}")
         raise typer.Exit(0)
-    if script and not module and not Path(script[0]).is_file():
-        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+    if script:
+        require_script(script, is_file=not module)
     if module and not script:
         raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
-    if keep is not None and keep.exists():
-        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+    require_new(keep)
     if workers > ests:
         raise typer.BadParameter(f"{workers} workers for {ests} logical workers", param_hint="--workers")
     try:
@@ -126,8 +118,7 @@ def chaos(
     except FaultsError as error:
         raise typer.BadParameter(f"{error.args[0]} ({error.hint})", param_hint="--faults") from None
 
-    number = secrets.randbelow(2**32) if seed is None else seed
-    typer.echo(f"seed {number}", err=as_json)
+    number = announced_seed(seed, as_json=as_json)
     command = (["-m", *script] if module else list(script)) if script else list(BUILT_IN_SCRIPT)
     with contextlib.ExitStack() as stack:
         if keep is None:
@@ -136,7 +127,7 @@ def chaos(
             folder = keep
             folder.mkdir(parents=True)
         stack.enter_context(sigterm_cleans_up())
-        watcher = stack.enter_context(_watching(quiet=as_json))
+        watcher = stack.enter_context(watching(quiet=as_json, bar=False))
         kept = True
         try:
             result = Chaos(
@@ -161,8 +152,6 @@ def chaos(
     if as_json:
         typer.echo(json.dumps({**result.as_json(), "folder": str(folder) if kept else None}))
     else:
-        from elastane.cli.common import console
-
         again = ["elastane", "chaos", "--seed", str(number), "--minutes", f"{minutes:g}", "--ests", str(ests)]
         again += ["--workers", str(workers), *(["--faults", faults] if faults else [])]
         print_result(console(), result, shlex.join([*again, *(script or [])]), folder if kept else None)
@@ -215,33 +204,6 @@ def print_result(out: Console, result: ChaosResult, again: str, folder: Path | N
         out.print(f"again: {again}", markup=False)
 
 
-@contextlib.contextmanager
-def _watching(*, quiet: bool) -> Iterator[Watcher]:
-    """Yield a watcher that prints a line for each run and each fault on stderr. quiet: it prints nothing."""
-    from rich.console import Console
-
-    from elastane.chaos.run import Watcher
-
-    out = Console(stderr=True, highlight=False)
-
-    class Shown(Watcher):
-        def stage(self, text: str) -> None:
-            if not quiet:
-                out.print(text, markup=False)
-
-        def injected(self, injection: Injection) -> None:
-            if quiet:
-                return
-            seconds = injection.recovery_seconds
-            after = "no step after it" if seconds is None else f"next step after {seconds:.2f} s"
-            held = "; ".join(injection.problems) or "held"
-            out.print(
-                f"  step {injection.step}: {injection.detail}: {after}: {held}", markup=False, style="dim"
-            )
-
-    yield Shown()
-
-
 def _fail(error: ElastaneError, code: int, *, as_json: bool, folder: Path | None = None) -> NoReturn:
     """Print what failed and where its logs are, and exit with `code`, which is specific to this command."""
     message = str(error.args[0]) if error.args else type(error).__name__
@@ -251,9 +213,5 @@ def _fail(error: ElastaneError, code: int, *, as_json: bool, folder: Path | None
         document = {"error": type(error).__name__, "code": error.code, "message": message}
         typer.echo(json.dumps({**document, "hint": error.hint, "exit_code": code}))
     else:
-        typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
-        typer.echo(message, err=True)
-        if error.hint:
-            typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)
-            typer.echo(error.hint, err=True)
+        print_error(error, message)
     raise typer.Exit(code)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _JOBS_SHOWN = 20
 
 CODE_FAILED = 1
+CODE_USAGE = 2
 CODE_REFUSED = 3
 CODE_UNREACHABLE = 4
 CODE_NO_JOB = 6
@@ -89,12 +90,17 @@ def fail(error: ElastaneError, *, as_json: bool, code: int | None = None) -> NoR
         }
         typer.echo(json.dumps(document, default=str), err=True)
     else:
-        typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
-        typer.echo(message, err=True)
-        if error.hint:
-            typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)
-            typer.echo(error.hint, err=True)
+        print_error(error, message)
     raise typer.Exit(code)
+
+
+def print_error(error: ElastaneError, message: str) -> None:
+    """Print the message with the error's code and hint on stderr."""
+    typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
+    typer.echo(message, err=True)
+    if error.hint:
+        typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)
+        typer.echo(error.hint, err=True)
 
 
 def exit_code(error: ElastaneError) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from elastane.cli.common import CODE_FAILED, command, console
+from elastane.cli.rehearsals import require_new, working_folder
 
 
 def register(app: typer.Typer) -> None:
@@ -45,20 +44,14 @@ def demo(
     """
     from elastane.demo.run import print_result, run_demo
 
-    if keep is not None and keep.exists():
-        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+    require_new(keep)
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {json_file.parent}", param_hint="--json")
     out = console()
-    with contextlib.ExitStack() as stack:
-        if keep is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastane-demo-")))
-        else:
-            folder = keep
-            folder.mkdir(parents=True)
+    with working_folder("demo", keep) as folder:
         result = run_demo(folder, out, ests=ests, epochs=epochs, data_workers=data_workers)
     print_result(out, result)
     if json_file is not None:
         json_file.write_text(json.dumps(result.as_json(), indent=1) + "\n")
-    if not result.comparison.equal:
+    if not result.equal:
         raise typer.Exit(CODE_FAILED)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from elastane.cli.cost import checked_currency, micros_of
+from elastane.cli.rehearsals import require_new, working_folder
 from elastane.cli.run_options import SCRIPT_SETTINGS, ModuleOption, ScriptArgument, option, require_script
 
 if TYPE_CHECKING:
@@ -81,20 +81,20 @@ def drill(
 ) -> None:
     prices = micros_of(spot_price, "--spot-price"), micros_of(on_demand_price, "--on-demand-price")
     require_script(script, is_file=not module)
-    if keep is not None and keep.exists():
-        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+    require_new(keep)
 
     from elastane.cli.common import CODE_RUN_FAILED, fail
     from elastane.cli.signals import sigterm_cleans_up
     from elastane.drill.run import Drill
     from elastane.errors import ElastaneError
+    from elastane.rehearse.watcher import Watcher
+
+    class Told(Watcher):
+        def stage(self, text: str, steps: int | None = None) -> None:
+            typer.echo(text, err=True)
 
     with contextlib.ExitStack() as stack:
-        if keep is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastane-drill-")))
-        else:
-            folder = keep.absolute()
-            folder.mkdir(parents=True)
+        folder = stack.enter_context(working_folder("drill", keep)).absolute()
         stack.enter_context(sigterm_cleans_up())
         rehearsal = Drill(
             folder=folder,
@@ -106,7 +106,7 @@ def drill(
             currency=checked_currency(currency),
             threads=threads,
             timeout_seconds=timeout,
-            stage=lambda text: typer.echo(text, err=True),
+            watcher=Told(),
         )
         try:
             result = rehearsal.run()

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import shlex
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
+
+from elastane.cli.common import CODE_RUN_FAILED, CODE_USAGE, console, print_error
+from elastane.cli.rehearsals import announced_seed, require_new, watching, working_folder
+from elastane.cli.run_options import SCRIPT_SETTINGS, ModuleOption, ScriptArgument, option, require_script
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from elastane.diagnose.findings import Finding
     from elastane.errors import ElastaneError
-    from elastane.verify.run import VerifyResult, Watcher
-
-CODE_USAGE: Final = 2
+    from elastane.verify.run import VerifyResult
 
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
@@ -51,28 +51,20 @@ HELP = "\n\n".join(
 )
 
 
-def _option(name: str, metavar: str | None, text: str, **options: Any) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, **options)
-
-
 def register(app: typer.Typer) -> None:
     app.command(
         "verify",
         help=HELP,
         rich_help_panel="Run",
-        # Everything after the script belongs to the script.
-        context_settings={"allow_interspersed_args": False},
+        context_settings=dict(SCRIPT_SETTINGS),
     )(verify)
 
 
 def verify(
-    script: Annotated[
-        list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
-    ],
+    script: ScriptArgument,
     ests: Annotated[
         int | None,
-        _option(
+        option(
             "--ests",
             "N",
             "Number of logical workers, and of stock DDP processes.",
@@ -82,17 +74,17 @@ def verify(
     ] = None,
     reference: Annotated[
         str,
-        _option(
+        option(
             "--reference",
             "COMMAND",
             "Command that starts the unchanged DDP script to compare with, quoted.",
             show_default="the script itself under stock DDP",
         ),
     ] = "",
-    module: Annotated[bool, _option("-m", None, "SCRIPT is a module name, as for python -m.")] = False,
+    module: ModuleOption = False,
     paths: Annotated[
         str,
-        _option(
+        option(
             "--paths",
             '"4,1,3,2"',
             "Numbers of workers over the course of a run; several paths separated by semicolons.",
@@ -101,45 +93,44 @@ def verify(
     ] = "",
     runs: Annotated[
         int | None,
-        _option("--runs", "R", "Number of elastic runs.", min=1, show_default="1, or one for each path"),
+        option("--runs", "R", "Number of elastic runs.", min=1, show_default="1, or one for each path"),
     ] = None,
-    kills: Annotated[int, _option("--kills", "K", "Number of workers killed in each run.", min=0)] = 1,
+    kills: Annotated[int, option("--kills", "K", "Number of workers killed in each run.", min=0)] = 1,
     steps: Annotated[
         int | None,
-        _option("--steps", "S", "Stop both sides after S global steps.", min=3, show_default="all"),
+        option("--steps", "S", "Stop both sides after S global steps.", min=3, show_default="all"),
     ] = None,
     seed: Annotated[
         int | None,
-        _option("--seed", "X", "Seed of the churn; the same seed repeats it.", show_default="random"),
+        option("--seed", "X", "Seed of the churn; the same seed repeats it.", show_default="random"),
     ] = None,
     determinism: Annotated[
         str,
-        _option(
+        option(
             "--determinism",
             "LEVEL",
             "Determinism level of both sides: d0, d1 or d2.",
             envvar="ELASTANE_DETERMINISM",
         ),
     ] = "d1",
-    threads: Annotated[int, _option("--threads", "T", "Number of torch threads per worker; it decides the "
+    threads: Annotated[int, option("--threads", "T", "Number of torch threads per worker; it decides the "
                                                       "bits.", min=1)] = 1,
     trace: Annotated[
-        bool, _option("--trace", None, "Trace every run, to find differences that do not occur in every "
+        bool, option("--trace", None, "Trace every run, to find differences that do not occur in every "
                                        "run.")
     ] = False,
     timeout: Annotated[
-        float, _option("--timeout", "SECONDS", "Time limit of each run.", min=1.0)
+        float, option("--timeout", "SECONDS", "Time limit of each run.", min=1.0)
     ] = 3600.0,
     keep: Annotated[
         Path | None,
-        _option(
+        option(
             "--keep", "DIR", "Keep logs, reports and traces in this new folder.",
             show_default="a temporary folder",
         ),
     ] = None,
-    as_json: Annotated[bool, _option("--json", None, "Print the result as one JSON document.")] = False,
+    as_json: Annotated[bool, option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:  # fmt: skip
-    from elastane.cli.common import CODE_RUN_FAILED
     from elastane.cli.signals import sigterm_cleans_up
     from elastane.determinism import Level
     from elastane.diagnose.source import examine_script
@@ -152,10 +143,8 @@ def verify(
 
     if ests is None and not reference:
         raise typer.BadParameter("Missing option: give --ests or --reference", param_hint="--ests")
-    if not module and not Path(script[0]).is_file():
-        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
-    if keep is not None and keep.exists():
-        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+    require_script(script, is_file=not module)
+    require_new(keep)
     try:
         level = Level(determinism)
     except ValueError:
@@ -179,17 +168,12 @@ def verify(
     if runs is None:
         runs = len(chosen) or 1
 
-    number = secrets.randbelow(2**32) if seed is None else seed
-    typer.echo(f"seed {number}", err=as_json)
+    number = announced_seed(seed, as_json=as_json)
     command = ["-m", *script] if module else list(script)
     with contextlib.ExitStack() as stack:
-        if keep is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastane-verify-")))
-        else:
-            folder = keep
-            folder.mkdir(parents=True)
+        folder = stack.enter_context(working_folder("verify", keep))
         stack.enter_context(sigterm_cleans_up())
-        watcher = stack.enter_context(_watching(quiet=as_json))
+        watcher = stack.enter_context(watching(quiet=as_json, bar=True))
         try:
             result = run_verify(
                 folder, command, ests=ests, original=original, runs=runs, kills=kills, paths=chosen,
@@ -206,8 +190,6 @@ def verify(
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
-        from elastane.cli.common import console
-
         again = ["elastane", "verify", "--ests", str(result.ests), "--seed", str(number), "--runs", str(runs)]
         again += ["--reference", reference] if reference else []
         again += ["--kills", str(kills), *(["--paths", paths] if paths else [])]
@@ -224,7 +206,7 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
     """
     from rich.table import Table
 
-    from elastane.verify.results import shown
+    from elastane.rehearse.results import shown
 
     table = Table(title=f"{result.ests} logical workers, {result.steps} steps, seed {result.seed}")
     for column in ("run", "workers", "killed", "seconds", "differs in"):
@@ -304,43 +286,6 @@ def _print_findings(out: Console, findings: Sequence[Finding]) -> None:
             out.print(f"  {finding.todo}", markup=False)
 
 
-@contextlib.contextmanager
-def _watching(*, quiet: bool) -> Iterator[Watcher]:
-    """Yield a watcher that shows progress on stderr: a line for each stage, and a bar on a terminal.
-
-    quiet: only the bar.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-    from elastane.verify.run import Watcher
-
-    out = Console(stderr=True, highlight=False)
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}")
-    progress = Progress(*columns, TimeElapsedColumn(), console=out, disable=not out.is_terminal)
-
-    class Shown(Watcher):
-        task: TaskID | None = None
-
-        def stage(self, text: str, steps: int | None = None) -> None:
-            if self.task is not None:
-                progress.update(self.task, visible=False)
-            self.task = progress.add_task(text, total=steps, said="")
-            if not quiet:
-                progress.console.print(text, markup=False)
-
-        def step(self, step: int) -> None:
-            if self.task is not None:
-                progress.update(self.task, completed=step, said=f"step {step}")
-
-        def note(self, text: str) -> None:
-            if not quiet:
-                progress.console.print(text, markup=False, style="dim")
-
-    with progress:
-        yield Shown()
-
-
 def _fail(
     error: ElastaneError,
     code: int,
@@ -364,11 +309,7 @@ def _fail(
         document |= {"hint": error.hint, "exit_code": code, "cause": cause, "findings": source}
         typer.echo(json.dumps(document))
     else:
-        typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
-        typer.echo(message, err=True)
-        if error.hint:
-            typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)
-            typer.echo(error.hint, err=True)
+        print_error(error, message)
         if refusal is not None:
             typer.secho(f"cause {refusal[0]}: ", fg=typer.colors.YELLOW, err=True, nl=False)
             typer.echo(refusal[1], err=True)

@@ -14,7 +14,6 @@ Five ways to the same bits, chosen by `way_for` from facts that all hosts share:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 import torch
@@ -148,31 +147,3 @@ class CanonicalAllreduce:
     def _rows(self, host: int) -> Tensor:
         first, last = self.ranges[host]
         return self._matrix[first:last]
-
-
-def canonical_allreduce(
-    slots: Sequence[Tensor],
-    out: Tensor,
-    ranges: Ranges,
-    transport: RingTransport,
-    tag: int,
-    way: Way | None = None,
-) -> None:
-    """All-reduce vectors in any memory once: `CanonicalAllreduce` with a copy in and a copy out.
-
-    slots: this host's scaled vectors in rank order, 1-d, of one length and dtype; out: the same shape.
-    """
-
-    members = transport.members if out.device.type == "cpu" else None
-
-    def memory(elements: int, *, shared: bool = False) -> Tensor:
-        if shared and members is not None:
-            return members.own.empty(elements, out.dtype)
-        return torch.empty(elements, dtype=out.dtype, device=out.device)
-
-    plan = CanonicalAllreduce(out.numel(), out.dtype, ranges, transport.rank, memory, way, members)
-    for mine, slot in zip(plan.slots, slots, strict=True):
-        mine.copy_(slot)
-    plan.run(transport, tag)
-    plan.settle()
-    out.copy_(plan.out)

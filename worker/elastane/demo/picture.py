@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastane.demo.scenario import Fault
+from elastane.rehearse.cluster import LocalCluster
+from elastane.rehearse.faults import Fault
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "white")
@@ -51,9 +52,9 @@ class Picture:
             Text.assemble((f"step {event.step:>4}  ", "dim"), (f"{event.kind:<18}", "cyan"), event.reason)
         )
 
-    def fault(self, fault: Fault) -> None:
-        """Show a fault that is about to be injected."""
-        self._line(Text(f"step {fault.step:>4}  >>> {fault.text}", style="bold red"))
+    def fault(self, fault: Fault[LocalCluster], step: int) -> None:
+        """Show a fault that is about to be injected in `step`."""
+        self._line(Text(f"step {step:>4}  >>> {fault.text}", style="bold red"))
 
     def note(self, text: str) -> None:
         """Show a line of the demo's own."""

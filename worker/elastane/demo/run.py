@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import statistics
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,21 @@ from rich.console import Console
 from rich.table import Table
 
 import elastane
-from elastane.agent.cluster import local_cluster
-from elastane.agent.reference import run_stock_ddp
-from elastane.demo.compare import Comparison, compare_runs
+from elastane.audit import AuditResult
 from elastane.demo.picture import Picture
-from elastane.demo.scenario import Play, Recovery, median_step_seconds, recoveries
+from elastane.demo.scenario import Play, Recovery, median_step_seconds, recoveries, story
 from elastane.errors import RefusedError
+from elastane.rehearse.cluster import local_cluster
+from elastane.rehearse.results import (
+    PARTS,
+    Comparison,
+    Row,
+    Values,
+    compare_outcomes,
+    read_elastic,
+    read_stock,
+)
+from elastane.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 
 TRAINING_SAMPLES = 1536
@@ -26,26 +37,36 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Results of the demo. Durations are seconds."""
+    """Results of the demo. Durations are seconds. rows: what is shown of the comparison."""
 
     comparison: Comparison
+    rows: tuple[Row, ...]
     recoveries: tuple[Recovery, ...]
     step_seconds: float
     elastic_seconds: float
     stock_seconds: float
 
+    @property
+    def equal(self) -> bool:
+        return self.comparison.equal and self.comparison.values > 0
+
+    @property
+    def audit(self) -> AuditResult:
+        assert self.comparison.audit is not None
+        return self.comparison.audit
+
     def as_json(self) -> dict[str, object]:
-        comparison = self.comparison
+        audit = self.audit
         return {
-            "equal": comparison.equal,
-            "sha256": {row.name: {"elastic": row.elastic, "stock": row.stock} for row in comparison.rows},
-            "losses_compared": comparison.losses,
+            "equal": self.equal,
+            "sha256": {row.name: {"elastic": row.found, "stock": row.reference} for row in self.rows},
+            "losses_compared": self.comparison.values,
             "audit": {
-                "ok": comparison.audit.ok,
-                "entries": comparison.audit.entries,
-                "superseded": comparison.audit.superseded,
-                "samples_per_epoch": [epoch.samples for epoch in comparison.audit.epochs],
-                "violations": list(comparison.audit.violations),
+                "ok": audit.ok,
+                "entries": audit.entries,
+                "superseded": audit.superseded,
+                "samples_per_epoch": [epoch.samples for epoch in audit.epochs],
+                "violations": list(audit.violations),
             },
             "recoveries": [
                 {"fault": r.text, "next_committed_step": r.step, "seconds": round(r.seconds, 3)}
@@ -95,13 +116,9 @@ def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_wor
         picture.note(f"digits, {ests} logical workers, starting with 3 worker processes")
         for _ in range(3):
             cluster.add_worker()
-        play = Play(
-            cluster,
-            epochs * steps_per_epoch,
-            on_job=picture.job,
-            on_event=picture.event,
-            on_fault=picture.fault,
-        )
+        total_steps = epochs * steps_per_epoch
+        cluster.on_job = picture.job
+        play = Play(cluster, total_steps, picture.event, picture.fault, story(total_steps))
         play.run()
         history = list(cluster.client.audit_log(cluster.job))
         elastic_reports = cluster.reports
@@ -112,17 +129,16 @@ def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_wor
         stock_reports = run_stock_ddp(folder / "stock", script, processes=ests)
     stock_seconds = time.monotonic() - started
 
-    comparison = compare_runs(
-        elastic_reports,
-        stock_reports,
-        history,
-        ests=ests,
-        dataset_size=TRAINING_SAMPLES,
-        steps_per_epoch=steps_per_epoch,
+    reference = read_stock(stock_reports, ests)
+    found = read_elastic(
+        elastic_reports, history, ests, steps_per_epoch=steps_per_epoch, dataset_size=TRAINING_SAMPLES
     )
+    comparison = compare_outcomes(reference, found)
+    losses = Row("losses", _series_sha256(reference.values), _series_sha256(found.values))
     return DemoResult(
         comparison,
-        tuple(recoveries(play.faults, history)),
+        (*(row for row in comparison.rows if row.name in PARTS), losses),
+        tuple(recoveries(play.struck, history)),
         median_step_seconds(history),
         elastic_seconds,
         stock_seconds,
@@ -131,15 +147,14 @@ def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_wor
 
 def print_result(console: Console, result: DemoResult) -> None:
     """Print the result as a table."""
-    comparison = result.comparison
     table = Table(title="Elastane under churn beside stock DDP", title_style="bold")
     for column in ("sha256 of", "Elastane", "stock DDP", "equal"):
         table.add_column(column)
-    for row in comparison.rows:
+    for row in result.rows:
         verdict = "[green]yes[/]" if row.equal else "[red]NO[/]"
-        table.add_row(row.name, row.elastic[:16], row.stock[:16], verdict)
+        table.add_row(row.name, row.found[:16], row.reference[:16], verdict)
     console.print(table)
-    report = comparison.audit
+    report = result.audit
     epochs = {epoch.samples for epoch in report.epochs}
     console.print(
         f"audit: {report.entries} tasks committed in {len(report.epochs)} epochs, "
@@ -158,5 +173,13 @@ def print_result(console: Console, result: DemoResult) -> None:
             f"stock run {result.stock_seconds:.0f} s"
         )
     console.print(
-        "[bold green]same bits[/]" if comparison.equal else "[bold red]the runs differ[/]", highlight=False
+        "[bold green]same bits[/]" if result.equal else "[bold red]the runs differ[/]", highlight=False
     )
+
+
+def _series_sha256(values: Values) -> str:
+    """Return the sha256 over (step, rank, float64) in order."""
+    digest = hashlib.sha256()
+    for (step, rank, _), value in sorted(values.items()):
+        digest.update(struct.pack("<qqd", step, rank, float.fromhex(value)))
+    return digest.hexdigest()

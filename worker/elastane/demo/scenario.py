@@ -6,52 +6,39 @@ Every act waits for steps of the job, never for a time, so the scenario is the s
 from __future__ import annotations
 
 import itertools
+import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
 
-from elastane.agent.cluster import LocalCluster
 from elastane.client import MasterClient
 from elastane.errors import ElastaneError
+from elastane.rehearse.cluster import LocalCluster
+from elastane.rehearse.faults import Fault, Strike, kill_master
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
 
 #: If joining workers are not in the ring at this share of the steps, training waits for them.
 LATEST_JOIN = 0.6
 
 
-@dataclass
-class Fault:
-    """One act of the scenario.
-
-    after: steps since the previous act. act(cluster, total_steps): executes it and returns the time (Unix
-    seconds). kills: the kind of process it kills. struck_at: time of execution, 0 before. step: the job's
-    step at that time.
-    """
-
-    after: int
-    text: str
-    act: Callable[[LocalCluster, int], float]
-    kills: Literal["", "worker", "master"] = ""
-    struck_at: float = 0.0
-    step: int = 0
-
-
-def kill_worker(cluster: LocalCluster, total_steps: int) -> float:
+@contextmanager
+def kill_worker(cluster: LocalCluster, rng: random.Random) -> Iterator[Strike]:
     """SIGKILL a worker in the middle of the ring."""
     members = cluster.client.get_ring(cluster.job).members
     victim = cluster.workers[members[len(members) // 2].worker_id]
-    struck_at = time.time()
+    at = time.monotonic()
     victim.signal(signal.SIGKILL)
-    return struck_at
+    yield Strike(at, f"kill -9 {victim.name}", changes_ring=True)
 
 
-def add_two(cluster: LocalCluster, total_steps: int) -> float:
+@contextmanager
+def add_two(cluster: LocalCluster, rng: random.Random, total_steps: int) -> Iterator[Strike]:
     """Add two workers; training continues while they start, but waits before they would come too late."""
-    struck_at = time.time()
+    at = time.monotonic()
     names = {cluster.add_worker(), cluster.add_worker()}
     ring = len(cluster.client.get_ring(cluster.job).members) + len(names)
 
@@ -64,33 +51,36 @@ def add_two(cluster: LocalCluster, total_steps: int) -> float:
         cluster.client.scale_job(cluster.job, min(ring, most), most)
         cluster.wait_for(both_in, what="the newcomers in the ring")
         cluster.client.scale_job(cluster.job, 1, most)
-    return struck_at
+    yield Strike(at, f"add {', '.join(sorted(names))}")
 
 
-def drain_one(cluster: LocalCluster, total_steps: int) -> float:
+@contextmanager
+def drain_one(cluster: LocalCluster, rng: random.Random) -> Iterator[Strike]:
     """Ask the ring's last worker to leave."""
-    members = cluster.client.get_ring(cluster.job).members
-    cluster.client.drain_worker(cluster.job, members[-1].worker_id)
-    return time.time()
+    worker = cluster.client.get_ring(cluster.job).members[-1].worker_id
+    cluster.client.drain_worker(cluster.job, worker)
+    yield Strike(time.monotonic(), f"drain {worker}")
 
 
-def kill_master(cluster: LocalCluster, total_steps: int) -> float:
-    """SIGKILL the master and restart it."""
-    struck_at = time.time()
-    cluster.restart_master()
-    return struck_at
-
-
-def story() -> list[Fault]:
-    """Return the acts in order."""
+def story(total_steps: int) -> list[tuple[int, Fault[LocalCluster]]]:
+    """Return the faults in order, each with the number of steps since the previous one."""
     return [
-        Fault(25, "kill -9 a worker in the middle of a step", kill_worker, kills="worker"),
-        Fault(10, "add two workers", add_two),
-        Fault(15, "kill -9 another worker", kill_worker, kills="worker"),
-        Fault(15, "drain a worker", drain_one),
-        Fault(15, "kill -9 the master, start it again", kill_master, kills="master"),
-        Fault(15, "kill -9 a third worker", kill_worker, kills="worker"),
+        (25, Fault("kill-worker", "kill -9 a worker in the middle of a step", kill_worker)),
+        (10, Fault("add", "add two workers", partial(add_two, total_steps=total_steps))),
+        (15, Fault("kill-worker", "kill -9 another worker", kill_worker)),
+        (15, Fault("drain", "drain a worker", drain_one)),
+        (15, Fault("kill-master", "kill -9 the master, start it again", kill_master)),
+        (15, Fault("kill-worker", "kill -9 a third worker", kill_worker)),
     ]
+
+
+@dataclass(frozen=True)
+class Struck:
+    """A fault that was injected. at: Unix seconds."""
+
+    fault: Fault[LocalCluster]
+    strike: Strike
+    at: float
 
 
 @dataclass
@@ -104,33 +94,30 @@ class Recovery:
 
 @dataclass
 class Play:
-    """Runs the scenario on a started cluster. on_job, on_event: called from other threads."""
+    """Runs the scenario on a started cluster. on_event: called from another thread; on_fault: before a fault.
+
+    struck: the faults so far.
+    """
 
     cluster: LocalCluster
     total_steps: int
-    on_job: Callable[[job_pb2.Job], None]
     on_event: Callable[[ring_pb2.Event], None]
-    on_fault: Callable[[Fault], None]
-    faults: list[Fault] = field(default_factory=story)
+    on_fault: Callable[[Fault[LocalCluster], int], None]
+    faults: Sequence[tuple[int, Fault[LocalCluster]]]
+    struck: list[Struck] = field(default_factory=list)
 
-    def run(self) -> job_pb2.Job:
+    def run(self) -> None:
         """Run from the first worker to the end of the job. Raises ClusterError if it does not succeed."""
-        cluster = self.cluster
+        cluster, rng = self.cluster, random.Random(0)
         with self._events_followed():
-            self._watch_until(1)
-            for fault in self.faults:
-                fault.step = self._watch_until(cluster.get_job().step + fault.after)
-                self.on_fault(fault)
-                fault.struck_at = fault.act(cluster, self.total_steps)
-            self._watch_until(self.total_steps)
-            return cluster.wait_for_end()
-
-    def _watch_until(self, step: int) -> int:
-        def reached(job: job_pb2.Job) -> bool:
-            self.on_job(job)
-            return job.step >= step
-
-        return self.cluster.wait_for(reached, what=f"step {step}").step
+            cluster.wait_for_step(1)
+            for after, fault in self.faults:
+                self.on_fault(fault, cluster.wait_for_step(cluster.get_job().step + after).step)
+                with fault.act(cluster, rng) as strike:
+                    at = time.time() - (time.monotonic() - strike.at)
+                self.struck.append(Struck(fault, strike, at))
+            cluster.wait_for_step(self.total_steps)
+            cluster.wait_for_success()
 
     @contextmanager
     def _events_followed(self) -> Iterator[None]:
@@ -157,19 +144,19 @@ class Play:
             self.on_event(event)
 
 
-def recoveries(faults: Sequence[Fault], history: Sequence[shard_pb2.AuditEntry]) -> list[Recovery]:
+def recoveries(struck: Sequence[Struck], history: Sequence[shard_pb2.AuditEntry]) -> list[Recovery]:
     """Return for each kill the first commit after it, by the history's own times."""
     commits = sorted({(_seconds(entry), entry.step, entry.generation) for entry in history})
     found = []
-    for fault in faults:
-        if not fault.kills:
+    for one in struck:
+        if not one.fault.name.startswith("kill"):
             continue
-        before = max((generation for at, _, generation in commits if at <= fault.struck_at), default=0)
+        before = max((generation for at, _, generation in commits if at <= one.at), default=0)
         # A commit in progress when a worker died is not a recovery: the first commit of the new ring is.
-        least = before + 1 if fault.kills == "worker" else before
+        least = before + 1 if one.strike.changes_ring else before
         for at, step, generation in commits:
-            if at > fault.struck_at and generation >= least:
-                found.append(Recovery(fault.text, step, at - fault.struck_at))
+            if at > one.at and generation >= least:
+                found.append(Recovery(one.fault.text, step, at - one.at))
                 break
     return found
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ class DrillFailed(ElastaneError):  # noqa: N818 - says what happened, as the exi
 class SpotNode:
     """One node. Start it from a thread that lives at least as long.
 
-    master: "host:port"; job: to join; workers: number of workers here; script: with its arguments.
+    master: "host:port"; job: to join; workers: number of workers here; script: with its arguments. on_exit:
+    called from another thread when it has ended.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class SpotNode:
         workers: int,
         script: Sequence[str],
         environment: Mapping[str, str],
+        on_exit: Callable[[], None],
     ) -> None:
         self.name = name
         self.workers = workers
+        self._on_exit = on_exit
         self._notice = folder / f"{name}.notice"
         self._lines: list[dict[str, Any]] = []
         self._said: list[str] = []
@@ -131,3 +134,4 @@ class SpotNode:
     def _ended(self, *_: object) -> None:
         with self._changed:
             self._changed.notify_all()
+        self._on_exit()

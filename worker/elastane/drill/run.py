@@ -11,21 +11,19 @@ fixed run, bit for bit.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.agent.reference import StockRunError, run_stock_ddp
-from elastane.client import MasterClient
 from elastane.drill.node import DrillFailed, SpotNode
 from elastane.drill.plan import DrillPlan, make_plan
-from elastane.processes.child import ChildProcess
-from elastane.runtime.rehearsal import Gate, Rehearsal
-from elastane.verify.results import Comparison, compare_outcomes, read_elastic, read_stock
+from elastane.rehearse.cluster import ClusterError, LocalCluster
+from elastane.rehearse.results import Comparison, compare_outcomes, read_elastic, read_stock
+from elastane.rehearse.stock_run import run_stock_ddp, stock_failures_as
+from elastane.rehearse.watcher import Watcher
+from elastane.runtime.rehearsal import Rehearsal
 from elastane_proto.v1 import job_pb2
 
 JOB: Final = "drill"
@@ -78,8 +76,7 @@ class Drill:
     """One call of `elastane drill`.
 
     folder: for all files. script: without the interpreter. grace_seconds: time between notice and
-    termination. prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait. stage:
-    called when a stage begins.
+    termination. prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait.
     """
 
     folder: Path
@@ -91,30 +88,30 @@ class Drill:
     currency: str = "USD"
     threads: int = 1
     timeout_seconds: float = 600.0
-    launch: Callable[..., ChildProcess] = ChildProcess
-    stage: Callable[[str], None] = field(default=lambda text: None)
+    watcher: Watcher = field(default_factory=Watcher)
 
     def run(self) -> DrillResult:
         """Run the drill. Raises DrillFailed, DrillPlanError; leaves no process behind."""
-        self.stage(f"fixed run: stock DDP with {self.ests} processes")
-        try:
+        self.watcher.stage(f"fixed run: stock DDP with {self.ests} processes")
+        with stock_failures_as(DrillFailed, "the fixed run"):
             reports = run_stock_ddp(
                 self.folder / "fixed",
                 self.script,
                 processes=self.ests,
                 environment={"ELASTANE_TORCH_THREADS": str(self.threads)},
                 timeout_seconds=self.timeout_seconds,
-                launch=self.launch,
             )
-        except StockRunError as error:
-            raise DrillFailed(f"the fixed run failed: {error.args[0]}", hint=error.hint) from error
         fixed = read_stock(reports, self.ests)
         plan = make_plan(self.seed, ests=self.ests, steps=fixed.steps)
         with contextlib.ExitStack() as stack:
             play = _Play(self, plan, stack)
-            reclaims, saved_step = play.carry_out()
-            history = list(play.client.audit_log(JOB))
-            found = read_elastic(self.folder / "reports", history, self.ests)
+            try:
+                reclaims, saved_step = play.carry_out()
+            except ClusterError as error:
+                waited = str(error.args[0]).splitlines()[0]
+                raise DrillFailed(f"{waited}\n{play.last_lines()}") from error
+            history = list(play.cluster.client.audit_log(JOB))
+            found = read_elastic(play.cluster.reports, history, self.ests)
             return DrillResult(
                 self.seed,
                 self.ests,
@@ -124,7 +121,7 @@ class Drill:
                 len(history) - len({(entry.step, entry.virtual_rank) for entry in history}),
                 compare_outcomes(fixed, found),
                 fixed.fingerprint,
-                play.client.get_job(JOB).cost,
+                play.cluster.get_job().cost,
             )
 
     def settings(self, workers: int) -> job_pb2.JobSettings:
@@ -152,30 +149,29 @@ class _Play:
         self._drill = drill
         self._plan = plan
         self._stack = stack
-        self._gates = [Gate(drill.folder / "gates" / str(step)) for step in (plan.one_step, plan.all_step)]
-        self._master = EmbeddedMaster(drill.folder / "state")
-        self._master.start()
-        stack.callback(self._master.stop)
-        self.client = stack.enter_context(MasterClient(self._master.address, timeout_seconds=60.0))
-        for gate in self._gates:
-            stack.callback(gate.open)
+        self._live: list[SpotNode] = []
+        self.cluster = LocalCluster(
+            drill.folder, drill.settings(sum(plan.workers[:2])), drill.script, job=JOB
+        )
+        self.cluster.check = self._check
+        stack.callback(self.cluster.close)
+        self.cluster.start()
+        self.cluster.hold_in((plan.one_step, plan.all_step))
 
     def carry_out(self) -> tuple[list[Reclaim], int]:
         """Return the reclaimed nodes, and the step of the checkpoint that the last of them left."""
         plan = self._plan
         first, second, third = plan.workers
-        self.client.create_job(JOB, self._drill.settings(first + second))
-        nodes = [self._node("spot-1", first), self._node("spot-2", second)]
-        self._wait(
-            nodes, lambda job: len(job.workers) >= min(first + second, self._drill.ests), "all workers"
-        )
-        self._wait(nodes, lambda job: job.generation > 0, "the first ring")
-        self.client.scale_job(JOB, 1, self._drill.ests)
-        reclaims = self._reclaim(self._gates[0], plan.one_step, nodes, nodes[:1], plan.workers[:1])
-        reclaims += self._reclaim(self._gates[1], plan.all_step, nodes[1:], nodes[1:], plan.workers[1:2])
-        job = self.client.get_job(JOB)
+        nodes = self._live = [self._node("spot-1", first), self._node("spot-2", second)]
+        self._wait(lambda job: len(job.workers) >= min(first + second, self._drill.ests), "all workers")
+        self._wait(lambda job: job.generation > 0, "the first ring")
+        self.cluster.client.scale_job(JOB, 1, self._drill.ests)
+        reclaims = self._reclaim(plan.one_step, nodes[:1])
+        self._live = nodes[1:]
+        reclaims += self._reclaim(plan.all_step, nodes[1:])
+        job = self.cluster.get_job()
         elsewhere = self._node("elsewhere", third)
-        self._drill.stage(f"elsewhere goes on at step {job.step} with {_workers(third)}")
+        self._drill.watcher.stage(f"elsewhere goes on at step {job.step} with {_workers(third)}")
         if code := elsewhere.wait(self._drill.timeout_seconds):
             raise DrillFailed(f"elsewhere ended with {code}:\n{elsewhere.last_lines()}")
         # It left at the boundary after its notice.
@@ -187,39 +183,32 @@ class _Play:
         node = SpotNode(
             name,
             drill.folder,
-            master=self._master.address,
+            master=self.cluster.master.address,
             job=JOB,
             workers=workers,
             script=drill.script,
             environment={
-                "ELASTANE_REPORT_DIR": str(drill.folder / "reports"),
+                "ELASTANE_REPORT_DIR": str(self.cluster.reports),
                 "ELASTANE_LOG_TO": "",  # values of a rehearsal belong in no tracker
-                **Rehearsal(gates=str(drill.folder / "gates")).environment(),
+                **Rehearsal(gates=str(self.cluster.gates)).environment(),
             },
+            on_exit=self.cluster.wake,
         )
         self._stack.callback(node.close)
         node.start()
         return node
 
-    def _reclaim(
-        self,
-        gate: Gate,
-        step: int,
-        live: Sequence[SpotNode],
-        going: Sequence[SpotNode],
-        workers: Sequence[int],
-    ) -> list[Reclaim]:
-        """Reclaim these nodes in the step at the gate, and check how they leave."""
+    def _reclaim(self, step: int, going: Sequence[SpotNode]) -> list[Reclaim]:
+        """Reclaim these nodes while the ring is held in `step`, and check how they leave."""
         drill = self._drill
-        self._wait(live, lambda job: job.step >= step, f"step {step}")
-        names = ", ".join(node.name for node in going)
-        drill.stage(f"step {step}: {names} will be taken away in {drill.grace_seconds:g} s")
-        began = [node.reclaim(drill.grace_seconds) for node in going]
-        staying = sum(node.workers for node in live if node not in going)
-        self._wait(live, lambda job: _count_staying(job) <= staying, f"{names} to say that its workers go")
-        gate.open()
+        with self.cluster.held(step, timeout_seconds=drill.timeout_seconds):
+            names = ", ".join(node.name for node in going)
+            drill.watcher.stage(f"step {step}: {names} will be taken away in {drill.grace_seconds:g} s")
+            began = [node.reclaim(drill.grace_seconds) for node in going]
+            staying = sum(node.workers for node in self._live if node not in going)
+            self._wait(lambda job: _count_staying(job) <= staying, f"{names} to say that its workers go")
         found = []
-        for node, count, since in zip(going, workers, began, strict=True):
+        for node, since in zip(going, began, strict=True):
             code = node.wait(drill.grace_seconds + 60.0)
             seconds = time.monotonic() - since
             problems = []
@@ -227,26 +216,22 @@ class _Play:
                 problems.append(f"{node.name} had not left after {drill.grace_seconds:g} s")
             if code != _EXIT_RECLAIMED:
                 problems.append(f"{node.name} ended with {code}, not {_EXIT_RECLAIMED}")
-            found.append(Reclaim(node.name, step, count, seconds, drill.grace_seconds, tuple(problems)))
+            found.append(
+                Reclaim(node.name, step, node.workers, seconds, drill.grace_seconds, tuple(problems))
+            )
         return found
 
-    def _wait(self, live: Sequence[SpotNode], condition: Callable[[job_pb2.Job], bool], what: str) -> None:
-        with MasterClient(self._master.address, timeout_seconds=60.0) as watcher:
-            timer = threading.Timer(self._drill.timeout_seconds, watcher.close)
-            timer.daemon = True
-            timer.start()
-            try:
-                for job in watcher.watch_job(JOB):
-                    if condition(job):
-                        return
-                    if any(node.ended is not None for node in live):
-                        if condition(watcher.get_job(JOB)):  # the watched state may be older
-                            return
-                        break
-            finally:
-                timer.cancel()
-        lines = "\n".join(node.last_lines() for node in live)
-        raise DrillFailed(f"waited for {what}, in vain:\n{lines}")
+    def _wait(self, condition: Callable[[job_pb2.Job], bool], what: str) -> None:
+        self.cluster.wait_for(condition, timeout_seconds=self._drill.timeout_seconds, what=what)
+
+    def _check(self) -> None:
+        """Raise DrillFailed if a node has ended that the plan has not reclaimed."""
+        for node in self._live:
+            if node.ended is not None:
+                raise DrillFailed(f"{node.name} ended too early ({node.ended}):\n{self.last_lines()}")
+
+    def last_lines(self) -> str:
+        return "\n".join(node.last_lines() for node in self._live)
 
 
 def _count_staying(job: job_pb2.Job) -> int:

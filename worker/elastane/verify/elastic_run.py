@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elastane.agent.cluster import OVER, LocalCluster, local_cluster
-from elastane.client import MasterClient
 from elastane.determinism import Level
 from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.processes.child import ChildProcess, ExitStatus
+from elastane.rehearse.cluster import ClusterError, LocalCluster, local_cluster
+from elastane.rehearse.results import Outcome, read_elastic
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane.verify.plan import Act, ChurnPlan
-from elastane.verify.results import Outcome, read_elastic
 from elastane_proto.v1 import job_pb2
 
 _LINES_SHOWN = 30
@@ -78,11 +75,10 @@ class ElasticRun:
         settings.join_window.FromMilliseconds(20)
         environment = {**self.environment, "ELASTANE_MODE": "elastic"}
         with contextlib.ExitStack() as stack:
-            gates = {act.step: Gate(folder / "gates" / str(act.step)) for act in plan.acts}
             newcomers = [name for act in plan.acts if act.verb == "add" for name in act.workers]
             doors = {name: Gate(folder / "doors" / name) for name in newcomers}
-            for gate in [*gates.values(), *doors.values()]:
-                stack.callback(gate.open)
+            for door in doors.values():
+                stack.callback(door.open)
             cluster = stack.enter_context(
                 local_cluster(
                     folder,
@@ -93,12 +89,15 @@ class ElasticRun:
                     launch=self.launch,
                 )
             )
+            cluster.hold_in(act.step for act in plan.acts)
+            cluster.on_job = lambda job: on_step(job.step)
             try:
-                play = _Play(cluster, plan, folder, gates, doors, self.timeout_seconds, on_step)
-                play.run()
+                _Play(cluster, plan, doors, self.timeout_seconds).run()
                 history = list(cluster.client.audit_log(cluster.job))
             except RunFailed:
                 raise
+            except ClusterError as error:
+                raise RunFailed(str(error.args[0]), steps=error.steps) from error
             except ElastaneError as error:
                 said = str(error.args[0]) if error.args else type(error).__name__
                 raise RunFailed(f"the elastic run failed: {said}", hint=error.hint) from error
@@ -107,7 +106,7 @@ class ElasticRun:
 
 @dataclass
 class _Play:
-    """Execution of a plan. gates: by step; doors: file locks holding each joining worker until its step.
+    """Execution of a plan. doors: file locks holding each joining worker until its step.
 
     A worker that must restart (when a leader has died in code that EST 0 alone runs) is started again as its
     agent would do it, under a new name.
@@ -115,55 +114,44 @@ class _Play:
 
     cluster: LocalCluster
     plan: ChurnPlan
-    folder: Path
-    gates: Mapping[int, Gate]
     doors: Mapping[str, Gate]
     timeout_seconds: float
-    on_step: Callable[[int], None]
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _watcher: MasterClient | None = None
-    _ended: int = 0
     #: Current names of restarted workers, by their names in the plan.
     _names: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
+        self.cluster.check = self._check
         # Joining workers import everything they need and wait at their doors while the others train.
         for name in [*self.plan.start, *self.doors]:
             self._start(name)
         self._wait(lambda job: job.generation > 0, "the first ring")
         self.cluster.client.scale_job(self.cluster.job, 1, self.plan.ests)
         for act in self.plan.acts:
-            self._wait(lambda job, step=act.step: job.step >= step, f"step {act.step}")  # type: ignore[misc]
             self._act(act)
         self._wait(lambda job: job.step >= self.plan.steps, f"step {self.plan.steps}")
-        job = self.cluster.wait_for_end(timeout_seconds=self.timeout_seconds)
-        self._check()
-        if job.phase != job_pb2.JOB_PHASE_SUCCEEDED:
-            phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
-            raise RunFailed(f"the job is {phase}: {job.reason}\n{self.cluster.last_lines()}")
+        self.cluster.wait_for_success(timeout_seconds=self.timeout_seconds)
 
     def _act(self, act: Act) -> None:
-        """Execute an act while the ring is held at the gate, then open the gate."""
+        """Execute an act while the ring is held in its step."""
         cluster = self.cluster
-        if act.verb == "add":
-            names = set(act.workers)
-            for name in act.workers:
-                self.doors[name].open()
-            self._wait(
-                lambda job: {self._now(name) for name in names} <= {w.worker_id for w in job.workers},
-                ", ".join(sorted(names)),
-            )
-        for name in map(self._now, act.workers):
-            if act.verb == "drain":
-                cluster.client.drain_worker(cluster.job, name)
-            elif act.verb == "term":
-                cluster.workers[name].signal(signal.SIGTERM)
-        self.gates[act.step].open()
+        with cluster.held(act.step, timeout_seconds=self.timeout_seconds):
+            if act.verb == "add":
+                for name in act.workers:
+                    self.doors[name].open()
+                self._wait(self._all_there(act.workers), ", ".join(sorted(act.workers)))
+            for name in map(self._now, act.workers):
+                if act.verb == "drain":
+                    cluster.client.drain_worker(cluster.job, name)
+                elif act.verb == "term":
+                    cluster.workers[name].signal(signal.SIGTERM)
         if act.verb != "add":
             for name in map(self._now, act.workers):
                 if cluster.workers[name].wait(self.timeout_seconds) is None:
                     raise RunFailed(f"{name} did not leave at step {act.step}\n{cluster.last_lines()}")
             self._check()
+
+    def _all_there(self, names: Sequence[str]) -> Callable[[job_pb2.Job], bool]:
+        return lambda job: {self._now(name) for name in names} <= {w.worker_id for w in job.workers}
 
     def _now(self, name: str) -> str:
         return self._names.get(name, name)
@@ -171,63 +159,14 @@ class _Play:
     def _start(self, name: str) -> None:
         """Start a worker. name: as in the plan."""
         rehearsal = Rehearsal(
-            enter=str(self.folder / "doors" / name) if name in self.doors else "",
-            gates=str(self.folder / "gates"),
+            enter=str(self.cluster.folder / "doors" / name) if name in self.doors else "",
+            gates=str(self.cluster.gates),
             kill=self.plan.kill_of(name),
         )
         self.cluster.add_worker(self._now(name), environment=rehearsal.environment())
-        process = self.cluster.workers[self._now(name)]
-        threading.Thread(target=self._await_exit, args=(process,), daemon=True).start()
 
     def _wait(self, condition: Callable[[job_pb2.Job], bool], what: str) -> None:
-        """Wait until the job meets the condition. Raises RunFailed as soon as that can no longer happen."""
-        cluster = self.cluster
-        deadline = time.monotonic() + self.timeout_seconds
-        while True:
-            ended = self._ended
-            self._check()
-            with MasterClient(cluster.master.address, timeout_seconds=60.0) as watcher:
-                with self._lock:
-                    self._watcher = watcher
-                timer = threading.Timer(max(0.0, deadline - time.monotonic()), watcher.close)
-                timer.daemon = True
-                timer.start()
-                try:
-                    # A worker that ended after the check above may have found no watcher to close.
-                    for job in watcher.watch_job(cluster.job) if ended == self._ended else ():
-                        self.on_step(job.step)
-                        if condition(job):
-                            return
-                        if job.phase in OVER or ended != self._ended:
-                            break
-                finally:
-                    timer.cancel()
-                    with self._lock:
-                        self._watcher = None
-            self._check()
-            job = cluster.get_job()
-            if condition(job):
-                return
-            late = time.monotonic() >= deadline
-            if late or job.phase in OVER or all(s is not None for s in cluster.statuses().values()):
-                after = f" for {self.timeout_seconds:g} s" if late else ""
-                phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
-                raise RunFailed(
-                    f"waited{after} for {what}; the job is {phase} at step {job.step}: {job.reason}\n"
-                    f"{cluster.last_lines()}",
-                    steps=job.step if job.phase == job_pb2.JOB_PHASE_SUCCEEDED else None,
-                )
-
-    def _await_exit(self, process: ChildProcess) -> None:
-        """End the current watch when a worker ends, so that `_wait` checks again.
-
-        The master may send no news.
-        """
-        process.wait()
-        with self._lock:
-            self._ended += 1
-            if self._watcher is not None:
-                self._watcher.close()
+        self.cluster.wait_for(condition, timeout_seconds=self.timeout_seconds, what=what)
 
     def _check(self) -> None:
         """Raise RunFailed for a worker that ended although the plan lets it live.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastane.verify.results import NOTHING, Described, Row, Taken
+from elastane.rehearse.results import NOTHING, Described, Row, Taken
 
 
 def unlike(reference: Taken, found: Taken) -> str:

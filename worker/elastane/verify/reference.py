@@ -24,8 +24,8 @@ from elastane.errors import ElastaneError
 from elastane.ports import unused_port
 from elastane.processes.child import ChildProcess, ExitStatus
 from elastane.reference_hook import elastane_reference as hook
+from elastane.rehearse.results import Taken
 from elastane.verify.original import read_events
-from elastane.verify.results import Taken
 
 HOOK: Final = Path(hook.__file__).parent
 _LINES_SHOWN: Final = 20

@@ -38,11 +38,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.determinism import DEFAULT_LEVEL, Level
 from elastane.diagnose.findings import Finding
 from elastane.diagnose.source import examine_script
 from elastane.processes.child import ChildProcess
+from elastane.rehearse.results import Comparison, Outcome, Taken, compare_outcomes, read_stock, shown
+from elastane.rehearse.stock_run import run_stock_ddp, stock_failures_as
+from elastane.rehearse.watcher import Watcher
 from elastane.verify.causes import (
     Cause,
     audit_cause,
@@ -67,7 +69,6 @@ from elastane.verify.reference import (
     read_reports,
     run_original,
 )
-from elastane.verify.results import Comparison, Outcome, Taken, compare_outcomes, read_stock, shown
 from elastane.verify.workplace import Workplace, absolute_command, workplace
 
 TRACE_VARIABLE: Final = "ELASTANE_TRACE_DIR"
@@ -173,19 +174,6 @@ class VerifyResult:
         if self.event is not None:
             return event_in_words(self.event)
         return place_in_words(self.difference) if self.difference is not None else None
-
-
-class Watcher:
-    """Receives the progress of a proof; this one ignores it. Called from the proof's thread."""
-
-    def stage(self, text: str, steps: int | None = None) -> None:
-        """Begin a stage; steps: its number of global steps, if known."""
-
-    def step(self, step: int) -> None:
-        """Report the steps committed in this stage."""
-
-    def note(self, text: str) -> None:
-        """Report a line to keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +346,7 @@ class Proof:
             )
         if reference.steps != found.steps:
             raise _other_steps(reference.steps, found.steps)
-        violations = found.audit.violations if found.audit is not None else ()
-        return Comparison(compare_taken(reference.taken, found.taken), 0, violations)
+        return Comparison(compare_taken(reference.taken, found.taken), 0, found.audit)
 
     def _search(self, reference: _Reference, number: int, plan: ChurnPlan, comparison: Comparison) -> _Found:
         """Find the cause and the first place of the difference between run `number` and the reference."""
@@ -490,7 +477,7 @@ class Proof:
         place: Workplace,
         launch: Callable[..., ChildProcess],
     ) -> Path:
-        try:
+        with stock_failures_as(RunFailed, "the reference"):
             return run_stock_ddp(
                 folder,
                 self.script,
@@ -500,8 +487,6 @@ class Proof:
                 directory=place.directory,
                 launch=launch,
             )
-        except StockRunError as error:
-            raise RunFailed(f"the reference failed: {error.args[0]}", hint=error.hint) from error
 
     def _elastic(self, name: str, plan: ChurnPlan, *, traced: bool) -> Outcome:
         path = " -> ".join(map(str, plan.path))

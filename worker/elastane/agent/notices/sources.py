@@ -354,4 +354,3 @@ class Http(_Hook):
 
 
 CLOUDS: dict[str, type[Source]] = {source.name: source for source in (Aws, Gcp, Azure, Alibaba)}
-HOOKS: dict[str, type[Source]] = {source.name: source for source in (File, Http)}

@@ -1,4 +1,4 @@
-"""Results of a run, and their comparison: fingerprints, logged values, the audit.
+"""Results of a run, and the comparison of two: fingerprints, logged values, the audit.
 
 The stock side is read from the reports of its ranks, the elastic side from the leader's report and the
 committed history, which is also audited.
@@ -19,6 +19,8 @@ from elastane_proto.v1 import shard_pb2
 
 #: (step, virtual rank, name of the value) -> its float.hex().
 Values = dict[tuple[int, int, str], str]
+#: Parts of a fingerprint (`state.train_state.fingerprint`).
+PARTS: Final = ("weights", "optimizer", "buffers", "extras")
 Described = Sequence[Any]  # [digest, dtype, shape] of a tensor
 #: Shown instead of the digest of an empty part.
 NOTHING: Final = "(none)"
@@ -79,11 +81,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Comparison of two outcomes. values: number of logged values compared."""
+    """Comparison of two outcomes. values: number of logged values compared; audit: of an elastic run."""
 
     rows: tuple[Row, ...]
     values: int
-    violations: tuple[str, ...] = field(default=())
+    audit: AuditResult | None = None
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What the audit found wrong."""
+        return self.audit.violations if self.audit is not None else ()
 
     @property
     def equal(self) -> bool:
@@ -120,18 +127,19 @@ def read_stock(reports: Path, ests: int) -> Outcome:
     return Outcome(steps.pop(), first, values)
 
 
-def read_elastic(reports: Path, history: Sequence[shard_pb2.AuditEntry], ests: int) -> Outcome:
+def read_elastic(
+    reports: Path,
+    history: Sequence[shard_pb2.AuditEntry],
+    ests: int,
+    *,
+    steps_per_epoch: int | None = None,
+    dataset_size: int | None = None,
+) -> Outcome:
     """Read the result of an elastic run. history: its whole audit log.
 
-    Raises ResultError without a leader's report.
+    steps_per_epoch, dataset_size: for the audit, if known. Raises ResultError without a leader's report.
     """
-    found = [json.loads(path.read_text()) for path in sorted(reports.glob("elastic-*.json"))]
-    leader = next((report for report in found if report["leader"]), None)
-    if leader is None:
-        raise ResultError(
-            "no worker left a result",
-            hint="the script must go through `for epoch in job.epochs(n):` to its end",
-        )
+    leader = leader_report(reports)
     values = {
         (entry.step, entry.virtual_rank, name): float(value).hex()
         for entry in history
@@ -139,16 +147,38 @@ def read_elastic(reports: Path, history: Sequence[shard_pb2.AuditEntry], ests: i
     }
     steps = int(leader["step"])
     taken = Taken.of({**leader["taken"], "steps": steps}) if leader.get("taken") else None
-    return Outcome(steps, leader["fingerprint"], values, audit_history(history, ests), taken)
+    audited = audit_history(history, ests, steps_per_epoch, dataset_size)
+    return Outcome(steps, leader["fingerprint"], values, audited, taken)
 
 
-def audit_history(history: Sequence[shard_pb2.AuditEntry], ests: int) -> AuditResult:
+def leader_report(reports: Path) -> dict[str, Any]:
+    """Return the report of the worker that hosted EST 0 at the end. Raises ResultError if there is none."""
+    found = [json.loads(path.read_text()) for path in sorted(reports.glob("elastic-*.json"))]
+    leaders = [report for report in found if report["leader"]]
+    if not leaders:
+        raise ResultError(
+            "no worker left a result",
+            hint="the script must go through `for epoch in job.epochs(n):` to its end",
+        )
+    last: dict[str, Any] = max(leaders, key=lambda report: int(report["step"]))
+    return last
+
+
+def audit_history(
+    history: Sequence[shard_pb2.AuditEntry],
+    ests: int,
+    steps_per_epoch: int | None = None,
+    dataset_size: int | None = None,
+) -> AuditResult:
     """Audit a whole run, whose last epoch may have been cut short by a limit of steps."""
-    steps: dict[int, set[int]] = {}
-    for entry in history:
-        steps.setdefault(entry.epoch, set()).add(entry.step)
-    before_last = [len(found) for epoch, found in steps.items() if epoch != max(steps)]
-    return audit(history, ests=ests, steps_per_epoch=max(before_last, default=None))
+    if steps_per_epoch is None:
+        steps: dict[int, set[int]] = {}
+        for entry in history:
+            steps.setdefault(entry.epoch, set()).add(entry.step)
+        before_last = [len(found) for epoch, found in steps.items() if epoch != max(steps)]
+        steps_per_epoch = max(before_last, default=None)
+    sizes = {entry.dataset: dataset_size for entry in history} if dataset_size else None
+    return audit(history, ests=ests, steps_per_epoch=steps_per_epoch, dataset_sizes=sizes)
 
 
 def compare_outcomes(reference: Outcome, found: Outcome) -> Comparison:
@@ -157,8 +187,7 @@ def compare_outcomes(reference: Outcome, found: Outcome) -> Comparison:
     for part in [*reference.fingerprint, *(p for p in found.fingerprint if p not in reference.fingerprint)]:
         rows.append(Row(part, reference.fingerprint.get(part, ""), found.fingerprint.get(part, "")))
     rows.append(Row("logged values", _sha256(reference.values), _sha256(found.values)))
-    violations = found.audit.violations if found.audit is not None else ()
-    return Comparison(tuple(rows), len(reference.values), violations)
+    return Comparison(tuple(rows), len(reference.values), found.audit)
 
 
 def shown(digest: str) -> str:

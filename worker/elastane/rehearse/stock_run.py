@@ -10,7 +10,8 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from elastane.determinism import DEFAULT_LEVEL, level_from_text, process_environment
@@ -59,6 +60,15 @@ def run_stock_ddp(
             if PORT_TAKEN not in str(error) or attempt == PORT_ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
+
+
+@contextmanager
+def stock_failures_as(failure: type[ElastaneError], what: str) -> Iterator[None]:
+    """Raise `failure` in place of a StockRunError. what: the run that failed, for the message."""
+    try:
+        yield
+    except StockRunError as error:
+        raise failure(f"{what} failed: {error.args[0]}", hint=error.hint) from error
 
 
 def _run(

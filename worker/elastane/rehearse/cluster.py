@@ -1,7 +1,10 @@
-"""A whole job on this machine with full control of every process, for the demo and for fault tests.
+"""A whole job on this machine with full control of every process, for rehearsals and tests of faults.
 
 Unlike under the agent, nothing is restarted automatically: a killed worker stays dead until the caller adds
 another one, and the caller kills and restarts the master, all at the steps it chooses.
+
+The caller changes the ring in known steps, however fast the machine is: workers whose rehearsal has the
+folder `gates` are held in the steps of `hold_in`, each until its block of `held` ends.
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.agent.worker_command import job_variables
 from elastane.client import ClientClosedError, MasterClient
 from elastane.errors import ElastaneError
 from elastane.processes.child import ChildProcess, ExitStatus
+from elastane.runtime.rehearsal import Gate
 from elastane_proto.v1 import job_pb2
 
 OVER = (
@@ -31,9 +36,16 @@ OVER = (
 
 
 class ClusterError(ElastaneError):
-    """The local job did not reach the awaited state; the text holds the workers' last lines."""
+    """The local job did not reach the awaited state; the text holds the workers' last lines.
+
+    steps: number of steps of a job that succeeded before it reached the awaited state; None otherwise.
+    """
 
     code = "ELA405"
+
+    def __init__(self, message: str, *, steps: int | None = None) -> None:
+        super().__init__(message)
+        self.steps = steps
 
 
 class LocalCluster:
@@ -42,6 +54,9 @@ class LocalCluster:
     folder: for all files of the run (state, logs, reports). script: what each worker runs, without the
     interpreter. environment: additional variables of every worker. directory: their working directory;
     default: the current one. launch: creates a worker's process, with the arguments of `ChildProcess`.
+
+    on_job: called for every state of the job seen while waiting. check: called then, unless that state was
+    awaited, and when a worker ends; raises if there is nothing left to wait for.
     """
 
     def __init__(
@@ -65,6 +80,10 @@ class LocalCluster:
         self._launch = launch
         self.master = EmbeddedMaster(folder / "state")
         self.workers: dict[str, ChildProcess] = {}
+        self.on_job: Callable[[job_pb2.Job], None] = lambda job: None
+        self.check: Callable[[], None] = lambda: None
+        self.gates = folder / "gates"
+        self._gates: dict[int, Gate] = {}
         self._watchers: list[MasterClient] = []
         self.client: MasterClient
 
@@ -88,11 +107,15 @@ class LocalCluster:
             environment=self._environment(name) | dict(environment or {}),
             directory=self._directory,
             log=self.folder / f"{name}.log",
-            on_exit=self._worker_ended,
+            on_exit=self.wake,
         )
         process.start()
         self.workers[name] = process
         return name
+
+    def hold_in(self, steps: Iterable[int]) -> None:
+        """Hold the ring in these steps (see `held`). Call it before the first worker is started."""
+        self._gates |= {step: Gate(self.gates / str(step)) for step in steps}
 
     def restart_master(self) -> None:
         """Kill -9 the master and start it again on the same port and state."""
@@ -110,28 +133,42 @@ class LocalCluster:
 
         `condition` is evaluated for every update of the job, and again when a worker ends. what: the awaited
         state, for the error. Raises ClusterError after the timeout, or when the job is over or no worker runs
-        any more without the condition being met.
+        any more without the condition being met, and whatever `check` raises.
         """
         deadline = time.monotonic() + timeout_seconds
-        while time.monotonic() < deadline:
-            job = self._watch(condition, deadline)
-            if job is not None:
+        while True:
+            job = self._watch(condition, deadline) or self.get_job()
+            if condition(job):
                 return job
-            if self.get_job().phase in OVER or not self._any_running():
-                break
-        job = self.get_job()
-        if condition(job):
-            return job
-        raise ClusterError(
-            f"waited for {what or 'a state of the job'}; it is in {job_pb2.JobPhase.Name(job.phase)} "
-            f"at step {job.step}: {job.reason}\n{self.last_lines()}"
-        )
+            self.check()
+            late = time.monotonic() >= deadline
+            if late or job.phase in OVER or not self._any_running():
+                after = f" for {timeout_seconds:g} s" if late else ""
+                raise ClusterError(
+                    f"waited{after} for {what or 'a state of the job'}; the job is {phase_in_words(job)} at "
+                    f"step {job.step}: {job.reason}\n{self.last_lines()}",
+                    steps=job.step if job.phase == job_pb2.JOB_PHASE_SUCCEEDED else None,
+                )
 
-    def wait_for_step(self, step: int, *, timeout_seconds: float = 120.0) -> job_pb2.Job:
-        """Wait until `step` steps are committed. Raises ClusterError as `wait_for` does."""
-        return self.wait_for(
-            lambda job: job.step >= step, timeout_seconds=timeout_seconds, what=f"step {step}"
-        )
+    def wait_for_step(self, step: int, **wait: Any) -> job_pb2.Job:
+        """Wait until `step` steps are committed. wait: arguments of `wait_for`, which raises ClusterError."""
+        return self.wait_for(lambda job: job.step >= step, what=f"step {step}", **wait)
+
+    @contextmanager
+    def held(self, step: int, **wait: Any) -> Iterator[job_pb2.Job]:
+        """Wait for `step`, one of those of `hold_in`, and hold the ring in it during the block.
+
+        wait: arguments of `wait_for`, which raises ClusterError.
+        """
+        yield self.wait_for_step(step, **wait)
+        self._gates[step].open()
+
+    def wait_for_success(self, *, timeout_seconds: float = 180.0) -> None:
+        """Wait for the end as `wait_for_end` does, then `check`. Raises ClusterError without a success."""
+        job = self.wait_for_end(timeout_seconds=timeout_seconds)
+        self.check()  # knows better than the job's phase which worker failed, and why
+        if job.phase != job_pb2.JOB_PHASE_SUCCEEDED:
+            raise ClusterError(f"the job is {phase_in_words(job)}: {job.reason}\n{self.last_lines()}")
 
     def wait_for_end(self, *, timeout_seconds: float = 180.0) -> job_pb2.Job:
         """Wait until every worker has ended and the job is over. Raises ClusterError after the timeout."""
@@ -156,12 +193,22 @@ class LocalCluster:
             parts.append(f"--- {name} ({process.status or 'running'})\n" + "\n".join(lines[-count:]))
         return "\n".join(parts)
 
+    def wake(self, *_: object) -> None:
+        """Let all waits look again. Called in a process's thread when it ends.
+
+        The exit may cause no update of the job, because the master has seen the worker leave before.
+        """
+        for watcher in list(self._watchers):
+            watcher.close()
+
     def close(self) -> None:
         """Kill the workers and stop the master, whatever their state."""
         for process in self.workers.values():
             process.kill_group()
         for process in self.workers.values():
             process.wait()
+        for gate in self._gates.values():
+            gate.open()
         if hasattr(self, "client"):
             self.client.close()
         self.master.stop()
@@ -178,22 +225,17 @@ class LocalCluster:
                 # A client that is closed between two reads raises instead of ending the iteration.
                 with suppress(ClientClosedError):
                     for job in watcher.watch_job(self.job):
+                        self.on_job(job)
                         if condition(job):
                             return job
+                        # A worker that ended before this watcher was registered has not closed it.
+                        self.check()
                         if job.phase in OVER or not self._any_running():
                             break
             finally:
                 self._watchers.remove(watcher)
                 timer.cancel()
         return None
-
-    def _worker_ended(self, *_: object) -> None:
-        """Wake the watches when a worker ends. Called in the worker's thread.
-
-        The exit may cause no update of the job, because the master has seen the worker leave before.
-        """
-        for watcher in list(self._watchers):
-            watcher.close()
 
     def _any_running(self) -> bool:
         return not self.workers or any(process.status is None for process in self.workers.values())
@@ -210,6 +252,11 @@ class LocalCluster:
             "ELASTANE_LOG_TO": "",  # no trackers, unless the caller's `environment` sets them
             **self._extra,
         }
+
+
+def phase_in_words(job: job_pb2.Job) -> str:
+    """Return the job's phase as text, such as "running"."""
+    return job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
 
 
 @contextmanager

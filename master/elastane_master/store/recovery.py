@@ -90,7 +90,7 @@ async def recover(redis: Redis, job: str, readable: Readable) -> Recovered:
 
 
 async def _acquire(redis: Redis, job: str, readable: Readable) -> list[Any]:
-    """The answer of ACQUIRE. Raises JobTooNew, and then nothing of the job was changed."""
+    """Acquire the fence; return the script's answer. Raises JobTooNew before changing anything of the job."""
     keys = JobKeys.of(job)
     acquire = redis.register_script(ACQUIRE)
     known: list[Any] = [FORMAT, readable.state]

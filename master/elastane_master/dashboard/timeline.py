@@ -117,6 +117,7 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     for worker, parts in stays.items():
         seen[worker] = max(seen.get(worker, 0.0), parts[-1].ended)
         came.setdefault(worker, len(marks))
+    # The workers seen last are shown, in the order in which they came.
     shown = set(sorted(seen, key=lambda worker: (-seen[worker], worker))[:LANES_MAX])
     each = max(STAYS_MAX // max(len(shown), 1), 8)
     marked = marks[-MARKS_MAX:]

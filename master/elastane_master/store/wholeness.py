@@ -170,6 +170,7 @@ def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bo
         return False
     link = snapshot.link
     if link is None:
+        # A snapshot of format 1 beside a chained fence: the snapshot of a later write is lost.
         if chained is not None and chained.checksum:
             lost = (
                 f"it is of write {snapshot.sequence}, by an older master; write {chained.sequence} is missing"

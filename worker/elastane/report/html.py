@@ -127,6 +127,7 @@ def _timeline(facts: Facts) -> str:
 def _curve(
     points: Sequence[tuple[float, float]], below: str, band: Sequence[tuple[float, float, float]] = ()
 ) -> str:
+    """Draw a curve. below: label of the x axis. band: (x, low, high)."""
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if not finite:
         return "<p>No finite value.</p>"
@@ -136,6 +137,7 @@ def _curve(
 
     def place(x: float, y: float) -> str:
         across = (x - left) / (right - left) if right > left else 0.5
+        # Halved first: the difference of two large numbers may overflow.
         up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
         return f"{_LEFT + across * (_WIDTH - _LEFT - 4):.1f},{6 + (1 - up) * (_CURVE - 34):.1f}"
 

@@ -222,6 +222,7 @@ def _set_anew(method: ast.FunctionDef) -> set[str]:
                     found |= {part.attr for part in [target.value] if isinstance(part, ast.Attribute)} & (
                         attributes(target.value) - mentioned - attributes(statement.value)
                     )
+        # Chained in-place calls too: `self.sum.zero_().add_(x)` begins by overwriting the attribute.
         call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
         while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             part, given = call.func.value, [*call.args, *(one.value for one in call.keywords)]

@@ -138,6 +138,7 @@ class Body:
         del self._control[depth:]
 
     def _statement(self, node: ast.stmt, values: Values) -> None:
+        """Interpret one statement; updates `values`. Inner loops run twice, see the class."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:

@@ -317,6 +317,7 @@ def _at_run_time(function: ast.expr, scope: Scope) -> tuple[Callee | None, bool]
     if isinstance(value, MethodType):
         return _defined(value.__func__, scope.path(function), value.__self__), True
     if value is not None and is_script_class(type(value)):
+        # Calling a module runs its forward(), through a __call__ of torch's.
         for name in _CALLED:
             method = inspect.getattr_static(type(value), name, None)
             if isinstance(method, FunctionType):

@@ -543,7 +543,7 @@ class JobLog:
         return replace(again, lost=lost), damages
 
     async def _say_mended(self) -> None:
-        """Before anything that was written with it is acknowledged: a job that no list names is lost."""
+        """Notify the owner, before the write is acknowledged: a job missing from all lists would be lost."""
         try:
             await self._listener.mended()
         except _RETRIED as error:

@@ -52,8 +52,11 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """Versions that a master reads. state: newest version of the job's own state; version_of: version of a
-    stored state, 0 if it cannot be determined."""
+    """Versions that a master can read.
+
+    state: newest version of the job's own state. version_of: version of a stored state, 0 if it cannot be
+    determined.
+    """
 
     state: int = 1
     version_of: Callable[[bytes], int] = lambda state: 0

@@ -39,7 +39,7 @@ if HAS_NUMPY:
 
 OBJECTS_MAX: Final = 20_000
 DEPTH_MAX: Final = 7
-ITEMS_MAX: Final = 64  # of a container: transforms are few, and long ones are the data
+ITEMS_MAX: Final = 64  # per container: lists of transforms are short, and long containers hold data
 
 _LEAVES: Final[tuple[type, ...]] = (
     str,

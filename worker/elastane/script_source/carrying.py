@@ -32,8 +32,8 @@ IN_EPOCHS: Final[frozenset[Kind]] = IN_TURNS | {"stop", "weights"}
 class Carried:
     """A value that the loop carries from turn to turn and that decides the result.
 
-    name: as written in the loop, "it" or "self.it". line: where it changes. counts: True if it counts turns.
-    decides: what it decides, in words, in line `reaches`. kind: kind of decision. target: "lr", of a
+    name: as written in the loop, "it" or "self.it". line: where it is changed. counts: it counts turns.
+    decides: what it reaches, in words, at line `reaches`. kind: of what it reaches. target: "lr", of a
     setting; what is called, "opt.step", of steps. at: the line of the call, of steps; else `reaches`. file,
     reaches_file: of these lines, where they are in another file than the loop; else "".
     """

@@ -189,6 +189,7 @@ def _audit_epoch(
     complete: bool,
     steps_expected: int | None,
 ) -> EpochAudit:
+    """Check one epoch. universe: all samples of the dataset. steps_expected: or tasks, if dynamic."""
     name = f"epoch {number} of {dataset!r}" if dataset else f"epoch {number}"
     violations: list[str] = []
     ranks = ests or 1 + max((rank for _, rank in epoch.tasks), default=0)

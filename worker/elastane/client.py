@@ -613,10 +613,11 @@ class MasterClient:
         return now - self._missing_since.setdefault(job, now) >= NOT_FOUND_SECONDS
 
     def _translated(self, error: Exception, address: str) -> Exception:
-        """Translate an error of gRPC."""
+        """Return the error to raise for gRPC's error, or a _TransientError if the call may be retried."""
         if self._closing.is_set():
             return ClientClosedError("the connection to the master was closed")
         if isinstance(error, ValueError):
+            # gRPC has no type of its own for a call on a channel that `close` has closed meanwhile.
             if "closed channel" in str(error):
                 return ClientClosedError("the connection to the master was closed")
             return error

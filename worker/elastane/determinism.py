@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Level(enum.StrEnum):
-    """How much of the result must be repeatable; each level includes the one before."""
+    """Degree to which the result is repeatable; each level includes the previous one."""
 
     D0 = "d0"
     D1 = "d1"

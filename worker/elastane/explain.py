@@ -1,7 +1,7 @@
-"""Why a worker is in the ring, stands by, or is out: the events that led there, in order. Pure.
+"""Explains a worker's place (in the ring, standing by, out) by the events that led to it, in order. Pure.
 
-It reads what `elastane events` shows, so it can tell of workers that are long gone, as far back as events are
-kept.
+It uses the events shown by `elastane events`, so workers that left long ago can be explained too, as far back
+as events are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SINCE: dict[str, tuple[type[HistoryEvent], ...]] = {
     "draining": (history.WorkerDraining,),
     "tasks_only": (history.WorkerJoined, history.WorkerReturned),
 }
-"""The events that put a worker where it is."""
+"""Events that put a worker into its current place; the newest of them tells since when it is there."""
 _PLACES = {
     job_pb2.WORKER_STATE_MEMBER: "member",
     job_pb2.WORKER_STATE_STANDBY: "standby",
@@ -45,7 +45,7 @@ _PLACES = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An event of the chain. time: seconds since the Unix epoch. meaning: what it is for this worker."""
+    """An event of the chain. time: seconds since the Unix epoch. meaning: its effect on this worker."""
 
     sequence: int
     time: float
@@ -58,9 +58,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """place: member, standby, draining, tasks_only, awaited, or out. since: of that, if the events tell.
+    """Explanation of one worker's place.
 
-    complete: the events go back to the job's beginning.
+    place: "member", "standby", "draining", "tasks_only", "awaited" or "out". since: time since when, seconds
+    since the Unix epoch; None if no event tells. chain: the events about the worker, oldest first. complete:
+    True if the events go back to the job's beginning.
     """
 
     worker: str
@@ -72,7 +74,7 @@ class Explanation:
 
 
 def explain(worker: str, job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> Explanation | None:
-    """What became of a worker; None if neither the job nor its events know it."""
+    """Explain a worker's place; None if neither the job nor its events mention the worker."""
     told = [told_of(event) for event in events]
     info = next((one for one in job.workers if one.worker_id == worker), None)
     steps = _steps(worker, told)
@@ -95,7 +97,7 @@ def explain(worker: str, job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> 
 
 
 def known_workers(job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> list[str]:
-    """Every worker the job or its events name, sorted."""
+    """Return all workers mentioned by the job or its events, sorted."""
     names = {info.worker_id for info in job.workers}
     for told in map(told_of, events):
         names |= {told.worker} if told.worker else set()
@@ -104,20 +106,21 @@ def known_workers(job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> list[st
 
 
 def ranks_text(start: int, end: int) -> str:
-    """ "EST 2", "ESTs 0-3", or "no EST"."""
+    """Format the EST range [start, end) as "EST 2", "ESTs 0-3", or "no EST"."""
     if end <= start:
         return "no EST"
     return f"EST {start}" if end == start + 1 else f"ESTs {start}-{end - 1}"
 
 
 def _steps(worker: str, events: Iterable[Told]) -> list[tuple[Link, HistoryEvent]]:
-    """What concerned the worker: what was told of it, and where it then stood in the ring."""
+    """Return the events that concern the worker: those about it, and changes of its place in the ring."""
     steps: list[tuple[Link, HistoryEvent]] = []
     place: tuple[int, int] | None = None
     fold = RingFold()
     for told in events:
         fold.take(told)
         ring, meaning, counts = fold.ring, "", told.worker == worker
+        # Of a ring that is not stored whole, a worker that is not listed may still be a member.
         if told.members is not None and ring is not None and (worker in ring.members or ring.whole):
             now = ring.members.get(worker)
             counts = counts or now != place

@@ -49,6 +49,7 @@ def finish_as_master(turn: Turn, job: JobAtMaster) -> None:
 def after_end(turn: Turn) -> None:
     """Do what remains after the end: notify the master, release pods, delete everything after the TTL."""
     status, job = turn.status, turn.job
+    # Settled: the master has no running job of this object any more.
     if not status.settled:
         if not status.started or (turn.observed.master.reachable and (job is None or job.over)):
             turn.set(settled=True)
@@ -99,6 +100,7 @@ def suspend(turn: Turn) -> None:
         else:
             turn.enter("Suspending", job.reason or "a checkpoint is being saved")
     elif turn.passed(turn.status.suspend_time, timeout):
+        # Without this limit, the pods would keep running (and costing) as long as no master answers.
         turn.enter(
             "Suspending", f"the master could not be asked for {timeout} s: workers are sent away all the same"
         )

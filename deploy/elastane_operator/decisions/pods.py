@@ -142,7 +142,9 @@ def judge(pod: PodView, codes: ExitCodes) -> End | None:
 
 
 def _judge_failure(pod: PodView, codes: ExitCodes) -> End:
+    """Classify the end of a failed pod; see the module's table."""
     code = pod.exit_code
+    # Before the signals: the kernel's OOM killer also ends a container with exit code 137.
     if pod.exit_reason == "OOMKilled":
         return End("retryable", f"{pod.name} ran out of memory (OOMKilled)")
     if pod.disruption or pod.reason in _TAKEN or pod.reason.startswith("OutOf"):

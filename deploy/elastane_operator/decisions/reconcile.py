@@ -85,6 +85,7 @@ def refuse(identity: Identity, status: Status, problems: list[str], now: datetim
 
 
 def _be_active(turn: Turn) -> None:
+    """Advance a job that is neither finished nor to be suspended: its own master first, then its pods."""
     status, spec = turn.status, turn.spec
     if status.start_time is None or status.suspend_time is not None:
         if status.suspend_time is not None and status.started:

@@ -83,6 +83,7 @@ def _workers(turn: Turn) -> None:
 
 
 def _conditions(turn: Turn) -> None:
+    """Set all conditions from the phase, the workers and the master."""
     status, workers = turn.status, turn.status.workers
     master = turn.observed.master
     reason, said = turn.fault or ("Valid", "")
@@ -104,6 +105,7 @@ def _conditions(turn: Turn) -> None:
     turn.condition("Suspended", status.phase == "Suspended", status.phase, status.reason)
     turn.condition("Complete", status.phase == "Succeeded", status.phase, status.reason)
     failed = status.phase in ("Failed", "Cancelled", "MaxWaitTimeExceeded")
+    # The specific reason was set when the job failed; the phase is only a substitute for it.
     before = status.condition("Failed")
     reason = before.reason if failed and before is not None and before.status == "True" else status.phase
     turn.condition("Failed", failed, reason, status.reason if failed else "")

@@ -1,13 +1,13 @@
-"""The web dashboard at the HTTP port: HTML made here, live by server-sent events, actions through the gate.
+"""The web dashboard at the HTTP port: HTML from templates, live by server-sent events, actions as rpcs.
 
-    timeline, drawing, words   what is shown, out of events and views (pure)
-    browser                    cookies, and which requests a browser may have been tricked into (pure)
-    facts                      what a page needs of a job that is served, gathered in bounded memory
-    actions                    a form's fields -> the rpc it stands for, and its result in words (pure)
-    local_calls                rpcs within the process, through the gate that calls from outside pass
-    pages                      facts -> HTML
+    timeline, drawing, words   events and views -> shapes and text (pure)
+    browser                    cookies, and protection against forged requests (pure)
+    facts                      gathers the contents of a job's page in bounded memory
+    actions                    a form's fields -> an rpc's request; its response -> text (pure)
+    local_calls                in-process rpcs, through the same gate as calls from outside
+    pages                      contents -> HTML
     live                       server-sent events
-    routes                     requests -> all of the above
+    routes                     request handlers
 
 Imported only by a master that serves HTTP.
 """

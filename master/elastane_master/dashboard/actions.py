@@ -1,7 +1,7 @@
-"""What the buttons stand for: a form's fields -> the rpc, and its result in words. Pure.
+"""Actions behind the dashboard's buttons: a form's fields -> an rpc's request; its response -> text. Pure.
 
-Checked here is only what cannot be written into a request; whether it is allowed, and makes sense for the
-job, says the master as it does to any other caller.
+Only values that do not fit into a request are rejected here. Whether an action is allowed and makes sense for
+the job is decided by the master, as for any other caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORKERS_MAX: Final = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """rpc: "/package.Service/Method". confirmed: it is asked again before it is done."""
+    """An action. rpc: "/package.Service/Method". confirmed: True if a second page asks for confirmation."""
 
     name: str
     rpc: str
@@ -52,7 +52,7 @@ ACTIONS: Final[dict[str, Action]] = {
 
 
 def action_of(name: str) -> Action:
-    """Raises Rejection."""
+    """Return the action of this name. Raises Rejection if there is none."""
     action = ACTIONS.get(name)
     if action is None:
         raise Rejection("not_found", f"there is no action {name[:40]!r}")
@@ -60,7 +60,7 @@ def action_of(name: str) -> Action:
 
 
 def request_of(action: Action, job: str, fields: Mapping[str, str]) -> Message:
-    """The request the form stands for. Raises Rejection."""
+    """Build the rpc's request from the form's fields. Raises Rejection."""
     request_id = f"dashboard-{uuid.uuid4().hex}"
     match action.name:
         case "scale":
@@ -89,7 +89,7 @@ def request_of(action: Action, job: str, fields: Mapping[str, str]) -> Message:
 
 
 def result_of(action: Action, fields: Mapping[str, str], answer: Any) -> str:
-    """What was done, in words. answer: the rpc's response; None: it is still on its way."""
+    """Describe the result for the user. answer: the rpc's response; None: still pending."""
     match action.name:
         case "scale":
             settings = answer.job.settings

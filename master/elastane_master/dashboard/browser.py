@@ -1,9 +1,9 @@
-"""What a browser sends, and what it may have been tricked into sending. Pure: header values in, answers out.
+"""Cookies, and protection against requests that a browser was tricked into sending. Pure: only header values.
 
-The token is in a cookie that scripts cannot read and that the browser sends from this site only (HttpOnly,
-SameSite=Strict): no session is kept, so that any master of a store takes it.
-A request that changes something is taken from a page of this same host alone. A master without tokens has no
-cookie to go by; without TLS it also refuses names that anybody could have made point at it (DNS rebinding).
+The token is kept in a cookie that scripts cannot read and that browsers send only from this site (HttpOnly,
+SameSite=Strict). There is no session on the server, so every master of a store accepts the cookie.
+A request that changes something is accepted only from a page of this same host. A master without tokens has
+no cookie to rely on; without TLS it also refuses host names that anybody could point at it (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _PRIVATE_SUFFIXES = (
     ".home.arpa",
     ".test",
 )
-"""Names that no public name server answers for."""
+"""Domains that public name servers do not resolve."""
 
 TOKEN_CHARACTERS_MAX = 2048
 
 
 def cookie_name(*, tls: bool) -> str:
-    """With TLS a name which the browser takes from this very host over TLS alone."""
+    """Return the cookie's name; with TLS, its prefix makes browsers accept it from this host only."""
     return _TLS_COOKIE if tls else _PLAIN_COOKIE
 
 
 def cookie_value(token: str) -> str:
-    """A token as a cookie can hold it."""
+    """Encode a token as a cookie's value."""
     return base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
 
 
 def token_of_cookie(value: str) -> str | None:
-    """The token in a cookie; None for what `cookie_value` did not make."""
+    """Decode a cookie's value; inverse of `cookie_value`. None if it is invalid."""
     try:
         return base64.b64decode(value + "=" * (-len(value) % 4), b"-_", validate=True).decode("ascii")
     except (binascii.Error, UnicodeDecodeError, ValueError):
@@ -52,7 +52,7 @@ def token_of_cookie(value: str) -> str | None:
 
 
 def checked_token(text: str) -> str:
-    """A token as somebody typed or pasted it. Raises Rejection."""
+    """Return a token that a user entered, without surrounding blanks. Raises Rejection if it is invalid."""
     token = text.strip()
     if not token or len(token) > TOKEN_CHARACTERS_MAX or not token.isascii() or not token.isprintable():
         raise Rejection("unauthenticated", "this is not a token", hint="paste the content of the token file")
@@ -60,10 +60,10 @@ def checked_token(text: str) -> str:
 
 
 def require_same_site(headers: Mapping[str, str], *, by_cookie: bool) -> None:
-    """Raises Rejection for a request that another site's page may have made.
+    """Raise Rejection for a request that a page of another site may have made.
 
-    by_cookie: the caller is known by a cookie, which a browser sends by itself: without the headers that
-    browsers add to such a request, it is refused.
+    by_cookie: the caller is authenticated by a cookie, which browsers send by themselves; so the headers by
+    which a browser names the requesting site are required.
     """
     site = headers.get("Sec-Fetch-Site")
     if site is not None and site not in ("same-origin", "none"):
@@ -84,9 +84,9 @@ def require_same_site(headers: Mapping[str, str], *, by_cookie: bool) -> None:
 
 
 def require_own_name(host: str, own_names: Collection[str]) -> None:
-    """Raises Rejection unless the Host header is a name that others cannot make point here.
+    """Raise Rejection unless the Host header is a name that others cannot point at this master.
 
-    An address, a name without a dot, one of the private domains, or one of `own_names`.
+    That is an IP address, a name without a dot, a name in a private domain, or one of `own_names`.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").rstrip(".")

@@ -1,4 +1,4 @@
-"""Pictures as numbers: where the shapes of a timeline or curve are. Templates write them down. Pure."""
+"""Layout of timelines and curves: positions of shapes, which templates turn into SVG. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePicture:
-    """lines: x of what concerns the whole ring, from top to bottom."""
+    """Shapes of a timeline. lines: vertical lines for events of the whole ring."""
 
     height: int
     bars: tuple[Bar, ...]
@@ -76,7 +76,7 @@ class TimelinePicture:
 
 @dataclass(frozen=True, slots=True)
 class CurvePicture:
-    """line, band: points as SVG wants them; empty where no two values are finite."""
+    """Shapes of a curve. line, band: points in SVG's syntax; empty with fewer than two finite values."""
 
     name: str
     last: str
@@ -88,7 +88,7 @@ class CurvePicture:
 
 
 def draw_timeline(timeline: Timeline) -> TimelinePicture:
-    """Workers down, time across."""
+    """Lay out a timeline: one row per worker, time from left to right."""
     span = max(timeline.ended - timeline.began, 1e-9)
     scale = (WIDTH - LEFT - 8) / span
 
@@ -145,7 +145,7 @@ def _bars(lane: Lane, y: int, across: object) -> list[Bar]:
 
 
 def draw_curve(name: str, buckets: Sequence[Bucket]) -> CurvePicture:
-    """A curve with the band from its least to its greatest values; steps across."""
+    """Lay out a curve over steps, with a band from the least to the greatest value of each bucket."""
     points = [(bucket.start, bucket.mean) for bucket in buckets if math.isfinite(bucket.mean)]
     last = number(buckets[-1].last) if buckets else "none"
     bottom = CURVE_HEIGHT - 26
@@ -158,8 +158,8 @@ def draw_curve(name: str, buckets: Sequence[Bucket]) -> CurvePicture:
 
     def place(x: float, y: float) -> tuple[float, float]:
         sideways = (x - left) / (right - left) if right > left else 0.5
-        # Halves: the difference of two large numbers may not be finite.
-        span = high / 2 - low / 2  # nought, too, for neighbours among the least numbers there are
+        # Halved first: the difference of two large numbers may overflow.
+        span = high / 2 - low / 2  # may also be 0 for two adjacent denormal numbers
         up = (y / 2 - low / 2) / span if span > 0 else 0.5
         return round(LEFT + sideways * (WIDTH - LEFT - 8), 1), round(8 + (1 - up) * (bottom - 14), 1)
 

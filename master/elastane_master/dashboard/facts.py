@@ -1,7 +1,7 @@
-"""What a page shows of a job that is served: read from its state, its events and its history.
+"""Gathers the contents of a served job's page from its state, events and history.
 
-Memory is bounded: events of the jobs that were looked at last, the newest of each, and curves that the metric
-service keeps anyway. A store that does not answer leaves out what only it knows, and says so.
+Memory is bounded: only the newest events of the jobs viewed last are kept; the curves are those of the metric
+service. If the store does not answer, the page lacks what only the store has, and says so.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ FAILED_SHOWN: Final = 20
 CONTEXTS_SHOWN: Final = 64
 CURVES_SHOWN: Final = 8
 STORE_SECONDS: Final = 2.0
-"""How long a page waits for the store."""
+"""Time limit of each read from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A task in DOING, or FAILED. seconds: how long it is held; left: until its lease ends; None: none."""
+    """A task that is leased (DOING) or FAILED.
+
+    seconds: time since it was leased; None if FAILED. left: seconds until its lease expires; None: no lease.
+    """
 
     dataset: str
     epoch: int
@@ -67,14 +70,14 @@ class Queue:
     view: ProgressView
     held: tuple[Held, ...]
     failed: tuple[Held, ...]
-    #: Tasks in DOING that `held` leaves out, and those of a ring's steps that are reported and not committed.
+    #: Number of leased tasks omitted from `held`; number of tasks reported by the ring but not yet committed.
     more: int
     reported: int
 
 
 @dataclass(frozen=True, slots=True)
 class ContextRow:
-    """The newest kept context of an EST. epoch, batch: of its loader; None: it has none."""
+    """The newest context of an EST. epoch, batch: position of its loader; None if it has none."""
 
     rank: int
     step: int
@@ -87,7 +90,10 @@ class ContextRow:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """An event, or routine ones that follow each other, on the row of their last. words: what they were."""
+    """An event, or a run of `count` routine events shown as one row with the last of them.
+
+    words: summary of the run.
+    """
 
     stored: StoredNote
     count: int = 1
@@ -96,7 +102,10 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """All of a page. heard: seconds since each worker was heard of; None: not by this master yet."""
+    """Contents of a job's page.
+
+    heard: seconds since this master last heard from each worker; None: it has not yet.
+    """
 
     view: JobView
     now: float
@@ -106,17 +115,17 @@ class JobFacts:
     contexts: tuple[ContextRow, ...]
     contexts_bytes: int
     contexts_left_out: int
-    #: The newest that are kept, in order; `event_rows` makes rows of them.
+    #: The newest events, oldest first; see `event_rows`.
     notes: tuple[StoredNote, ...]
     picture: TimelinePicture | None
     curves: tuple[CurvePicture, ...]
     curves_left_out: int
-    #: What could not be read, and why.
+    #: Messages about parts that could not be read.
     missing: tuple[str, ...] = field(default=())
 
 
 class Gatherer:
-    """Gathers facts. Used from one event loop."""
+    """Gathers the contents of pages. Used from one event loop."""
 
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts
@@ -124,7 +133,7 @@ class Gatherer:
         self._kept: OrderedDict[str, _Notes] = OrderedDict()
 
     async def facts(self, host: JobHost) -> JobFacts:
-        """The facts of a job as of now. Raises nothing of the store's."""
+        """Return the current contents of a job's page; errors of the store are listed in `missing`."""
         missing: list[str] = []
         kept = self._kept_notes(host)
         drawn_curves: tuple[tuple[CurvePicture, ...], int] = ((), 0)
@@ -165,7 +174,10 @@ class Gatherer:
         return kept
 
     async def _read(self, reading: Awaitable[T], without: str, missing: list[str]) -> tuple[T] | None:
-        """What the store says; None where it does not, with what the page has to say of that."""
+        """Return the result of a read in a tuple; None if the store fails, with a message in `missing`.
+
+        without: consequence for the page, the message's beginning.
+        """
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 return (await reading,)
@@ -178,14 +190,14 @@ class Gatherer:
 
 
 async def _settled(host: JobHost) -> None:
-    """Returns once what was decided is stored. Raises Rejection when the store does not answer."""
+    """Wait until all decisions so far are stored. Raises Rejection if the store does not answer."""
     await host.log.settled()
     if not host.log.reachable:
         raise Rejection("store_unavailable", "the store does not answer")
 
 
 class _Notes:
-    """The newest events of one job: those the host has in memory, and older ones out of the store."""
+    """The newest events of one job: those that its host has in memory, and older ones from the store."""
 
     def __init__(self, host: JobHost) -> None:
         self.host = host
@@ -193,12 +205,12 @@ class _Notes:
         self._notes = RecentNotes(EVENTS_MAX)
 
     def all(self) -> list[StoredNote]:
-        """Without a gap: what is newer than the kept ones is taken as it is."""
+        """Return the newest events, including those that the host has added since `catch_up`."""
         newest = self._notes[-1].sequence if self._notes else 0
         return [*self._notes, *(one for one in self.host.recent_notes if one.sequence > newest)][-EVENTS_MAX:]
 
     async def catch_up(self, hosts: JobHosts) -> None:
-        """Raises REFUSALS."""
+        """Fetch events from the store that the host no longer has in memory. Raises REFUSALS."""
         async with self.lock:
             await self._catch_up(hosts)
 
@@ -212,13 +224,16 @@ class _Notes:
             notes = [records.decode_note(payload) for _, payload in stored]
             self._notes.extend(one for one in notes if one.sequence >= first)
             if not notes or notes[-1].sequence < first:
-                break  # the store keeps no more of them
+                break  # the store does not keep any others
             first = notes[-1].sequence + 1
         self._notes.extend([one for one in recent if one.sequence >= first])
 
 
 def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) -> list[EventRow]:
-    """The newest rows of the events that are wanted, newest first; routine ones folded, unless asked for."""
+    """Return rows for the events that a filter selects, newest first, limited in number.
+
+    Runs of routine events are folded into one row, unless the filter names kinds of events.
+    """
     shown = [one for one in notes if wanted.wants(one.told)] if wanted != EVERYTHING else notes
     rows = []
     for run in folded(shown, lambda stored: "" if wanted.kinds else stored.note.kind):
@@ -240,7 +255,7 @@ def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:
     def held(task: Any) -> Held:
         seconds = None
         if task.state is TaskState.DOING:
-            # A step's tasks are all leased when the step before it is prepared.
+            # Lockstep tasks have no deadline: they are all leased when the previous step is prepared.
             since = (
                 task.deadline - lease_seconds
                 if task.deadline is not None
@@ -271,9 +286,9 @@ def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:
 
 
 def _contexts(host: JobHost) -> tuple[tuple[ContextRow, ...], int, int]:
-    """The newest contexts, the bytes of all that are kept, and how many ESTs are left out.
+    """Return the newest contexts, the total bytes of all stored ones, and the number of omitted ESTs.
 
-    Not `context_views`: that hashes all of them, which takes a second for large ones.
+    `context_views` would also hash all of them, which takes a second if they are large.
     """
     state = host.machine.state
     kept = state.contexts.steps
@@ -296,7 +311,7 @@ def _contexts(host: JobHost) -> tuple[tuple[ContextRow, ...], int, int]:
 
 
 def _drawn(curves: Curves) -> tuple[tuple[CurvePicture, ...], int]:
-    """The first curves by name, and how many are left out."""
+    """Draw the first curves by name; return them with the number of omitted ones."""
     names = sorted(curves.series)
     drawn = tuple(draw_curve(name, curves.points(name)) for name in names[:CURVES_SHOWN])
     return drawn, max(len(names) - CURVES_SHOWN, 0) + curves.left_out

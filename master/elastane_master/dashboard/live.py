@@ -1,7 +1,7 @@
-"""Server-sent events: the parts of a page that changed, as often as they do but not oftener than people see.
+"""Server-sent events: sends the changed parts of a page, at a limited rate.
 
-All who watch a job share what is made for them: a job is gathered and rendered once for a change, however
-many look. A client that does not read, or is no longer allowed to, is ended; a master that stops ends all.
+All viewers of a job share the work: a change is gathered and rendered once, whatever their number. The stream
+of a client that does not read, or has lost its right, is ended; so are all when the master stops.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from elastane_proto.event_filter import EVERYTHING, EventFilter
 
 PART_SECONDS_MIN: Final = 0.4
 CLOCK_SECONDS: Final = 2.0
-"""How often a page is made anew where nothing happened: times since, and what they cost, go on."""
+"""Maximum interval between two renderings: elapsed times and costs change even if nothing happens."""
 
 SILENT_SECONDS: Final = 10.0
-"""A comment is sent when nothing else was for so long: else nobody finds out that the other side is gone."""
+"""A comment is sent after this time without an event, because only writing reveals a dead connection."""
 
 JOBS_KEPT: Final = 16
 
@@ -39,7 +39,10 @@ Parts = dict[str, str]
 
 @dataclass(slots=True)
 class _Made:
-    """Parts of a job's page, for those who may act and those who may not, as of `seen` changes and `at`."""
+    """Rendered parts of a job's page, by whether the viewer may act.
+
+    seen: the job's numbers of changes and events at that time. at: the event loop's time.
+    """
 
     seen: tuple[int, int]
     at: float
@@ -48,7 +51,7 @@ class _Made:
 
 
 class Kitchen:
-    """Makes the parts of jobs' pages, once for all who watch."""
+    """Renders the parts of jobs' pages once for all viewers."""
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._gatherer = gatherer
@@ -56,13 +59,16 @@ class Kitchen:
         self._locks: dict[JobHost, asyncio.Lock] = {}
 
     async def parts(self, host: JobHost, visitor: Visitor, wanted: EventFilter = EVERYTHING) -> Parts:
-        """The parts of a job's page as of now, or nearly; of the events those that are wanted."""
+        """Return the current parts of a job's page, with the events that the filter selects.
+
+        Waits a moment if they were rendered just before, so that frequent changes are rendered together.
+        """
         lock = self._locks.setdefault(host, asyncio.Lock())
         async with lock:
             made = self._made.get(host)
             clock = asyncio.get_running_loop().time
             if made is not None and (early := made.at + PART_SECONDS_MIN / 2 - clock()) > 0:
-                await asyncio.sleep(early)  # others asked just before; what changed since is worth the wait
+                await asyncio.sleep(early)
             seen = (host.changed.count, host.noted.count)
             if made is None or made.seen != seen or clock() - made.at > CLOCK_SECONDS / 2:
                 made = self._made[host] = _Made(seen, clock(), await self._gatherer.facts(host), {})
@@ -81,8 +87,8 @@ class Kitchen:
 class Live:
     """All streams of server-sent events of one master's HTTP port.
 
-    connections_max: of the port; live pages take up to half of them, so that there is room for others.
-    write_seconds: to read one event.
+    connections_max: the port's limit; live pages may use half of it, so that other requests still get in.
+    write_seconds: time for a client to read one event.
     """
 
     def __init__(self, kitchen: Kitchen, connections_max: int, write_seconds: float = 30.0) -> None:
@@ -92,7 +98,7 @@ class Live:
         self._clients = 0
 
     async def job(self, request: web.Request, host: JobHost, call: HttpCall) -> web.StreamResponse:
-        """Follows a job until the client leaves. Raises Rejection before anything was sent."""
+        """Stream a job's page until the client leaves. Raises Rejection only before the stream begins."""
         wanted = AskedEvents.of(request.query).filter(host.clock())
 
         async def pages() -> AsyncIterator[Parts]:
@@ -111,7 +117,10 @@ class Live:
     async def jobs(
         self, request: web.Request, made: Callable[[], Parts], call: HttpCall
     ) -> web.StreamResponse:
-        """Follows the list of jobs. Looked at once a second: there is no one event for all of them."""
+        """Stream the list of jobs, polled once a second because there is no common event for all jobs.
+
+        made: renders the list.
+        """
 
         async def pages() -> AsyncIterator[Parts]:
             while True:
@@ -125,7 +134,7 @@ class Live:
     ) -> web.StreamResponse:
         with self._counted():
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-            response.headers["X-Accel-Buffering"] = "no"  # proxies that collect answers would hold it back
+            response.headers["X-Accel-Buffering"] = "no"  # keeps proxies from buffering the stream
             try:
                 await response.prepare(request)
                 await self._write(response, b"retry: 1000\n\n")
@@ -156,7 +165,7 @@ class Live:
                     wrote = clock()
 
     async def _refuse(self, response: web.StreamResponse, error: Rejection, *, again: bool = False) -> None:
-        """Says why it ends. again: the browser may ask again, and finds out what there is then."""
+        """Tell the page why its stream ends. again: say nothing, so that the browser reconnects."""
         if not again:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await self._write(response, _event("refused", {"text": str(error)}))
@@ -176,5 +185,5 @@ class Live:
 
 
 def _event(name: str, data: dict[str, str]) -> bytes:
-    """An event; JSON has no line breaks that would end it early."""
+    """Encode an event; JSON contains no line breaks, which would end it early."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

@@ -1,9 +1,9 @@
-"""Rpcs called from within the master's process, by the way that calls from outside take.
+"""Calls rpcs from within the master's process, along the same path as calls from outside.
 
     gate (token, role, quota, job, log) -> binding (measures, typed refusals) -> servicer
 
-Only the transport is missing, so that nothing can be done here which a caller of the same token could not do
-over gRPC.
+Only the transport is skipped, so the dashboard can do nothing that its caller could not do over gRPC with the
+same token.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ class LocalCalls:
         self._handlers = handlers
 
     async def call(self, rpc: str, request: Any, authorization: Sequence[str], peer: str) -> Any:
-        """The answer of "/package.Service/Method". authorization: values of the header. Raises Rejection."""
+        """Call the rpc "/package.Service/Method" and return its response. Raises Rejection.
+
+        authorization: values of the Authorization header. peer: the caller's name in the log.
+        """
         metadata = tuple((HEADER, value) for value in authorization)
         details = cast(grpc.HandlerCallDetails, _Details(rpc, metadata))
         served = await self._find(details)
         if served is None or served.unary_unary is None:
             raise Rejection("not_found", f"this master has no rpc {rpc}")
         handler = await self._gate.intercept_service(self._find, details)
-        # The gate reads the one request itself. Who is not let in gets a stream without messages.
+        # The gate turns unary rpcs into streaming ones, because it reads the request itself; for a refused
+        # caller it returns a handler for a stream that reads nothing.
         behaviour = handler.stream_unary or handler.stream_stream
         return await behaviour(_messages(request), _Context(metadata, peer))
 
@@ -57,7 +61,7 @@ async def _messages(request: Any) -> AsyncIterator[Any]:
 
 
 class _Context(LocalContext):
-    """What servicers, binding and gate use of a call's context."""
+    """The parts of a call's context that servicers, binding and gate use."""
 
     def __init__(self, metadata: tuple[tuple[str, str], ...], peer: str) -> None:
         self._metadata = metadata
@@ -67,13 +71,13 @@ class _Context(LocalContext):
         return self._metadata
 
     def set_trailing_metadata(self, metadata: object) -> None:
-        """There is no wire to tell it on."""
+        """Do nothing: there is no connection on which to send it."""
 
     def peer(self) -> str:
         return self._peer
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: Sequence[Any] = ()) -> NoReturn:
-        """Raises the Rejection that the status was made of."""
+        """Raise the Rejection from which the status was made."""
         status, detail = status_pb2.Status(), errors_pb2.ErrorDetail()
         for key, value in trailing:
             if key == _DETAILS:

@@ -1,4 +1,4 @@
-"""Facts as HTML. Every value is escaped by the templates; nothing here asks or decides anything."""
+"""Renders pages as HTML. Templates escape every value; this module makes no requests and no decisions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from elastane_proto.amounts import money_text, price_text
 from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 
 PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
-"""Of a job's page; each is a template of its own and sent anew when it changed."""
+"""Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
 ASSETS: Final = {
     "dashboard.css": "text/css",
@@ -37,7 +37,7 @@ ASSETS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks. known: there are tokens, and the caller presented one. acts: may press the buttons."""
+    """The viewer of a page. known: True if logged in with a token. acts: True if buttons are allowed."""
 
     name: str
     known: bool
@@ -50,7 +50,7 @@ class Visitor:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What became of an action, or why it was refused."""
+    """Message about the result of an action, or why something was refused."""
 
     text: str
     hint: str = ""
@@ -59,13 +59,13 @@ class Notice:
 
 @cache
 def asset(name: str) -> bytes:
-    """One of ASSETS."""
+    """Return the content of one of ASSETS."""
     return resources.files("elastane_master.dashboard").joinpath("assets", name).read_bytes()
 
 
 @cache
 def asset_version() -> str:
-    """Changes with what is in the assets, so that browsers may keep them."""
+    """Return a text that changes with the content of the assets, so that browsers may cache them."""
     digest = hashlib.sha256()
     for name in ASSETS:
         digest.update(asset(name))
@@ -74,7 +74,7 @@ def asset_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A job that is not served. phase: "damaged" or "too_new". notice: why, and what to do."""
+    """A job that is held, not served. phase: "damaged" or "too_new". notice: the reason and the remedy."""
 
     phase: str
     notice: Notice
@@ -82,27 +82,27 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What the list shows. held: jobs that are not served, by name."""
+    """Contents of the list of jobs. held: jobs that are not served, by name."""
 
     jobs: Sequence[JobView]
     held: Mapping[str, Held] = field(default_factory=dict)
 
 
 def jobs_page(listed: Listed, visitor: Visitor, *, state: str) -> str:
-    """The list of jobs. state: what the master says of itself."""
+    """Render the page with the list of jobs. state: whether the master serves, in words."""
     return _render(
         "jobs.html", root="", visitor=visitor, state=state, live="live", parts={"jobs": jobs_part(listed)}
     )
 
 
 def jobs_part(listed: Listed) -> str:
-    """The table of jobs alone."""
+    """Render only the table of jobs."""
     return _render("part_jobs.html", root="", jobs=listed.jobs, held=listed.held)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedEvents:
-    """Which events a page is asked for, as its form says it: names with commas."""
+    """Filter of events as entered in the page's form: comma-separated kinds and workers, and a start."""
 
     kind: str = ""
     worker: str = ""
@@ -110,12 +110,12 @@ class AskedEvents:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> AskedEvents:
-        """Out of a page's address; what is longer than the form lets it be is cut."""
+        """Read the filter from a URL's query; values longer than the form allows are cut."""
         kind, worker = query.get("kind", "")[:200], query.get("worker", "")[:200]
         return cls(kind, worker, query.get("since", "").strip()[:40])
 
     def filter(self, now: float) -> EventFilter:
-        """What is wanted; now: seconds since the Unix epoch. Raises Rejection."""
+        """Return the filter for events. now: seconds since the Unix epoch. Raises Rejection if invalid."""
         try:
             first, since = parse_since(self.since, now) if self.since else (0, 0.0)
         except ValueError as error:
@@ -123,7 +123,7 @@ class AskedEvents:
         return EventFilter(_names(self.kind), _names(self.worker), first, since)
 
     def query(self) -> str:
-        """The part of an address that asks for the same; empty for all events."""
+        """Return the URL's query for this filter; empty if it selects all events."""
         given = {name: value for name, value in asdict(self).items() if value}
         return f"?{urlencode(given)}" if given else ""
 
@@ -141,7 +141,7 @@ def job_page(
     notice: Notice | None = None,
     asked: AskedEvents = ALL_EVENTS,
 ) -> str:
-    """The page of a job. Raises Rejection where what is asked for cannot be."""
+    """Render a job's page. Raises Rejection if the filter of events is invalid."""
     view = facts.view
     wanted = asked.filter(facts.now)
     return _render(
@@ -157,13 +157,13 @@ def job_page(
 
 
 def events_part(facts: JobFacts, wanted: EventFilter) -> str:
-    """The table of the events that are wanted."""
+    """Render the table of the events that the filter selects."""
     rows = event_rows(facts.notes, wanted)
     return _render("part_events.html", root="../", facts=facts, view=facts.view, rows=rows)
 
 
 def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
-    """What of the page changes, by the part's name. The same for all who may act, and for all others."""
+    """Render all parts of a job's page, by name; equal for all viewers with the same `acts`."""
     actions = _offered(facts.view) if visitor.acts else ()
     shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
     parts = {part: _render(f"part_{part}.html", root="../", **shown) for part in PARTS if part != "events"}
@@ -171,24 +171,27 @@ def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
 
 
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:
-    """Asks whether it is meant."""
+    """Render the page that asks to confirm an action."""
     return _render("confirm.html", root="../../", visitor=visitor, view=view, action=action, live="")
 
 
 def login_page(why: str, hint: str, then: str, root: str) -> str:
-    """Asks for a token. why: what is wrong with the last; empty: there was none."""
+    """Render the page that asks for a token.
+
+    why: the problem with the previous token; empty if there was none. then: page to show after the login.
+    """
     visitor = Visitor("", known=False, acts=False)
     return _render("login.html", root=root, visitor=visitor, why=why, hint=hint, then=then, live="")
 
 
 def problem_page(title: str, notice: Notice, visitor: Visitor | None, root: str) -> str:
-    """Says why there is nothing to see."""
+    """Render a page with an error."""
     visitor = visitor or Visitor("", known=False, acts=False)
     return _render("problem.html", root=root, visitor=visitor, title=title, notice=notice, live="")
 
 
 def _offered(view: JobView) -> tuple[str, ...]:
-    """The buttons that make sense in the job's phase; those that do not would only be refused."""
+    """Return the names of the actions that are possible in the job's phase; others would be refused."""
     if view.phase in OVER:
         return ("resume",) if view.phase == "failed" else ()
     if view.phase in HALTED:
@@ -215,7 +218,7 @@ def _environment() -> Environment:
     for name in ("age", "clock", "moment", "number", "size", "ranks"):
         environment.filters[name] = getattr(words, name)
     environment.filters["quoted"] = _quoted
-    environment.filters["clip"] = clip  # a ring of thousands, in each of 150 events, is megabytes
+    environment.filters["clip"] = clip  # 150 events that each list a ring of thousands would make megabytes
     environment.filters["phase"] = lambda phase: phase.replace("_", " ")
     environment.globals.update(
         width=drawing.WIDTH,

@@ -1,8 +1,8 @@
-"""The dashboard's routes. Translates requests, refusals and forms; who may see or do what says the gate.
+"""Routes of the dashboard: translation of requests, refusals and forms. The gate decides on access.
 
-/                   the jobs            /jobs/JOB            one of them
-/live               the same, followed  /jobs/JOB/live       the same, followed (server-sent events)
-/login, /logout     the cookie          /jobs/JOB/ACTION     GET: asks again; POST: does it
+/                   list of jobs        /jobs/JOB            one job
+/live               its live updates    /jobs/JOB/live       its live updates (server-sent events)
+/login, /logout     sets the cookie     /jobs/JOB/ACTION     GET: confirmation page; POST: action
 /assets/NAME        style, script, icon
 """
 
@@ -46,10 +46,10 @@ logger = structlog.get_logger(__name__)
 
 FORM_BYTES_MAX: Final = 16 * 1024
 FORM_SECONDS: Final = 10.0
-"""What a form may be, and take to arrive."""
+"""Limits for the size of a form and the time it takes to arrive."""
 
 ACTION_SECONDS: Final = 10.0
-"""How long the answer to a button is waited for; a checkpoint may take longer, and is saved all the same."""
+"""Time limit for an action's response. A checkpoint may take longer, and is saved all the same."""
 
 NOTICES_MAX: Final = 256
 LIST_SECONDS: Final = 0.9
@@ -84,13 +84,13 @@ _TITLES: Final = {
 
 
 class Calls(Protocol):
-    """The rpcs of the master, called from within (`local_calls.LocalCalls`)."""
+    """In-process rpcs of the master (`local_calls.LocalCalls`)."""
 
     async def call(self, rpc: str, request: Any, authorization: Sequence[str], peer: str) -> Any: ...
 
 
 class Dashboard(Protocol):
-    """What the dashboard has to know of the master it belongs to."""
+    """Interface of the master as the dashboard uses it."""
 
     @property
     def hosts(self) -> JobHosts | None: ...
@@ -100,13 +100,13 @@ class Dashboard(Protocol):
 
     @property
     def calls(self) -> Calls | None:
-        """None before the services are there."""
+        """In-process rpcs; None before the services exist."""
 
     def not_ready(self) -> str: ...
 
 
 class DashboardRoutes:
-    """The handlers of one master's dashboard. certificate: callers must have shown one."""
+    """Handlers of one master's dashboard. certificate: callers must have presented one."""
 
     def __init__(self, master: Dashboard, connections_max: int, *, certificate: bool = False) -> None:
         self._master = master
@@ -118,7 +118,7 @@ class DashboardRoutes:
         self._notices: OrderedDict[str, tuple[str, Notice]] = OrderedDict()
 
     def add(self, app: web.Application) -> None:
-        """Adds all routes."""
+        """Add all routes to an application."""
         router = app.router
         router.add_get("/", self._jobs)
         router.add_get("/live", self._jobs_live, allow_head=False)
@@ -131,7 +131,7 @@ class DashboardRoutes:
         router.add_get("/jobs/{job}/{action}", self._confirm)
         router.add_post("/jobs/{job}/{action}", self._act)
 
-    # ---------------------------------------------------------------- looking
+    # ---------------------------------------------------------------- pages
 
     async def _jobs(self, request: web.Request) -> web.Response:
         try:
@@ -177,7 +177,7 @@ class DashboardRoutes:
             response.headers[hdrs.CACHE_CONTROL] = "public, max-age=86400, immutable"
         return response
 
-    # ---------------------------------------------------------------- who it is
+    # ---------------------------------------------------------------- authentication
 
     async def _login_form(self, request: web.Request) -> web.Response:
         if not self._master.gate.asks_for_tokens:
@@ -209,7 +209,7 @@ class DashboardRoutes:
         return response
 
     def authorization(self, request: web.Request) -> list[str]:
-        """Values of the Authorization header; without one what the cookie stands for."""
+        """Return the values of the Authorization header, or without one the token from the cookie."""
         told = request.headers.getall(hdrs.AUTHORIZATION, [])
         cookie = request.cookies.get(cookie_name(tls=request.secure))
         if told or cookie is None or (token := token_of_cookie(cookie)) is None:
@@ -217,18 +217,18 @@ class DashboardRoutes:
         return [f"Bearer {token}"]
 
     def _caller(self, request: web.Request, route: str, job: str = "") -> Principal:
-        """Who looks. Raises Rejection."""
+        """Return the caller's identity. Raises Rejection."""
         self._require_right_place(request)
         return self._master.gate.let_in(route, self.authorization(request), job)
 
     def _visitor(self, request: web.Request, route: str, job: str = "") -> Visitor:
-        """Who looks, as pages want to know it. Raises Rejection."""
+        """Return the caller as a viewer of pages. Raises Rejection."""
         caller = self._caller(request, route, job)
         return Visitor.of(caller, known=self._master.gate.asks_for_tokens)
 
     def _require_right_place(self, request: web.Request) -> None:
         self._require_certificate(request)
-        # With TLS the browser has made sure of the name: only this master has its certificate.
+        # With TLS the browser has verified the name: no other host has this master's certificate.
         if not self._master.gate.asks_for_tokens and not request.secure:
             require_own_name(request.host, self._own_names)
 
@@ -237,7 +237,7 @@ class DashboardRoutes:
         if self._certificate and not (transport and transport.get_extra_info("peercert")):
             raise unauthenticated("this master lets nobody in without a client certificate")
 
-    # ---------------------------------------------------------------- acting
+    # ---------------------------------------------------------------- actions
 
     async def _confirm(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
@@ -279,7 +279,7 @@ class DashboardRoutes:
         return self._told(job, Notice(result_of(action, fields, answer)))
 
     async def _refused(self, request: web.Request, error: Rejection, job: str) -> web.Response:
-        """Back to the job's page, which says why; who may not see that gets the refusal alone."""
+        """Redirect to the job's page with the refusal; show it alone if the caller may not see the job."""
         try:
             self._master.gate.let_in("/jobs/{job}", self.authorization(request), job)
             await self._host(job)
@@ -288,7 +288,7 @@ class DashboardRoutes:
         return self._told(job, Notice(_sentence(error), error.hint, refused=True))
 
     def _told(self, job: str, notice: Notice) -> web.Response:
-        """To the job's page with a notice on it: loading that page again does nothing again."""
+        """Redirect to the job's page with a notice, so that reloading it does not repeat the action."""
         number = secrets.token_urlsafe(9)
         self._notices[number] = (job, notice)
         while len(self._notices) > NOTICES_MAX:
@@ -299,7 +299,7 @@ class DashboardRoutes:
         of, notice = self._notices.get(number, ("", None))
         return notice if of == job else None
 
-    # ---------------------------------------------------------------- what is served
+    # ---------------------------------------------------------------- contents
 
     async def _host(self, job: str) -> JobHost:
         hosts = self._master.hosts
@@ -317,7 +317,7 @@ class DashboardRoutes:
         return self._kitchen[1], self._kitchen[2]
 
     def _listed(self, caller: Principal) -> Listed:
-        """The jobs the caller may see. Raises Rejection while this master does not serve."""
+        """Return the jobs that the caller may see. Raises Rejection while this master does not serve."""
         hosts = self._master.hosts
         if hosts is None:
             return Listed([])
@@ -334,7 +334,10 @@ class DashboardRoutes:
         return Listed(sorted(views, key=lambda view: view.name), held)
 
     def _list(self, caller: Principal) -> str:
-        """The list as HTML, made once a second for all of the same rights. Raises Rejection."""
+        """Return the list as HTML, rendered once a second for all callers with the same rights.
+
+        Raises Rejection.
+        """
         now = asyncio.get_running_loop().time()
         made = self._lists.get(caller.jobs)
         if made is None or now - made[0] > LIST_SECONDS:
@@ -350,7 +353,10 @@ class DashboardRoutes:
     def _problem(
         self, request: web.Request, error: Rejection, root: str, *, asked: bool = False
     ) -> web.Response:
-        """A page that says why; for who is not let in the form that asks for a token."""
+        """Return a page with the error, or the login page if a token is missing or was not accepted.
+
+        asked: True if the error is about a token just entered.
+        """
         status = _STATUS.get(error.reason, 503)
         if status in (401, 403) and (asked or (status == 401 and self._master.gate.asks_for_tokens)):
             told = asked or bool(self.authorization(request))
@@ -369,13 +375,13 @@ class DashboardRoutes:
 
 
 def is_form(request: web.Request) -> bool:
-    """Whether a body of this request is wanted."""
+    """Return True if a body of this request is expected."""
     resource = request.match_info.route.resource
     return request.method == "POST" and resource is not None and resource.canonical in _FORMS
 
 
 async def _fields(request: web.Request) -> Mapping[str, str]:
-    """The fields of a form. Raises Rejection."""
+    """Read the fields of a form. Raises Rejection."""
     if request.content_type != "application/x-www-form-urlencoded":
         if not request.body_exists:
             return {}
@@ -391,13 +397,13 @@ async def _fields(request: web.Request) -> Mapping[str, str]:
         raise Rejection("limit_exceeded", "the form is too large") from error
     except (ValueError, LookupError) as error:
         raise Rejection("invalid_argument", "the form cannot be read") from error
-    except (ConnectionError, web.RequestPayloadError) as error:  # no fault of ours: anybody can break off
+    except (ConnectionError, web.RequestPayloadError) as error:  # not our fault: any client may disconnect
         raise Rejection("invalid_argument", "the form is incomplete") from error
     return {name: value for name, value in posted.items() if isinstance(value, str)}
 
 
 def _local(place: str) -> str:
-    """A page of a job to go on to, relative to the login's; empty for anything else."""
+    """Return a job's page to show after the login, relative to it; "" for any other place."""
     parts = place.split("/")
     if len(parts) == 2 and parts[0] == "jobs" and parts[1]:
         return f"jobs/{quote(parts[1], safe='')}"

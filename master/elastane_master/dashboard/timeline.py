@@ -1,7 +1,7 @@
-"""The ring over time, out of a job's events: who hosted which ESTs when, and what happened to whom. Pure.
+"""The ring over time, computed from a job's events: the ESTs that each worker hosted, and incidents. Pure.
 
-A lane is a worker. Its stays are the times it was in the ring with one range of ESTs; the first part of a
-stay, until the ring was formed, trained nothing. Marks are single moments.
+A lane shows one worker. Its stays are the periods in the ring with one range of ESTs; there is no training in
+a stay before the ring has formed. A mark is a single moment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LANES_MAX: Final = 48
 STAYS_MAX: Final = 2000
 MARKS_MAX: Final = 600
 MEMBERS_MAX: Final = 20_000
-"""Of all rings together. Each costs the master some µs at every look at the page."""
+"""Limit for all rings together: each member costs the master a few µs whenever the page is rendered."""
 
 _MARKS: Final[dict[type[HistoryEvent], str]] = {
     history.WorkerJoined: "join",
@@ -43,7 +43,10 @@ _MARKS: Final[dict[type[HistoryEvent], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Times in seconds since the Unix epoch; ESTs [first, after). formed: from when on the ring trained."""
+    """A period in which a worker hosted the ESTs [first, after). Times are seconds since the Unix epoch.
+
+    formed: time at which the ring had formed and began to train; None: it never did.
+    """
 
     began: float
     ended: float
@@ -55,7 +58,11 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """kind: join, death, leave, drain, replay, checkpoint, master, end. worker: empty for the whole ring."""
+    """An event at one moment.
+
+    kind: "join", "death", "leave", "drain", "replay", "checkpoint", "master" or "end". worker: empty for the
+    whole ring.
+    """
 
     at: float
     kind: str
@@ -72,10 +79,10 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """marks: of the whole ring. left_out: workers that are not shown, those gone longest.
+    """The lanes of all workers, and the marks of the whole ring.
 
-    complete: the first event told of was the job's first. cut: of some rings only the first members are
-    known.
+    left_out: number of workers not shown, those that left first. complete: True if it goes back to the job's
+    first event. cut: True if only the first members of some rings are known.
     """
 
     began: float
@@ -88,7 +95,7 @@ class Timeline:
 
 
 def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
-    """The timeline up to `now`, or to the job's end; None before anything happened."""
+    """Compute the timeline up to `now`, or to the job's end; None if there are no events."""
     notes = _affordable(notes)
     if not notes:
         return None
@@ -110,6 +117,7 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     for worker, parts in stays.items():
         seen[worker] = max(seen.get(worker, 0.0), parts[-1].ended)
         came.setdefault(worker, len(marks))
+    # The workers seen last are shown, in the order in which they came.
     shown = set(sorted(seen, key=lambda worker: (-seen[worker], worker))[:LANES_MAX])
     each = max(STAYS_MAX // max(len(shown), 1), 8)
     marked = marks[-MARKS_MAX:]
@@ -133,7 +141,7 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
 
 
 def _affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
-    """The newest events whose rings have `MEMBERS_MAX` members together; always the newest ring."""
+    """Return the newest events whose rings have at most `MEMBERS_MAX` members in total, or one ring."""
     count, first = 0, True
     for place in range(len(notes) - 1, -1, -1):
         event = notes[place].note.event
@@ -147,7 +155,7 @@ def _affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
 
 
 def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[Ring], list[Mark]]:
-    """Every ring that had members, and all marks."""
+    """Return every ring that had members, and all marks."""
     rings: list[Ring] = []
     marks: list[Mark] = []
     fold = RingFold()
@@ -166,7 +174,7 @@ def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[Ring], list[
 
 
 def _joined(stays: Iterable[Stay]) -> list[Stay]:
-    """Neighbours of the same range without a pause between them are one: fewer shapes, same picture."""
+    """Merge adjacent stays with the same ESTs and no pause between them, to draw fewer shapes."""
     joined: list[Stay] = []
     for stay in stays:
         before = joined[-1] if joined else None

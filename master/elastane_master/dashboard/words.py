@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. Pure."""
+"""Formats numbers and times for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def age(seconds: float | None) -> str:
-    """ "0.4 s", "12 s", "3 min 10 s", "2 h 05 min", "4 d"; "unknown" for None; never negative."""
+    """Format a duration as "0.4 s", "12 s", "3 min 10 s", "2 h 05 min" or "4 d 2 h"; None as "unknown".
+
+    Negative durations count as 0.
+    """
     if seconds is None or not math.isfinite(seconds):
         return "unknown"
     seconds = max(seconds, 0.0)
@@ -25,22 +28,22 @@ def age(seconds: float | None) -> str:
 
 
 def clock(seconds: float) -> str:
-    """The time of day, UTC."""
+    """Format seconds since the Unix epoch as the time of day in UTC, "12:30:05"."""
     return moment(seconds)[11:]
 
 
 def moment(seconds: float) -> str:
-    """ "2026-01-31 12:30:05", UTC; what lies outside the calendar is cut."""
+    """Format seconds since the Unix epoch as "2026-01-31 12:30:05" in UTC, clamped to 1970 to 9999."""
     return datetime.fromtimestamp(min(max(seconds, 0.0), 253_402_300_799), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def number(value: float) -> str:
-    """Five digits that matter."""
+    """Format a number with five significant digits."""
     return f"{value:.5g}"
 
 
 def size(count: int) -> str:
-    """ "512 B", "1.5 MiB"."""
+    """Format a number of bytes, such as "512 B" or "1.5 MiB"."""
     value = float(count)
     for unit in _UNITS[:-1]:
         if value < 1024:
@@ -50,7 +53,7 @@ def size(count: int) -> str:
 
 
 def ranks(first: int, after: int, *, bare: bool = False) -> str:
-    """ "EST 2", "ESTs 0-3", "no EST"; bare: "2", "0-3", "-"."""
+    """Format the ESTs [first, after) as "EST 2", "ESTs 0-3" or "no EST"; bare: as "2", "0-3" or "-"."""
     if after <= first:
         return "-" if bare else "no EST"
     text = str(first) if after == first + 1 else f"{first}-{after - 1}"

@@ -193,7 +193,7 @@ PRICE = _gauge(
     "capacity",
 )
 
-# ------------------------------------------------------------------ a job: what came to pass
+# ------------------------------------------------------------------ a job: what has happened
 
 REQUEUED = _counter("job_tasks_requeued", "Tasks that went back to TODO.", "job_name", "queue")
 TIMED_OUT = _counter("job_tasks_timed_out", "Tasks whose lease expired.", "job_name", "queue")

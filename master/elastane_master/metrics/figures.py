@@ -1,7 +1,7 @@
-"""The figures of one scrape, read from the state of the jobs and from what was measured. Pure.
+"""The samples of one scrape, read from the states of the jobs and from the counters. Pure.
 
-Nothing here is counted in the way of a call: where a job stands is in its state anyway, and is looked at only
-when somebody asks.
+A job's current figures are computed from its state only when a scrape asks for them, so they cost nothing
+between scrapes.
 """
 
 from __future__ import annotations
@@ -27,46 +27,46 @@ from elastane_shards.progress import Progress
 MICROS = 1_000_000
 
 OVER_SECONDS = 3600.0
-"""A job that is over is told of for so long: a store keeps its jobs for ever, and scrapes must not grow."""
+"""A finished job is included in scrapes for this long; otherwise scrapes would grow with the store."""
 
 PHASES: tuple[str, ...] = get_args(Phase)
 HELD = ("damaged", "too_new")
-"""What jobs are called that a master has and does not serve."""
+"""Phases of held jobs, which a master has but does not serve."""
 
 STAGES: tuple[str, ...] = get_args(Stage)
 PLACES: tuple[str, ...] = get_args(WorkerPlace)
 
 
 class Samples:
-    """What a scrape tells, by metric: label values and their figure."""
+    """The samples of a scrape: for each metric, pairs of label values and figure."""
 
     def __init__(self) -> None:
         self.by_metric: dict[Metric, list[tuple[tuple[str, ...], float | Distribution]]] = {}
 
     def add(self, metric: Metric, value: float | Histogram, *labels: str) -> None:
-        """labels: values in the order of the metric's label names."""
+        """Add a sample. labels: values in the order of the metric's label names."""
         assert len(labels) == len(metric.labels), metric.name
         figure = value.distribution() if isinstance(value, Histogram) else value
         self.by_metric.setdefault(metric, []).append((labels, figure))
 
     def choose(self, metric: Metric, chosen: str, values: Iterable[str], *labels: str) -> None:
-        """1 for the value that holds and 0 for the others: a metric whose last label is a state."""
+        """Add a metric whose last label is a state: 1 for the `chosen` value and 0 for all others."""
         for value in values:
             self.add(metric, float(value == chosen), *labels, value)
 
     def count(
         self, metric: Metric, counts: Mapping[str, int], *labels: str, values: Iterable[str] = ()
     ) -> None:
-        """One figure for each key, and nought for those of `values` that did not come to pass."""
+        """Add the count of each key as the last label, and 0 for those of `values` without a count."""
         for value in sorted({*counts, *values}):
             self.add(metric, counts.get(value, 0), *labels, value)
 
 
 @dataclass(frozen=True, slots=True)
 class MasterFacts:
-    """What is to be told of the master. phases: of the jobs it serves, and one of HELD for each it holds.
+    """Facts about the master, read for a scrape.
 
-    gate_refusals: by reason.
+    phases: of all served jobs, and one of HELD for each held job. gate_refusals: by reason.
     """
 
     version: str
@@ -81,7 +81,7 @@ class MasterFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What is to be told of a job beside its state. log_bytes: written since the last snapshot."""
+    """Facts about a job besides its state. log_bytes: written since the last snapshot."""
 
     lease_waiters: int = 0
     sessions: int = 0
@@ -92,7 +92,7 @@ class JobFacts:
 
 
 def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -> None:
-    """The figures of the master itself."""
+    """Add the samples of the master itself."""
     add = samples.add
     add(known.BUILD_INFO, 1, facts.version, facts.protocol, facts.python)
     add(known.LEADER, float(facts.leads))
@@ -131,19 +131,19 @@ def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
 
 
 def add_closed(samples: Samples, job: str, phase: Phase, ended_at: float, now: float) -> None:
-    """What is told of a finished job that is closed: how it ended, as long as of others that are over."""
+    """Add the final phase of a closed job, for `OVER_SECONDS` after its end as for other finished jobs."""
     if now - ended_at < OVER_SECONDS:
         samples.choose(known.PHASE, phase, PHASES, job)
 
 
 def is_shown(machine: JobMachine, now: float) -> bool:
-    """Whether a job is told of at time `now`: while it is not over, and `OVER_SECONDS` beyond."""
+    """Return True if a job is included at time `now`: until `OVER_SECONDS` after its end."""
     state = machine.state
     return state.phase not in OVER or now - state.decided_at < OVER_SECONDS
 
 
 def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTally, now: float) -> None:
-    """The figures of one job at time `now` of the decisions."""
+    """Add the samples of one job. now: on the clock of its decisions."""
     state, job, add = machine.state, machine.state.name, samples.add
     view = job_view(machine, now)
     samples.choose(known.PHASE, state.phase, PHASES, job)
@@ -201,7 +201,10 @@ def _add_cost(samples: Samples, job: str, cost: CostView) -> None:
 
 
 def _add_queues(samples: Samples, machine: JobMachine, now: float) -> None:
-    """The training, and all dynamic datasets together: their names would be labels without bounds."""
+    """Add the training's progress, and that of all dynamic datasets together.
+
+    The names of dynamic datasets are no label because their number is unbounded.
+    """
     job, queues = machine.state.name, machine.queues
     if queues.lockstep is not None:
         progress = queues.lockstep.progress(now)

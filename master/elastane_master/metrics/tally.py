@@ -1,7 +1,7 @@
-"""What has happened in a job since this master serves it: counted from its decisions as they are made.
+"""Counters of a job, increased by its decisions while this master serves it.
 
-The state says where a job stands; counters say how often something came to pass. They begin at nought with
-each master, as Prometheus expects of a counter. Pure: the events of the history come in.
+The state shows the current situation, counters show how often something happened. They start at 0 in each
+master, as Prometheus expects of counters. Pure: the input is the events of the history.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from elastane_proto.history.fold import Cause, RingFold
 class JobTally:
     """Counters of one job. Used from one event loop.
 
-    events: notes by kind. ring_changes: by cause; last_cause: of the newest, also where a ring ended.
-    losses: deaths and evictions of workers. drains: by whose wish: "operator", "signal", "reclaim" (the
-    node's end was announced). steps_replayed: begun steps that were done again. checkpoints: by outcome; one
-    that a change of the ring ended is "repeated". step_seconds: from commit to commit within a ring;
-    commit_seconds: from a step's first report until every member has applied it. checkpoint_seconds: from
-    request to manifest; checkpoint_bytes: size of the last that was saved.
+    events: by kind. ring_changes: by cause; last_cause: that of the newest change, including the end of a
+    ring. losses: of workers, by "death" or "eviction". drains: by who requested them: "operator", "signal",
+    "reclaim" (announced end of the node). steps_replayed: steps that had begun and were run again.
+    checkpoints: by outcome; "repeated" if a change of the ring interrupted it. step_seconds: from commit to
+    commit within a ring. commit_seconds: from a step's first report until every member has applied it.
+    checkpoint_seconds: from request to manifest. checkpoint_bytes: size of the last saved checkpoint.
     """
 
     __slots__ = (
@@ -68,11 +68,11 @@ class JobTally:
         self._checkpoint: tuple[str, float] = ("", 0.0)
 
     def reported(self, step: int, now: float) -> None:
-        """A worker reported a step; the first of them counts."""
+        """Record that a worker reported a step; only the first report counts."""
         self._reported.setdefault(step, now)
 
     def committed(self, commit: Commit, now: float) -> None:
-        """A step is part of the history."""
+        """Record the commit of a step."""
         self.steps_committed += 1
         reported = self._reported.pop(commit.step, None)
         if reported is not None:
@@ -83,7 +83,7 @@ class JobTally:
         self._last_commit = (commit.step, commit.generation, now)
 
     def noted(self, note: Note, state: JobState, now: float) -> None:
-        """A decision was made; `state` is as it left it."""
+        """Record an event. state: the job's state after the decision."""
         self.events[note.kind] += 1
         self._fold.take(note.told(now))
         match note.event:
@@ -111,10 +111,10 @@ class JobTally:
     def _ring_changed(self, planned: bool, state: JobState) -> None:
         if self._fold.ring is not None:
             self.last_cause = self._fold.ring.cause
-        if state.ring.members:  # a ring that ends is no change that anybody waits for
+        if state.ring.members:  # nobody waits when a ring ends without a successor
             self.ring_changes[self.last_cause] += 1
         if self._running:
-            # The step that is being done is dropped, unless this is decided at its end.
+            # An unplanned change drops the step in progress, which has to be run again.
             steps = state.steps
             self._begun_until = steps.prepared + 1 if planned else steps.prepared + 2
             self._running = False

@@ -7,9 +7,9 @@ module owns the port. It forwards bytes unchanged, but only a limited number fro
 (see `strangers`); the rest stays with the sender. Flow control is preserved: a side that does not read stops
 the other.
 
-With TLS, the front ends it (see `tls_session`): what strangers send inside it is counted as without it. Their
-handshakes are done outside the loop, by turns (see `handshakes`), and those that are broken off count as
-refusals.
+With TLS, the front terminates it (see `tls_session`), so that what strangers send inside is counted, too.
+Their handshakes are done outside the loop, by turns (see `handshakes`), and those that are broken off count
+as refusals.
 
 The gate identifies a caller by its peer name in gRPC, which here is an unguessable name per connection; it
 refuses calls of peers that the front has not named, because they have passed neither it nor TLS.
@@ -94,7 +94,7 @@ class Front:
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-                missing = error  # one of a name's addresses, of a network that is not here
+                missing = error  # an address of a name in a network that this machine lacks
                 continue
             self._sockets.append(bound)
             port = bound.getsockname()[1]
@@ -267,7 +267,7 @@ class _Caller(asyncio.BufferedProtocol):
         self._front = front
         self._stranger = self._heard = self._wanted = True
         self._handed_on = False
-        self._spent = False  # it said as many bytes as it may
+        self._spent = False  # it has used up its limit of bytes
         self._calls = CallCounter(front.limits.calls_max)
         self._held = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -302,7 +302,7 @@ class _Caller(asyncio.BufferedProtocol):
             except BaseException:
                 inner.close()
                 raise
-        except BlockingIOError:  # gRPC has not taken those before it yet
+        except BlockingIOError:  # gRPC has not accepted the previous ones yet
             self._front.wait(self)
             return
         except OSError as error:  # gRPC does not listen any more, or there are no descriptors left
@@ -320,7 +320,7 @@ class _Caller(asyncio.BufferedProtocol):
     def let_in(self) -> None:
         """Remove the stranger limits: a known token was shown."""
         if self._server is None:
-            self.abort()  # it was given up before the gate could say so: it is made again, and heard then
+            self.abort()  # given up before the gate's report: the caller will reconnect
         elif self._stranger:
             self._stranger, self._heard = False, True
             self._server.write(memoryview(self._held))
@@ -346,7 +346,7 @@ class _Caller(asyncio.BufferedProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Read again, as far as the caller may be read."""
+        """Resume reading, as far as the caller's limits allow."""
         self.read(self._wanted)
 
     def _hear(self, data: memoryview, server: _Server) -> None:
@@ -413,7 +413,7 @@ class _Caller(asyncio.BufferedProtocol):
             return
         if not self._stranger:
             server.write(data)
-        elif not (self._heard and self._handed_on):  # it was read once more before that could be stopped
+        elif not (self._heard and self._handed_on):  # one more read came before reading was paused
             self._held += data
             self.read(self._wanted)
         else:
@@ -488,7 +488,7 @@ class _TlsCaller(_Caller):
             self._shake()
 
     def _shake(self) -> None:
-        """Have the next step of the handshake done as soon as there is a whole record for it."""
+        """Submit the next step of the handshake once a whole record for it has arrived."""
         whole = whole_records(self._received_raw)
         spent = len(self._received_raw) + (self._session.opaque if self._session is not None else 0)
         if spent > self._front.limits.opaque_bytes_max:
@@ -500,7 +500,7 @@ class _TlsCaller(_Caller):
         self.read(self._wanted)
 
     def _break_off(self, farewell: bytes = b"") -> None:
-        """End the connection, which the caller has ended, or where it does not keep to TLS."""
+        """End the connection, because the caller has ended it or violates TLS."""
         self._front.broke_off(self.number)
         self.give_up()
         self.finish(farewell)
@@ -533,7 +533,7 @@ class _TlsCaller(_Caller):
         super()._go_on()
 
     def _decrypt(self) -> None:
-        """Take data out of the session as far as the caller may be heard; the rest stays in it."""
+        """Decrypt data as far as the caller's limits allow; the rest stays in the session."""
         session = self._session
         if session is None or self._transport is None or not self._is_there:
             return
@@ -572,7 +572,7 @@ class _TlsCaller(_Caller):
             self._received_raw += data
             if self._may_shake and not self._shaking:
                 self._shake()
-            else:  # it was read once more before that could be stopped
+            else:  # one more read came before reading was paused
                 self.read(self._wanted)
             return
         for at in range(0, nbytes, PIECE_BYTES):

@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 class Turns(Generic[T]):
-    """A queue in which addresses take turns, whatever their numbers. Pure."""
+    """A queue that serves addresses in turn, however many entries each has. Pure."""
 
     def __init__(self) -> None:
         #: The next one's turn is the first address's.
         self._waiting: dict[str, deque[T]] = {}
 
     def add(self, address: str, one: T) -> None:
-        """Put one of `address` into the queue."""
+        """Add an entry of `address`."""
         self._waiting.setdefault(address, deque()).append(one)
 
     def take(self) -> T | None:
-        """Remove and return the next; None if nothing waits."""
+        """Remove and return the next entry; None if the queue is empty."""
         if not self._waiting:
             return None
         address, its = next(iter(self._waiting.items()))
@@ -49,11 +49,11 @@ class Step(Protocol):
         ...
 
     def run(self) -> Any:
-        """Do it; in a thread."""
+        """Run the step; called in a thread."""
         ...
 
     def done(self, result: asyncio.Future[Any]) -> None:
-        """Take up its result; in the event loop."""
+        """Process the result; called in the event loop."""
         ...
 
 

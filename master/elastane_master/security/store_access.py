@@ -60,7 +60,7 @@ class StoreAccess:
             named = {"ssl_ca_certs": self.ca, "ssl_certfile": self.cert, "ssl_keyfile": self.key}
             for name, path in named.items():
                 if path is not None:
-                    read_file(path)  # a missing file would be found at the first connection, and waited for
+                    read_file(path)  # fails now; at a connection it would be retried
                     arguments[name] = str(path)
         elif self.ca is not None or self.cert is not None:
             raise BadSecurityFile(self.ca or self.cert, "the store is spoken to without TLS", "use rediss://")

@@ -120,7 +120,7 @@ class Strangers:
         return one.refusals >= self._limits.refusals_max
 
     def broke_off(self, connection: int, now: float) -> None:
-        """Count a connection that ends by its caller's doing although a handshake was spent on it."""
+        """Count a connection that its caller ends after a handshake was spent on it."""
         one = self._strangers.get(connection)
         if one is not None:
             self._count_refused(one, now)

@@ -1,7 +1,7 @@
 """One TLS connection without a socket: bytes of the network in, bytes of the caller out, and back.
 
-The front ends TLS itself, because gRPC's Python server can be given neither a connection nor a limit for one:
-what is encrypted on its way to gRPC cannot be counted.
+The front terminates TLS itself, because it could not count what is still encrypted on its way to gRPC, and
+gRPC's Python server accepts neither a ready connection nor limits for one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROTOCOL: Final = "h2"
 
 
 class TlsBroken(Exception):  # noqa: N818 - it says what has happened
-    """The caller does not keep to TLS, or has no certificate that it needs. farewell: to send to it."""
+    """The caller violates TLS, or lacks a required certificate. farewell: bytes to send to it."""
 
     def __init__(self, why: str, farewell: bytes = b"") -> None:
         super().__init__(why)
@@ -42,7 +42,7 @@ class TlsSession:
         self._ssl = context.wrap_bio(self._in, self._out, server_side=True)
 
     def shake(self, data: bytes) -> bytes:
-        """Go on with the handshake; return the bytes to send. Raises TlsBroken."""
+        """Continue the handshake; return the bytes to send. Raises TlsBroken."""
         self.feed(data)
         try:
             self._ssl.do_handshake()
@@ -56,24 +56,24 @@ class TlsSession:
         return self._out.read()
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take in bytes of the network."""
+        """Accept bytes from the network."""
         self._in.write(data)
         self.opaque += len(data)
 
     def read(self, bytes_max: int) -> bytes:
-        """Return data of the caller; empty if it needs more bytes of the network.
+        """Return decrypted data; empty if more bytes from the network are needed.
 
         Raises TlsBroken, also after the caller's regular end.
         """
         if not (self._in.pending or self._ssl.pending()):
-            return b""  # the usual end, without the exception
+            return b""  # the usual case, without the cost of an exception
         try:
             data = self._ssl.read(bytes_max)
         except ssl.SSLWantReadError:
             return b""
         except (ssl.SSLError, OSError) as error:
             raise TlsBroken(getattr(error, "reason", None) or str(error), self._out.read()) from error
-        if not data:  # whatever follows would never be read, and be kept
+        if not data:  # a regular end: anything after it would be buffered and never read
             raise TlsBroken("the caller has ended the connection", self._out.read())
         self.opaque -= len(data)
         return data
@@ -90,7 +90,7 @@ class TlsSession:
         return b"".join(sent)
 
     def unsent(self) -> bytes:
-        """Return bytes to send that reading has caused, like answers to changes of keys."""
+        """Return bytes to send as a result of reading, such as replies to key updates."""
         return self._out.read() if self._out.pending else b""
 
     def end(self) -> bytes:
@@ -103,7 +103,7 @@ class TlsSession:
 def whole_records(data: bytes | bytearray) -> int:
     """Return how many of the bytes are whole records of TLS; all if they are something else. Pure.
 
-    With part of a record a handshake cannot go on, and nothing but the bytes needs to be kept for it.
+    A handshake cannot continue with a partial record, so its bytes are kept until the rest arrives.
     """
     at = 0
     while len(data) - at >= RECORD_HEADER_BYTES:

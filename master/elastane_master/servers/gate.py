@@ -340,7 +340,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             first = await _first_message(messages)
             request = _again(first, self._counted(call, messages) if call.rule.counts else messages)
         if isinstance(first, Malformed):
-            return request  # it says nothing, and the servicer refuses it
+            return request  # it names no job, and the servicer refuses it
         try:
             # Checked again: the tokens may have changed while waiting for the message.
             caller = self._tokens.owner(call.digest)

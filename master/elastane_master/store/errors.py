@@ -153,11 +153,11 @@ class JobDamaged(StoreError):
 
 
 HeldError = JobDamaged | JobTooNew
-"""Why a job is held and not served."""
+"""Errors for which a job is held instead of served."""
 
 
 def held_phase(error: HeldError) -> str:
-    """What such a job is called: "damaged" or "too_new"."""
+    """Return the phase shown for a held job: "damaged" or "too_new"."""
     return "damaged" if isinstance(error, JobDamaged) else "too_new"
 
 

@@ -102,7 +102,7 @@ class StoredBatch(msgspec.Struct, array_like=True, frozen=True):
             raise StoreFormatUnknown(f"a stored batch cannot be read: {error}") from error
 
 
-# Of an array of MessagePack the first element, as an integer of one byte or two: all forms begin with it.
+# The head of a MessagePack array and its first element, an integer of one or two bytes: every format has it.
 _HEAD = re.compile(rb"[\x91-\x9f](?:([\x01-\x7f])|\xcc([\x80-\xff]))")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -152,7 +152,7 @@ def decode_batch(payload: bytes) -> StoredBatch:
 
 
 def format_of(payload: bytes) -> int:
-    """The format that a snapshot or batch names, whether it can be read or not; 0: it names none."""
+    """Return the format number of a snapshot or batch, even if this master cannot read it; 0 without one."""
     match = _HEAD.match(payload)
     if match is None:
         return 0

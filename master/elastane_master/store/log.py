@@ -219,9 +219,9 @@ class JobLog:
         self._sequence = recovered.sequence
         self._chain = recovered.chain
         self._commit, self._event = recovered.commits, recovered.event_sequence
-        # How many there are at least: the store drops the oldest, some at a time.
+        # Minimum numbers of stored entries: the store drops the oldest ones, several at a time.
         self._history, self._events = recovered.history, recovered.events
-        # What was lost is given up: the first write says what there is from here on.
+        # The loss was accepted: the first write replaces everything, and later checks compare with that.
         self._replaces = bool(recovered.damages)
         self._cut = recovered.state_commits if recovered.damages else None
         self._options = options
@@ -377,7 +377,7 @@ class JobLog:
         try:
             while True:
                 if self._groups:
-                    await asyncio.sleep(0)  # whoever the write before has let go on goes along
+                    await asyncio.sleep(0)  # callers resumed by the last write can join this one
                 timed_out = await self._wait_for_work()
                 if self._groups or (self._dirty and (self._closing or self._snapshot_due())):
                     await self._write(self._take())
@@ -543,7 +543,7 @@ class JobLog:
         return replace(again, lost=lost), damages
 
     async def _say_mended(self) -> None:
-        """Before anything that was written with it is acknowledged: a job that no list names is lost."""
+        """Notify the owner, before the write is acknowledged: a job missing from all lists would be lost."""
         try:
             await self._listener.mended()
         except _RETRIED as error:

@@ -52,8 +52,11 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Readable:
-    """Versions that a master reads. state: newest version of the job's own state; version_of: version of a
-    stored state, 0 if it cannot be determined."""
+    """Versions that a master can read.
+
+    state: newest version of the job's own state. version_of: version of a stored state, 0 if it cannot be
+    determined.
+    """
 
     state: int = 1
     version_of: Callable[[bytes], int] = lambda state: 0
@@ -90,7 +93,7 @@ async def recover(redis: Redis, job: str, readable: Readable) -> Recovered:
 
 
 async def _acquire(redis: Redis, job: str, readable: Readable) -> list[Any]:
-    """The answer of ACQUIRE. Raises JobTooNew, and then nothing of the job was changed."""
+    """Acquire the fence; return the script's answer. Raises JobTooNew before changing anything of the job."""
     keys = JobKeys.of(job)
     acquire = redis.register_script(ACQUIRE)
     known: list[Any] = [FORMAT, readable.state]

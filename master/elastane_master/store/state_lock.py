@@ -40,7 +40,7 @@ class StateLock:
         try:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
-        except OSError as error:  # a disk that is full has room for names, but for no byte more
+        except OSError as error:  # a full disk may have room for a file's name, but not for its content
             os.close(descriptor)
             raise _unusable(error, self._path.parent) from error
         self._descriptor = descriptor

@@ -133,10 +133,10 @@ def require_readable(
     known_state: int,
     version_of: Callable[[bytes], int] = lambda state: 0,
 ) -> None:
-    """Raises JobTooNew when the snapshot or a log entry is a newer master's, whatever the fence says.
+    """Raise JobTooNew if a newer master wrote the snapshot or a log entry, whatever the fence says.
 
-    A fence that is gone, or from a backup, does not make damage of what somebody can read. known_state,
-    version_of: see `recovery.Readable`.
+    If the fence is lost or from a backup, such data must not be treated as damaged: the newer master can read
+    it. known_state, version_of: see `recovery.Readable`.
     """
     keys = JobKeys.of(job)
     for entry in log:
@@ -147,7 +147,7 @@ def require_readable(
     try:
         stored = decode_snapshot(snapshot)
     except StoreFormatUnknown:
-        return  # spoiled: there is a hole
+        return  # corrupt, which `examine` reports as a hole
     if stored.link is None or stored.link.fits(job, stored.state):
         check_written(job, stored.format, version_of(stored.state), known_state, key=keys.snapshot)
 
@@ -170,6 +170,7 @@ def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bo
         return False
     link = snapshot.link
     if link is None:
+        # A snapshot of format 1 beside a chained fence: the snapshot of a later write is lost.
         if chained is not None and chained.checksum:
             lost = (
                 f"it is of write {snapshot.sequence}, by an older master; write {chained.sequence} is missing"

@@ -16,7 +16,7 @@ import msgspec
 
 
 class Severity(enum.StrEnum):
-    """How much a finding matters; the first two make `elastane doctor` exit with 1.
+    """Importance of a finding; the first two make `elastane doctor` exit with 1.
 
     REFUSED: training would end with an error. DIFFERS: the bits may differ from those of stock DDP. COSTS:
     correct, but slower than necessary. NOTE: good to know, or true only elsewhere (on a GPU).

@@ -236,6 +236,7 @@ class DoctorJob(LocalJob):
         self._end()
 
     def _inspect(self) -> Iterator[Any]:
+        """Run each step twice from the same state, and once more to find the cause if the results differ."""
         roots = roots_of(self._prepared.model, self._prepared.loader)
         known = {id(value) for value in self._registry.objects}
         known |= {id(generator) for generator in _kept_by_loader(self._prepared.loader)}
@@ -248,6 +249,7 @@ class DoctorJob(LocalJob):
                 try:
                     keeper.keep()
                 except StateNotCarriedError as error:
+                    # Without a copy of the state no step can be repeated; the rest is still examined.
                     self._refused("state", error)
                     keeper = None
             self._rewind()

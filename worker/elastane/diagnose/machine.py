@@ -219,7 +219,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
 
 
 def for_data_workers(findings: Iterable[Finding], data_workers: int) -> list[Finding]:
-    """The machine's findings, for a script with so many data workers: others need no shared memory."""
+    """Return the findings; without data workers, a lack of shared memory is only a note."""
     return [
         msgspec.structs.replace(finding, severity=Severity.NOTE)
         if finding.code == SHARED_MEMORY and not data_workers

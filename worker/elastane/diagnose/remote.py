@@ -58,6 +58,7 @@ def check_master(addresses: str, timeout_seconds: float) -> tuple[dict[str, str]
 
 
 def _ask_master(address: str, timeout_seconds: float) -> tuple[str, list[Finding], bool]:
+    """Check one master; return its state for the table, findings, and whether it serves."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -71,6 +72,7 @@ def _ask_master(address: str, timeout_seconds: float) -> tuple[str, list[Finding
             severity=Severity.REFUSED, kind="master", code=code, what=what, where=address, todo=todo
         )
 
+    # A plain connection first: gRPC's error would not tell a closed port from a failed TLS handshake.
     try:
         socket.create_connection(split_address(address), timeout=timeout_seconds).close()
     except OSError as error:

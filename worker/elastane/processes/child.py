@@ -106,7 +106,7 @@ class ChildProcess:
 
     @property
     def status(self) -> ExitStatus | None:
-        """How it ended; None while it runs."""
+        """Exit status; None while the child runs."""
         return self._status
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""`elastane report`: what happened to a job, in one file.
+"""`elastane report`: the history of a job as a single file.
 
 job, events, committed steps ─▶ facts (pure) ─▶ html or markdown (pure) ─▶ a file
 """

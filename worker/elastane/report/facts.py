@@ -1,4 +1,4 @@
-"""What a report says, out of the job, its events and its committed steps. Pure."""
+"""Contents of a report, computed from the job, its events and its committed steps. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from elastane.logged import LoggedStep
     from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2
 
-#: What may have made the training wait.
+#: Events that may have delayed the training.
 _INCIDENTS = (
     history.RingAnnounced,
     history.MasterRecovered,
@@ -32,7 +32,10 @@ _INCIDENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A ring: from its decision until the next one's, seconds since the Unix epoch. members: [start, end)."""
+    """A ring, from the decision to form it until that for the next one.
+
+    began, ended: seconds since the Unix epoch. members: EST range [start, end) of each worker.
+    """
 
     generation: int
     began: float
@@ -43,10 +46,10 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something that may have made the training wait. planned: it was asked for.
+    """An event that may have delayed the training. planned: True if it was requested.
 
-    cost_seconds: from the last commit before it to the next, less a median step; None: nothing was committed
-    afterwards, or before. shared: the same wait as of the incident before, in which it is counted.
+    cost_seconds: time between the commits before and after it, minus the duration of a median step; None if
+    nothing was committed before, or after. shared: True if an earlier incident accounts for the same time.
     """
 
     time: float
@@ -61,7 +64,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint. sha256: over its shards' names and hashes; empty where the master did not tell."""
+    """A saved checkpoint. sha256: of its shards' names and hashes; empty if the master did not record it."""
 
     time: float
     name: str
@@ -72,7 +75,10 @@ class Saved:
 
 @dataclass(slots=True)
 class Facts:
-    """All of it. Times are seconds since the Unix epoch. cost: the message's fields, empty without prices."""
+    """All contents of a report. Times are seconds since the Unix epoch.
+
+    cost: fields of the job's cost message; empty without prices. settings: of the job, except unset ones.
+    """
 
     name: str
     phase: str
@@ -90,22 +96,22 @@ class Facts:
     checkpoints: list[Saved] = field(default_factory=list)
     series: list[metric_pb2.Series] = field(default_factory=list)
     events: int = 0
-    #: The events go back to the job's beginning.
+    #: True if the events go back to the job's beginning.
     complete: bool = True
 
     @property
     def workers(self) -> list[str]:
-        """All that were ever in a ring, in the order in which they came."""
+        """All workers that were ever in a ring, in the order in which they joined."""
         return list(dict.fromkeys(name for ring in self.rings for name in ring.members))
 
     @property
     def lost_seconds(self) -> float:
-        """What the incidents cost together."""
+        """Total cost of all incidents."""
         return sum(one.cost_seconds or 0.0 for one in self.incidents if not one.shared)
 
     @property
     def train_seconds(self) -> float:
-        """From the first commit to the last."""
+        """Time from the first commit to the last."""
         steps = self.steps
         return steps.last - steps.first if steps.first is not None and steps.last is not None else 0.0
 
@@ -117,7 +123,7 @@ def gather(
     series: Sequence[metric_pb2.Series],
     now: float,
 ) -> Facts:
-    """The facts. steps: in the order of commits; read once. now: the time the report is made."""
+    """Compute the contents. steps: in the order of commits, iterated once. now: time of the report."""
     told = [told_of(event) for event in events]
     incidents = [one for one in told if isinstance(one.event, _INCIDENTS)]
     fold = StepFold([one.time for one in incidents])
@@ -154,7 +160,7 @@ def gather(
 
 
 def _rings(told: Sequence[Told], until: float) -> list[Ring]:
-    """Rings that had members, each with the time it was decided and the time the next one was."""
+    """Return all rings that had members; the last one ends at `until`."""
     fold = RingFold()
     ended = [ring for one in told if (ring := fold.take(one)) is not None]
     if (last := fold.end(until)) is not None:
@@ -173,7 +179,7 @@ def _incidents(told: Sequence[Told], fold: StepFold) -> list[Incident]:
         seconds, shared = pause.seconds, False
         began = fold.first is not None and fold.first < pause.at
         if not began and one.members is not None:
-            continue  # the first ring: nothing had been trained that could wait
+            continue  # the first ring: no training was delayed
         if pause.before is not None and pause.after is not None:
             shared = (pause.before, pause.after) in waits
             waits.add((pause.before, pause.after))

@@ -37,7 +37,7 @@ svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; 
 
 
 def as_html(facts: Facts, made: float) -> str:
-    """made: when, seconds since the Unix epoch."""
+    """Render a report. made: its time, seconds since the Unix epoch."""
     parts = [_table(texts.summary(facts), head=False)]
     if (cost := texts.cost(facts)).rows:
         parts += ["<h2>Cost</h2>", _table(cost, head=False)]
@@ -83,7 +83,7 @@ def _table(table: Table, *, head: bool = True) -> str:
 
 
 def _timeline(facts: Facts) -> str:
-    """Workers down, time across: who hosted which ESTs, and dashed where something made the ring wait."""
+    """Draw the ESTs hosted by each worker over time; dashed lines mark unplanned incidents."""
     start, end = facts.rings[0].began, max(ring.ended for ring in facts.rings)
     scale = (_WIDTH - _LEFT) / max(end - start, 1e-9)
     workers = facts.workers
@@ -127,6 +127,7 @@ def _timeline(facts: Facts) -> str:
 def _curve(
     points: Sequence[tuple[float, float]], below: str, band: Sequence[tuple[float, float, float]] = ()
 ) -> str:
+    """Draw a curve. below: label of the x axis. band: (x, low, high)."""
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if not finite:
         return "<p>No finite value.</p>"
@@ -136,6 +137,7 @@ def _curve(
 
     def place(x: float, y: float) -> str:
         across = (x - left) / (right - left) if right > left else 0.5
+        # Halved first: the difference of two large numbers may overflow.
         up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
         return f"{_LEFT + across * (_WIDTH - _LEFT - 4):.1f},{6 + (1 - up) * (_CURVE - 34):.1f}"
 

@@ -13,7 +13,7 @@ _COLUMNS, _ROWS = 90, 12
 
 
 def as_markdown(facts: Facts, made: float) -> str:
-    """made: when, seconds since the Unix epoch."""
+    """Render a report. made: its time, seconds since the Unix epoch."""
     parts = [f"# Job {_cell(facts.name)}", _table(texts.summary(facts))]
     if (cost := texts.cost(facts)).rows:
         parts += ["## Cost", _table(cost)]
@@ -41,7 +41,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that stays what it is: others' words are in it."""
+    """Escape text for a table cell: it may come from scripts and users, and must not act as Markdown."""
     text = harmless(" ".join(text.split())).replace("\\", "\\\\").replace("|", "\\|")
     for char in "`*_<>[]":
         text = text.replace(char, f"\\{char}")

@@ -1,4 +1,4 @@
-"""Committed steps folded into what a report says of them, in bounded memory. Pure."""
+"""Summary of committed steps for a report, computed in bounded memory. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DURATIONS_MAX = 4096
 
 @dataclass(slots=True)
 class Pause:
-    """The commits around a moment, seconds since the Unix epoch; None: there was none."""
+    """The times of the commits before and after `at`, seconds since the Unix epoch; None if there is none."""
 
     at: float
     before: float | None = None
@@ -23,17 +23,20 @@ class Pause:
 
     @property
     def seconds(self) -> float | None:
-        """From the last commit to the next one."""
+        """Time between the two commits; None unless both exist."""
         return self.after - self.before if self.before is not None and self.after is not None else None
 
 
 @dataclass(slots=True)
 class StepFold:
-    """Takes steps in the order of their commits.
+    """Accumulates steps in the order of their commits.
 
-    moments: about which the commits before and after are wanted. next_step: the next to commit. commits: in
-    all; replayed: those that a later commit superseded. samples: that all of them consumed, replays included.
-    first, last: when the first and the last was.
+    moments: times for which `pause_at` is needed. next_step: the next step to commit. commits: number of
+    commits; replayed: how many of them a later commit superseded. samples: consumed by all commits, replays
+    included. first, last: times of the first and the last commit.
+
+    To bound memory, every `_every`-th duration is kept, and samples are counted in buckets of `_width`
+    seconds; both numbers double whenever their limit is reached.
     """
 
     moments: Sequence[float] = ()
@@ -56,7 +59,7 @@ class StepFold:
         self.pauses = [Pause(at) for at in self.moments]
 
     def take(self, step: LoggedStep) -> None:
-        """The next commit."""
+        """Add the next commit."""
         if step.step < self.next_step:
             self.replayed += self.next_step - step.step
         self.next_step = step.step + 1
@@ -72,11 +75,11 @@ class StepFold:
 
     @property
     def step_seconds(self) -> float | None:
-        """The median time from commit to commit."""
+        """Median time between consecutive commits; None with fewer than two."""
         return statistics.median(self._durations) if self._durations else None
 
     def throughput(self) -> list[tuple[float, float]]:
-        """(seconds since the first commit, samples a second), evenly spaced, zeros included."""
+        """Return (seconds since the first commit, samples per second), evenly spaced, zeros included."""
         if not self._buckets:
             return []
         return [
@@ -85,7 +88,7 @@ class StepFold:
         ]
 
     def pause_at(self, at: float) -> Pause:
-        """Of one of the moments."""
+        """Return the pause around one of `moments`."""
         return self.pauses[bisect.bisect_left(self.moments, at)]
 
     def _note_pauses(self, committed: float) -> None:

@@ -1,4 +1,4 @@
-"""Numbers, times and tables of a report, as text; what its two forms share. Pure."""
+"""Text of numbers, times and tables, common to both formats of a report. Pure."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ CHECKPOINTS_NEWEST = 5
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """columns: their names; rows: as text."""
+    """A table of text. columns: their names."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
 
 def moment(seconds: float | None) -> str:
-    """ "2026-05-04 10:11:12 UTC", or "-"."""
+    """Format seconds since the Unix epoch as "2026-05-04 10:11:12 UTC"; None as "-"."""
     if seconds is None:
         return "-"
     return f"{datetime.datetime.fromtimestamp(seconds, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def duration(seconds: float | None) -> str:
-    """ "0.41 s", "12.3 s", "3 min 10 s", "2 h 05 min", or "-"."""
+    """Format a duration as "0.41 s", "12.3 s", "3 min 10 s" or "2 h 05 min"; None as "-"."""
     if seconds is None:
         return "-"
     if seconds < 60:
@@ -44,7 +44,7 @@ def money(micros: int, currency: str) -> str:
 
 
 def summary(facts: Facts) -> Table:
-    """What one wants to know first."""
+    """Return the key figures of the job."""
     steps = facts.steps
     seconds = facts.train_seconds
     rows = [
@@ -65,7 +65,7 @@ def summary(facts: Facts) -> Table:
 
 
 def cost(facts: Facts) -> Table:
-    """What it cost; empty without prices."""
+    """Return the cost of the job; empty without prices."""
     told = facts.cost
     if not told or not (told.get("spent_micros") or told.get("on_demand_micros")):
         return Table((), ())
@@ -103,7 +103,7 @@ def rings(facts: Facts) -> Table:
 
 
 def checkpoints(facts: Facts) -> Table:
-    """The first, and the newest; those between as one row."""
+    """Return the first checkpoint and the newest ones; all others are summarized in one row."""
     rows = [
         (saved.name, str(saved.step), f"{saved.size:,}", saved.sha256 or "-", moment(saved.time))
         for saved in facts.checkpoints

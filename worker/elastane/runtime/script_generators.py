@@ -39,7 +39,7 @@ if HAS_NUMPY:
 
 OBJECTS_MAX: Final = 20_000
 DEPTH_MAX: Final = 7
-ITEMS_MAX: Final = 64  # of a container: transforms are few, and long ones are the data
+ITEMS_MAX: Final = 64  # per container: lists of transforms are short, and long containers hold data
 
 _LEAVES: Final[tuple[type, ...]] = (
     str,
@@ -192,6 +192,7 @@ def _walk(starts: Iterable[tuple[str, object]], known: Container[int]) -> Iterat
 
 
 def _children(value: object) -> Iterator[tuple[str, object]]:
+    """Yield everything that a value refers to directly, each with the suffix of its name."""
     kind = type(value)
     if kind.__module__.partition(".")[0] in OWN_PACKAGES:
         return
@@ -199,6 +200,7 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
         yield from ((name, child) for name, child in value.items.items() if not name.startswith("__"))
         return
     if issubclass(kind, (dict, types.MappingProxyType)):
+        # dict.items(value), because a subclass's own items() would be code of the script.
         for key, child in _few(dict.items(value) if isinstance(value, dict) else value.items()):  # type: ignore[attr-defined]
             yield f"[{key!r}]" if isinstance(key, (str, int)) else "[...]", child
     elif issubclass(kind, (list, tuple, set, frozenset, deque)):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EVENTS_MAX = 2000
 MEMBERS_MAX = 200_000
-"""Of all rings in the events together."""
+"""Limit for the members of all rings in the kept events."""
 LIST_SECONDS = 1.0
 CURVE_SECONDS = 1.0
 
@@ -41,7 +41,7 @@ class JobNews:
     _members: int = 0
 
     def take_event(self, event: ring_pb2.Event) -> None:
-        """A new event: the oldest go where there are too many, or too many members of rings in them."""
+        """Add an event; drop the oldest ones beyond the limits for events and for members of rings."""
         self.events.append(event)
         self._members += len(event.ring_announced.members)
         while len(self.events) > EVENTS_MAX or (self._members > MEMBERS_MAX and len(self.events) > 1):

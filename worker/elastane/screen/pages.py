@@ -105,6 +105,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
 
 
 def _head(view: View, news: News, columns: int, now: float) -> list[Text]:
+    """Return the lines above the body: the job with its phase, its progress, and the tabs."""
     if view.page == "jobs":
         count = "" if news.jobs is None else f"  {counted(len(news.jobs), 'job')}"
         return [Text.assemble(("elastane", "bold"), count), Text("")]

@@ -1,16 +1,16 @@
 """Static analysis of a script's source, for the running loop, `elastane doctor` and `verify`.
 
-carrying       what a loop carries from turn to turn into the result
-across_epochs  what it carries from epoch to epoch
-launcher       variables that a script may ask a launcher for
-body           runs the loop's body, and what it calls of the script, in the abstract
-callees        which function a call runs, and what its names stand for
-attributes     what a class carries along in its attributes
-loops          the loops of a file: `for`, comprehensions, map
-options        conditions that the script's options settle
-words          what methods and functions do, by their names
-names          names in a syntax tree
-places         which files are the script's, their syntax trees, places in them as messages name them
+carrying       values that a loop carries from turn to turn and that affect the result
+across_epochs  the same from epoch to epoch
+launcher       environment variables that torchrun sets and Elastane does not
+body           abstract interpreter for the loop's body and the script's functions that it calls
+callees        resolves a call to the script's function, and that function's names
+attributes     state that a class keeps in its attributes
+loops          finds the loops of a file: `for`, comprehensions, map
+options        evaluates conditions on the script's options
+words          tables of known methods and functions
+names          helpers for names in a syntax tree
+places         the script's files, their syntax trees, and locations as messages name them
 
 Pure: needs neither torch nor a master.
 """

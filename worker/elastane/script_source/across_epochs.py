@@ -41,7 +41,7 @@ def epoch_values(
 
 
 def in_words(carried: Carried) -> str:
-    """Where the variable is changed and what it decides."""
+    """Describe where the variable is set and what it decides, for messages."""
     return f"{carried.name}, set in line {carried.line}, decides {carried.decides} in line {carried.reaches}"
 
 
@@ -53,7 +53,7 @@ def carry_line(found: Sequence[Carried]) -> str:
 
 
 def setters_of(tree: ast.AST) -> dict[str, str]:
-    """Functions that write to param_groups: name -> the first key that decides what an optimizer does."""
+    """Map each function that writes to param_groups to the first hyperparameter that it sets."""
     found: dict[str, str] = {}
     for function in ast.walk(tree):
         if not isinstance(function, Function):
@@ -70,7 +70,7 @@ def setters_of(tree: ast.AST) -> dict[str, str]:
 
 
 def _training_loops(loop: Loop) -> Iterator[Loop]:
-    """Loops inside it that call backward()."""
+    """Yield the inner loops that call backward()."""
     for node in ast.walk(loop):
         if node is not loop and isinstance(node, Loop) and _calls_backward(node):
             yield node

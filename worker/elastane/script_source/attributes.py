@@ -1,7 +1,7 @@
-"""What a class carries along in its attributes, told from its source.
+"""Finds the state that a class keeps in its attributes, from its source.
 
-Pure, and cautious the other way round than `carrying`: an attribute that methods compute from its old value
-and use for something is found, whatever it is used for; whether it really changes shows at run time.
+Pure. Errs on the opposite side from `carrying`: it reports every attribute that methods compute from its old
+value and use, whatever for. Whether the attribute really changes is checked at run time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastane.script_source.words import LIMITS, MUTATES, OVERWRITES, TELLS, in_
 
 
 class ClassSource(NamedTuple):
-    """A class in a syntax tree. names: of its module, at run time. file: as messages name it."""
+    """A class in a syntax tree. names: its module's globals at run time. file: name shown in messages."""
 
     tree: ast.AST
     name: str
@@ -28,25 +28,26 @@ class ClassSource(NamedTuple):
 
 
 def carried_attributes(classes: Sequence[ClassSource], instance: object = None) -> dict[str, Place]:
-    """Attributes that methods compute from their old value, and use beside that: name -> where.
+    """Return attributes that methods compute from their old value and also use elsewhere, with their places.
 
-    classes: one, and those it inherits from, in the order in which methods are looked up: what one of them
-    counts another may use. Counters that are only printed or only told by a getter, caches that are only
-    replaced, the largest value so far: not among them. instance: of the class. Branches that options settle
-    are not gone into where they are not taken.
+    Excluded are counters that are only printed or only returned by a getter, caches that are only filled, and
+    running maxima and minima. Branches that the script's options rule out are skipped.
+
+    classes: a class and its bases in method resolution order; one may update what another uses.
+    instance: an object of the class, from which options are read.
     """
     updated, used = _updated_and_used(classes, instance)
     return {name: place for name, place in updated.items() if name in used}
 
 
 def reported_attributes(classes: Sequence[ClassSource], instance: object = None) -> dict[str, Place]:
-    """The others that methods compute from their old value: what reads them outside of the class decides."""
+    """Return the others computed from their old value; they matter only if code outside reads them."""
     updated, used = _updated_and_used(classes, instance)
     return {name: place for name, place in updated.items() if name not in used}
 
 
 def with_bases(tree: ast.AST, class_name: str) -> list[ClassSource]:
-    """A class and those of its bases that are in the same tree, as `carried_attributes` takes them."""
+    """Return a class and those of its bases found in the same tree, for `carried_attributes`."""
     kinds = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     found, waiting = dict[str, ClassSource](), [class_name]
     while waiting:
@@ -58,11 +59,13 @@ def with_bases(tree: ast.AST, class_name: str) -> list[ClassSource]:
 
 
 def _updated_and_used(classes: Sequence[ClassSource], instance: object) -> tuple[dict[str, Place], set[str]]:
+    """Return attributes updated from their old value, with their places, and the names of attributes used."""
     updated: dict[str, Place] = {}
     used: set[str] = set()
     methods = [(source, method) for source in classes for method in _methods(source)]
     moving = {name for _, method in methods for name in stored(method)} | {"training"}
     moving = {name.rpartition(".")[2] for name in moving}
+    # An attribute that forward() sets before using it carries nothing from one turn to the next.
     forward = next((method for _, method in methods if method.name == "forward"), None)
     begun = _set_anew(forward) if forward is not None else set()
     for source, method in methods:
@@ -89,14 +92,14 @@ def _methods(source: ClassSource) -> list[ast.FunctionDef]:
 
 
 def _constant(source: ClassSource) -> dict[str, object]:
-    """Names of the module that are given a value once at most."""
+    """Return the module's globals that are assigned at most once."""
     names = (node for node in ast.walk(source.tree) if isinstance(node, ast.Name))
     stores = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
     return {name: value for name, value in source.names.items() if stores[name] <= 1}
 
 
 class _Attributes(ast.NodeVisitor):
-    """What a method does with the attributes of `owner`, its first argument."""
+    """Records which attributes of `owner`, the method's first argument, a method updates and uses."""
 
     def __init__(self, owner: str, names: Mapping[str, object], moving: Iterable[str]) -> None:
         self._owner = owner
@@ -166,7 +169,10 @@ class _Attributes(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _remembered(self, node: ast.If) -> str | None:
-        """`if key not in self.cache: self.cache[key] = f(key)`: a value that is the same whoever makes it."""
+        """Return the attribute filled as a cache: `if key not in self.cache: self.cache[key] = f(key)`.
+
+        A cached value is the same in every process, so the cache is not carried state.
+        """
         match node.test:
             case ast.Compare(ops=[ast.NotIn()], comparators=[holder]) if name := self._attribute(holder):
                 inner = [one for part in node.body for one in ast.walk(part)]
@@ -183,9 +189,9 @@ class _Attributes(ast.NodeVisitor):
 
 
 def _is_getter(method: ast.FunctionDef, tree: ast.AST) -> bool:
-    """Whether it only tells an attribute, to code outside of classes: `def seen(self): return self.count`.
+    """Return True for a getter called only outside of classes: `def seen(self): return self.count`.
 
-    What a loop does with what it is told is seen there.
+    The loop that calls it is examined separately, so returning the attribute does not count as a use.
     """
     last = method.body[-1]
     plain = len(method.body) == 1 or (len(method.body) == 2 and ast.get_docstring(method) is not None)
@@ -198,7 +204,7 @@ def _is_getter(method: ast.FunctionDef, tree: ast.AST) -> bool:
 
 
 def _set_anew(method: ast.FunctionDef) -> set[str]:
-    """Attributes that each call of the method gives a value before it does anything else with them."""
+    """Return the attributes that the method always sets before using them."""
     own = method.args.args[0].arg
 
     def attributes(part: ast.AST) -> set[str]:
@@ -216,6 +222,7 @@ def _set_anew(method: ast.FunctionDef) -> set[str]:
                     found |= {part.attr for part in [target.value] if isinstance(part, ast.Attribute)} & (
                         attributes(target.value) - mentioned - attributes(statement.value)
                     )
+        # Chained in-place calls too: `self.sum.zero_().add_(x)` begins by overwriting the attribute.
         call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
         while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             part, given = call.func.value, [*call.args, *(one.value for one in call.keywords)]
@@ -232,7 +239,7 @@ def _is_store(node: ast.Subscript) -> bool:
 
 
 def _tells(statement: ast.stmt) -> bool:
-    """Whether all that the statement does is print, or log."""
+    """Return True if the statement only prints or logs."""
     if isinstance(statement, ast.With):
         return all(_tells(inner) for inner in statement.body)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -241,7 +248,7 @@ def _tells(statement: ast.stmt) -> bool:
 
 
 def _not_limited(value: ast.expr) -> list[ast.AST]:
-    """The parts of an expression but max(...) and min(...): the largest so far does not count turns."""
+    """Return the parts of an expression outside max(...) and min(...), as running extremes count no turns."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in LIMITS:
         return []
     return [value]

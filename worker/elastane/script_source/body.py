@@ -1,7 +1,7 @@
-"""Runs a loop's body in the abstract: each name with the set of carried names that its value depends on.
+"""Abstract interpreter for a loop's body: tracks the carried names that the value of each name depends on.
 
-Functions and methods of the script that the body calls are run with it (`callees`): what they are given, what
-they write to, what they return. Of all other calls the result depends on what they are given.
+Functions and methods of the script that the body calls are interpreted too (`callees`): their arguments, what
+they write to, and what they return. The result of any other call is assumed to depend on its arguments.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from elastane.script_source.options import is_fixed, settled
 from elastane.script_source.words import CLIPS, KEEPS_SHAPE, MAKES, MUTATES, OVERWRITES, in_place
 
 Role = Literal["model", "optimizer", "other"]
-"""What a name of the script stands for, among the things that are under control: the prepared model, an
-optimizer or a scaler, another prepared or registered object or the job."""
+"""Kind of object managed by Elastane that a name stands for: the prepared model; an optimizer or a scaler;
+another prepared or registered object, or the job."""
 
 Kind = Literal["setting", "loss", "steps", "clipping", "model", "stop", "weights"]
 """What is decided: a hyperparameter, the loss, whether the step's calls are made, how gradients are clipped,
 what the model does; when the loop ends, which weights are loaded."""
 
-#: Keys of param_groups that decide what an optimizer does.
+#: Keys of param_groups that affect the optimizer's step.
 HYPERPARAMETERS: Final = frozenset(
     {"lr", "momentum", "dampening", "weight_decay", "nesterov", "betas"}
     | {"eps", "alpha", "amsgrad", "lr_decay", "rho", "maximize"}
 )
-#: Of prepared objects: what counts once a step.
+#: Methods of prepared objects that are called once per step.
 _STEP_CALLS: Final = frozenset({"step", "zero_grad", "update", "update_parameters"})
-#: Of prepared schedulers: what may be told how far the training is.
+#: Methods of prepared schedulers that take the progress of training as an argument.
 _TOLD: Final = frozenset({"step", "step_update"})
 _SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|learning_?rate)")
 _LIBRARIES: Final = frozenset({"torch", "np", "numpy", "nn.Transformer", "torch.nn.Transformer"})
-#: Calls within calls that are followed.
+#: Maximum depth of nested calls that are followed.
 _DEPTH_MAX: Final = 8
-#: Calls that are followed, the same with the same arguments counted once: at worst some 3 s.
+#: Maximum number of different calls that are followed; bounds the analysis to about 3 s.
 _CALLS_MAX: Final = 500
-#: Stands for what is another value in every turn, without being carried: the mini-batch.
+#: Pseudo-name for values that differ in every turn without being carried: the mini-batch.
 VARIES: Final = "*"
 
 Deps = frozenset[str]
@@ -51,7 +51,7 @@ NONE: Final[Deps] = frozenset()
 
 @dataclass(frozen=True)
 class Place:
-    """A line. file: "": that of the loop."""
+    """A line of source. file: "" for the loop's own file."""
 
     line: int
     file: str = ""
@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Reached:
-    """A place where the result is made. by: names that its value depends on. at: the line of the call."""
+    """A place that affects the result. by: carried names that its value depends on. at: line of the call."""
 
     by: Deps
     kind: Kind
@@ -71,17 +71,21 @@ class Reached:
 
 @dataclass
 class _Call:
-    """One that is being run. returned: what each return gives, part by part. exits: values at each."""
+    """A call being interpreted.
+
+    returned: for each return, the dependencies of each element of its value. exits: the values at each.
+    """
 
     returned: list[list[Deps]]
     exits: list[Values]
 
 
 class Body:
-    """Runs statements.
+    """Interprets statements abstractly, and accumulates findings over all runs.
 
-    changed: names that the body gives a value, and what the values depend on. reached: places where the
-    result is made, with what their values depend on.
+    changed: names assigned by the body, with the dependencies of their values; places: where, for those that
+    depend on a carried name. counters: names increased by a constant. reached: places that affect the result.
+    Loops inside the body are run twice, so that what one turn changes is seen by the next.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Body:
         self._control: list[tuple[Deps, int]] = []
         self._calls: list[_Call] = []
         self._running: list[ast.AST] = []
-        #: Names that stand for elements of something, one after the other.
+        #: Loop variables, with the expression that each iterates over.
         self._over: dict[str, ast.expr] = {}
         self._known: dict[object, tuple[list[Deps], Values]] = {}
         self.changed: dict[str, Deps] = {}
@@ -112,7 +116,7 @@ class Body:
     # ------------------------------------------------------------------ statements
 
     def begin(self, target: ast.expr, source: ast.expr, values: Values) -> None:
-        """A turn begins: the target has a new value, also what a generator of the script makes it of."""
+        """Begin a turn: bind the loop's target to a new value, through the script's own generator if any."""
         parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
         given = [NONE] * len(parts)
         if isinstance(source, ast.Call) and self._callee(source, values) is not None:
@@ -122,6 +126,7 @@ class Body:
 
     def run(self, statements: Iterable[ast.stmt], values: Values) -> None:
         depth = len(self._control)
+        # After `if test: continue` or `if test: return`, the rest of the block depends on the test as well.
         for statement in statements:
             self._statement(statement, values)
             if isinstance(statement, ast.If):
@@ -133,6 +138,7 @@ class Body:
         del self._control[depth:]
 
     def _statement(self, node: ast.stmt, values: Values) -> None:
+        """Interpret one statement; updates `values`. Inner loops run twice, see the class."""
         match node:
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -200,7 +206,7 @@ class Body:
     def _branches(
         self, test: Deps, branches: Sequence[list[ast.stmt]], values: Values, line: int = 0
     ) -> None:
-        """Any of the branches may have run: what a name depends on is what it does in one of them."""
+        """Interpret alternative branches; afterwards each name has its dependencies from all of them."""
         ways = []
         self._control.append((test, line))
         for branch in branches:
@@ -211,17 +217,17 @@ class Body:
         _merge(values, going_on or ways)
 
     def _leaves(self, branch: list[ast.stmt]) -> bool:
-        """Whether what comes behind the branches is not run after this one."""
+        """Return True if control does not continue after this branch."""
         last = branch[-1] if branch else None
         return isinstance(last, ast.Return | ast.Raise) or (
             isinstance(last, ast.Continue | ast.Break) and not self._loops
         )
 
     def _renews(self, test: ast.expr, target: ast.expr, value: ast.expr) -> bool:
-        """`if mask is None or mask.size(0) != len(x): mask = make(len(x))`: as good as made in every turn.
+        """Return True for `if mask is None or mask.size(0) != len(x): mask = make(len(x))`.
 
-        That is certain if the value is made, by what makes the same of the same, of nothing but what the
-        condition compares the old one with.
+        Such a value is the same as if it were made in every turn, so it carries nothing. This is certain only
+        if it is made by a pure function from nothing but the sizes that the condition compares.
         """
         name = dotted(target)
         tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
@@ -241,7 +247,10 @@ class Body:
         return bool(name and compared) and self._is_made_of(value, compared)
 
     def _is_made_of(self, node: ast.expr, sizes: Container[str]) -> bool:
-        """Whether the value follows from its first dimension alone, which is one of the sizes."""
+        """Return True if the value is determined by the given sizes alone.
+
+        node: the expression that makes it. sizes: source text of the sizes.
+        """
         if isinstance(node, ast.Constant):
             return True
         match node:
@@ -290,7 +299,7 @@ class Body:
             self.bind_target(target, self._of(value, values), values)
 
     def _parts(self, value: ast.expr, count: int, values: Values) -> list[Deps]:
-        """What each of the parts that a value is unpacked into depends on."""
+        """Return the dependencies of each of the `count` elements into which a value is unpacked."""
         if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == count:
             return [self._of(part, values) for part in value.elts]
         if isinstance(value, ast.Call):
@@ -299,7 +308,7 @@ class Body:
         return [self._of(value, values)] * count
 
     def bind_target(self, target: ast.expr, given: Deps, values: Values) -> None:
-        """The target has a value that depends on `given`, and on what decided that the line is run."""
+        """Assign to the target a value with dependencies `given`, plus those of the enclosing conditions."""
         given = given | self._decided()
         if isinstance(target, ast.Tuple | ast.List):
             for part in target.elts:
@@ -325,7 +334,7 @@ class Body:
                 self._reach(given, "model", bound, target.lineno)
 
     def _mutate(self, name: str, given: Deps, line: int, values: Values) -> None:
-        """What the name stands for was changed in place."""
+        """Record an in-place change of the object that the name stands for."""
         if not within(name, self._roles):
             values[name] = values.get(name, NONE) | given | self._decided()
             self._change(name, values[name], line)
@@ -360,7 +369,7 @@ class Body:
         return any(self._role(argument) == "optimizer" for argument in call.args)
 
     def _role(self, node: ast.AST) -> Role | None:
-        """The role of what an expression of attributes, subscripts and calls is a part of."""
+        """Return the role of the object from which a chain of attributes, subscripts and calls starts."""
         while dotted(node) is None and isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
             node = node.func if isinstance(node, ast.Call) else node.value
         name = self._scope.path(node)
@@ -370,7 +379,7 @@ class Body:
     # ------------------------------------------------------------------ expressions
 
     def _of(self, node: ast.AST, values: Values) -> Deps:
-        """The carried names that the expression's value depends on."""
+        """Return the carried names that the expression's value depends on."""
         match node:
             case ast.Name():
                 return values.get(self._scope.canonical(node.id), NONE)
@@ -396,7 +405,7 @@ class Body:
                 elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
                 return NONE.union(*found_in, *(self._of(element, inside) for element in elements))
             case ast.BinOp(op=ast.Mod(), right=right) if self._is_one(right):
-                return NONE  # every k-th turn, with k = 1
+                return NONE  # x % 1 is always 0: "every k-th turn" with k = 1
             case ast.IfExp(test=test, body=yes, orelse=no) if (taken := self._settled(test)) is not None:
                 return self._of(yes if taken else no, values)
             case ast.Lambda(args=arguments, body=body):
@@ -410,7 +419,7 @@ class Body:
         return NONE.union(*(self._of(child, values) for child in ast.iter_child_nodes(node)))
 
     def _call(self, node: ast.Call, values: Values) -> list[Deps]:
-        """What a call's value depends on, part by part if it gives several."""
+        """Interpret a call; return the dependencies of each element of its value."""
         passed = [*node.args, *(one.value for one in node.keywords)]
         arguments = [self._of(one, values) for one in passed]
         given = NONE.union(*arguments)
@@ -432,7 +441,7 @@ class Body:
         if callee is None:
             for element in self._of_elements(node.func):
                 given = given.union(*self._follow(element, node, given, values) or ())
-        if "setting" in named:  # the line of the call says it
+        if "setting" in named:  # already reported at the call: drop repetitions from inside the callee
             again = (one for one in self.reached[told:] if one.kind != "setting" or not one.by <= given)
             self.reached[told:] = again
         if isinstance(node.func, ast.Attribute):
@@ -457,7 +466,10 @@ class Body:
         values: Values,
         followed: Callee | None,
     ) -> Deps:
-        """What a call of a method reaches and changes; what the object depends on."""
+        """Record what a method call affects and changes; return the dependencies of its object.
+
+        first: dependencies of the first argument, if any. followed: the callee, if it was interpreted.
+        """
         word, role = function.attr, self._role(function.value)
         owner = self._of(function.value, values)
         if word == "backward":
@@ -485,7 +497,7 @@ class Body:
         return owner
 
     def _inside_of(self, node: ast.expr, values: Values) -> Deps:
-        """What the attributes of an object depend on, which a call that is not followed may read."""
+        """Return the dependencies of an object's attributes, which a call that is not followed may read."""
         path = self._scope.path(node)
         if path is None or dotted(node) == self._scope.own or within(path, self._roles):
             return NONE
@@ -502,7 +514,7 @@ class Body:
         return self._callees.of(node.func, self._scope)
 
     def _of_elements(self, function: ast.expr) -> list[Callee]:
-        """What a call of what a container holds runs: `parts["a"](x)`, `for part in parts: part(x)`."""
+        """Return what a call on a container's elements runs: `parts["a"](x)`, `for one in parts: one(x)`."""
         element = function.value if isinstance(function, ast.Attribute) else function
         if isinstance(element, ast.Subscript) and self._role(element) is None:
             return self._callees.of_elements(function, element.value, self._scope)
@@ -515,7 +527,7 @@ class Body:
                 self._over[name] = source
 
     def _is_counting(self, node: ast.expr, values: Values) -> bool:
-        """Whether it is a model of which an attribute is known to change in every turn."""
+        """Return True for a model with an attribute that is known to change in every turn."""
         path = self._scope.path(node)
         return path is not None and any(name.startswith(f"{path}.") for name in values)
 
@@ -530,7 +542,10 @@ class Body:
     def _follow(
         self, callee: Callee, call: ast.Call | None, given: Deps, values: Values
     ) -> list[Deps] | None:
-        """Run a function of the script; what it returns, part by part. None: it is not gone into."""
+        """Interpret a function of the script; return the dependencies of each element of its value.
+
+        None: it was not interpreted, because of its depth, a recursion, or the number of calls.
+        """
         if len(self._running) >= _DEPTH_MAX or callee.function in self._running:
             return None
         if len(self._known) >= _CALLS_MAX:
@@ -539,6 +554,7 @@ class Body:
         moving = _Moving(self._scope, self._moving)
         scope = self._callees.enter(callee, call, self._scope, mark, moving)
         inner = {name: deps for name, deps in values.items() if not name.startswith(mark)}
+        # Names with the mark are the callee's own variables; all others are shared with the loop.
         for name, root in scope.roots.items():
             if root == mark + name:
                 inner[root] = self._of(scope.given[name][0], values) if name in scope.given else NONE
@@ -567,7 +583,7 @@ class Body:
         return returned or [NONE]
 
     def _inside(self, frame: _Call, statements: Iterable[ast.stmt], values: Values) -> None:
-        """Run a function's body; `values` are then those with which any of its ways ends."""
+        """Interpret a function's body; afterwards `values` merges those at all of its exits."""
         loops, self._loops = self._loops, 0
         self._calls.append(frame)
         self.run(statements, values)
@@ -587,7 +603,7 @@ class Body:
 
 
 class _Moving(Container[str]):
-    """Names, as a piece of source writes them, whose values change while the loop runs."""
+    """Names whose values change while the loop runs, as written in one scope."""
 
     def __init__(self, scope: Scope, moving: Container[str]) -> None:
         self._scope, self._moving = scope, moving
@@ -598,7 +614,7 @@ class _Moving(Container[str]):
 
 
 def _reading(path: str, values: Values) -> Deps:
-    """What an attribute depends on: itself, as far as it was given a value, and what it is a part of."""
+    """Return the dependencies of an attribute: its own, and those of the objects that contain it."""
     return NONE.union(*(values.get(prefix, NONE) for prefix in prefixes(path)))
 
 
@@ -608,14 +624,14 @@ def _merge(values: Values, ways: Sequence[Values]) -> None:
 
 
 def _together(returned: list[list[Deps]]) -> list[Deps]:
-    """What a function's value depends on, whichever of its returns it takes."""
+    """Merge the dependencies of all returns of a function, element by element if their numbers agree."""
     if len({len(parts) for parts in returned}) == 1:
         return [NONE.union(*parts) for parts in zip(*returned, strict=True)]
     return [NONE.union(*(part for parts in returned for part in parts))]
 
 
 def _turns_back(node: ast.If, *, in_call: bool) -> bool:
-    """Whether what follows is only run where the condition did not lead out of it."""
+    """Return True if the statements after the `if` run only for some outcomes of its test."""
     inner = [one for part in (*node.body, *node.orelse) for one in ast.walk(part)]
     if in_call:
         return any(isinstance(one, ast.Return) for one in inner)
@@ -628,7 +644,7 @@ def _mentions(node: ast.AST, name: str | None) -> bool:
 
 
 def _is_size(node: ast.expr, name: str | None) -> bool:
-    """Whether it is the first dimension of what the name stands for."""
+    """Return True for the first dimension of a value: len(name), name.size(0), or name.shape[0]."""
     match node:
         case (
             ast.Call(func=ast.Name(id="len"), args=[one])

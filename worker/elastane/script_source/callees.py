@@ -1,8 +1,8 @@
-"""Which function of the script a call runs, and what its names stand for where it was called from.
+"""Resolves a call to the function of the script that it runs, and maps that function's names to the caller's.
 
-Told from the values that names have while the script runs, if they are given, so that classes and functions
-of the script's other files are found too; else from the file: functions and methods whose name stands there
-once, and objects that are built from a class of it.
+If the values of names at run time are given, they are used first, so that functions and classes in the
+script's other files are found too. Otherwise, or where no value is known, the file itself is searched: for
+functions and methods with a unique name, and for objects built from one of its classes.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from elastane.script_source.options import UnknownValueError, value_of
 from elastane.script_source.places import display_name, is_script_class, is_script_file, tree_of
 
 _CALLED: Final = ("forward", "__call__")
-#: Stands for an element of a container.
+#: Placeholder name for an element of a container.
 _ELEMENT: Final = "an element"
 _ELEMENTS_MAX: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A file of the script. file: as messages name it; "": that of the loop."""
+    """A file of the script. file: name shown in messages; "" for the loop's own file."""
 
     tree: ast.Module
     file: str = ""
 
     @cached_property
     def functions(self) -> dict[str, Function]:
-        """Functions, not methods, whose name stands once in the file."""
+        """Functions (not methods) with a name that is unique in the file."""
         methods = {id(one) for kind in self.classes.values() for one in kind.body}
         return _once([n for n in ast.walk(self.tree) if isinstance(n, Function) and id(n) not in methods])
 
     @cached_property
     def methods(self) -> dict[str, Function]:
-        """Methods whose name stands once in the file."""
+        """Methods with a name that is unique in the file."""
         return _once(
             [one for kind in self.classes.values() for one in kind.body if isinstance(one, Function)]
         )
@@ -55,7 +55,7 @@ class Source:
 
     @cached_property
     def built(self) -> dict[str, str]:
-        """Name, also "self.name", -> the class of the file that all its values are built from."""
+        """Map names, including "self.name", to the class of the file that all their values are built from."""
         found: dict[str, set[str]] = {}
         for node in ast.walk(self.tree):
             for target in node.targets if isinstance(node, ast.Assign) else ():
@@ -70,7 +70,7 @@ class Source:
         }
 
     def method(self, kind: str, name: str) -> Function | None:
-        """Of a class of the file, or of its bases in the file."""
+        """Return a method of a class, or of its bases in the file; None if there is none."""
         waiting, seen = [kind], set[str]()
         while waiting:
             one = self.classes.get(waiting.pop(0))
@@ -84,7 +84,7 @@ class Source:
         return None
 
     def is_whole(self, kind: str) -> bool:
-        """Whether all that the class inherits is in the file, but for a torch module's."""
+        """Return True if all bases of the class are in the file, except torch's Module and object."""
         one = self.classes.get(kind)
         bases = [dotted(base) or "" for base in one.bases] if one is not None else [kind]
         return all(
@@ -93,7 +93,7 @@ class Source:
         )
 
     def class_of(self, function: Function) -> str:
-        """The class whose method it is; "" if it is none."""
+        """Return the name of the class that defines the method; "" for a plain function."""
         return next((name for name, kind in self.classes.items() if function in kind.body), "")
 
     def encloses(self, outer: Function, inner: Function) -> bool:
@@ -102,11 +102,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Callee:
-    """A function of the script, as one call runs it.
+    """A function of the script as run by one call.
 
-    own: what its first parameter stands for, of a method, as a path of the loop's; owner: that object.
-    known: values of the names around it. whole: its class is the script's own altogether, so that nothing
-    that the call does to its object is out of sight.
+    own: for a method, the loop's name for the object it is called on; owner: the object itself, if known.
+    known: values of its globals and closure; None: not known. whole: the whole class is in the script, so
+    everything that the call does to the object can be seen.
     """
 
     function: Function
@@ -119,11 +119,11 @@ class Callee:
 
 @dataclass(frozen=True)
 class Scope:
-    """What the names of a piece of source stand for.
+    """Maps the names in one piece of source (the loop or a called function) to the loop's names.
 
-    roots: names that stand for something else in the loop, or for nothing in it. prefix: for all others.
-    known: values of names. given: the arguments that parameters stand for, and where they are written.
-    own: the name of the object whose method it is; kind: its class.
+    known: values of names at run time. roots: the loop's name for each name that differs, or a unique one if
+    the loop has none. prefix: prepended to all other names. given: the argument passed for each parameter,
+    with the caller's scope. own: name of the method's first parameter, usually "self"; kind: its class.
     """
 
     source: Source
@@ -135,18 +135,18 @@ class Scope:
     kind: str = ""
 
     def canonical(self, written: str) -> str:
-        """A name as the loop would write it."""
+        """Return the loop's name for a name written here."""
         root, dot, rest = written.partition(".")
         return self.roots.get(root, self.prefix + root) + dot + rest
 
     def path(self, node: ast.AST | None) -> str | None:
-        """ "a.b" as the loop would write it; None of what is no name with attributes."""
+        """Return the loop's name for an expression such as `a.b`; None if it is no chain of attributes."""
         written = dotted(node)
         return None if written is None else self.canonical(written)
 
 
 def loop_scope(tree: ast.Module, home: Function | None, known: Mapping[str, object]) -> Scope:
-    """That of a loop. home: the function that it stands in; known: values as it begins."""
+    """Return the scope of a loop. home: the enclosing function; known: values of names when it begins."""
     source = source_of(tree)
     kind = source.class_of(home) if home is not None else ""
     own = home.args.args[0].arg if home is not None and kind and home.args.args else ""
@@ -154,7 +154,7 @@ def loop_scope(tree: ast.Module, home: Function | None, known: Mapping[str, obje
 
 
 class Callees:
-    """What calls in a loop's body run. home: the function that the loop stands in."""
+    """Resolves the calls in a loop's body. home: the enclosing function; None at module level."""
 
     def __init__(self, scope: Scope, home: Function | None) -> None:
         self._loop = scope
@@ -164,14 +164,17 @@ class Callees:
         self._own_names |= {one.arg for one in parameters(home)} if home is not None else set()
 
     def of(self, function: ast.expr, scope: Scope) -> Callee | None:
-        """What calling the expression runs."""
+        """Return the script's function that is run by calling the expression; None if there is none."""
         if not isinstance(function, ast.Name | ast.Attribute):
             return None
         found, certain = _at_run_time(function, scope)
         return found if found is not None or certain else self._in_source(function, scope)
 
     def of_elements(self, function: ast.expr, container: ast.expr, scope: Scope) -> list[Callee]:
-        """What calling an element of a container, or its method, runs: of any of those that it holds now."""
+        """Return the functions that a call of an element of a container, or of its method, may run.
+
+        One for each element that the container holds now.
+        """
         found = []
         for node in ast.walk(container):
             path = scope.path(node)
@@ -195,7 +198,7 @@ class Callees:
         return found
 
     def property_of(self, node: ast.Attribute, scope: Scope) -> Callee | None:
-        """What reading the attribute runs, if it is a property of a class of the script."""
+        """Return the getter that is run by reading the attribute, if it is a property of a script's class."""
         try:
             owner = value_of(node.value, scope.known)
         except UnknownValueError:
@@ -242,7 +245,7 @@ class Callees:
         return built.get(written) or built.get(scope.canonical(written))
 
     def _is_variable(self, name: str, function: Function, scope: Scope) -> bool:
-        """Whether the name is a variable where it is called, and no function's."""
+        """Return True if the name is a local variable of the caller that shadows the file's function."""
         if name in scope.roots:
             return True
         inside = self._home is not None and scope.source.encloses(self._home, function)
@@ -251,10 +254,10 @@ class Callees:
     def enter(
         self, callee: Callee, call: ast.Call | None, scope: Scope, mark: str, moving: Container[str]
     ) -> Scope:
-        """What the callee's names stand for.
+        """Return the scope of a function that is being called.
 
-        mark: makes its variables' names unlike all others. moving: names, as the caller writes them, whose
-        values are not known.
+        mark: prefix that makes the names of its local variables unique. moving: names in the caller whose
+        values change while the loop runs, and so are not known.
         """
         function, source = callee.function, callee.source
         same = source.tree is self._loop.source.tree
@@ -263,6 +266,7 @@ class Callees:
         around = self._loop.known if callee.known is None and same else callee.known
         known: dict[str, object] = dict(around or {})
         if same and self._home is not None and not source.encloses(self._home, function):
+            # Another function of the file does not see the local variables of the one around the loop.
             for name in self._own_names - stands:
                 roots[name] = f"{source.file or 'module'}.{name}"
                 if callee.known is None:
@@ -275,7 +279,7 @@ class Callees:
             if (node := given.get(name)) is not None and name not in stands:
                 roots[name] = scope.path(node) or roots[name]
                 with contextlib.suppress(UnknownValueError, TypeError, ValueError, RuntimeError):
-                    # What it is called in the loop tells later whether it moves.
+                    # A plain name becomes the loop's name, which shows later whether its value changes.
                     known[name] = value_of(node, scope.known, moving if dotted(node) is None else ())
         for name, value in _defaults(function).items():
             if name in given or name in stands:
@@ -283,7 +287,7 @@ class Callees:
             if isinstance(value, ast.Constant):
                 known[name] = value.value
             elif isinstance(value, ast.List | ast.Dict | ast.Set | ast.Call):
-                roots[name] = f"{function.name}.{name}"  # the function's own memory
+                roots[name] = f"{function.name}.{name}"  # a mutable default lives across calls
         if callee.own is not None and names:
             own, kind = names[0], source.class_of(function)
             roots[own] = callee.own
@@ -298,12 +302,12 @@ class Callees:
 
 @lru_cache(maxsize=64)
 def source_of(tree: ast.Module, file: str = "") -> Source:
-    """A file of which the tree is known."""
+    """Return the Source of a parsed file."""
     return Source(tree, file)
 
 
 def _at_run_time(function: ast.expr, scope: Scope) -> tuple[Callee | None, bool]:
-    """What the call runs, by values of names; and whether that is certain."""
+    """Resolve a call by the values of names; return the callee, if any, and whether that is certain."""
     try:
         value = value_of(function, scope.known)
     except UnknownValueError:
@@ -313,6 +317,7 @@ def _at_run_time(function: ast.expr, scope: Scope) -> tuple[Callee | None, bool]
     if isinstance(value, MethodType):
         return _defined(value.__func__, scope.path(function), value.__self__), True
     if value is not None and is_script_class(type(value)):
+        # Calling a module runs its forward(), through a __call__ of torch's.
         for name in _CALLED:
             method = inspect.getattr_static(type(value), name, None)
             if isinstance(method, FunctionType):
@@ -336,7 +341,7 @@ def _at_run_time(function: ast.expr, scope: Scope) -> tuple[Callee | None, bool]
 
 
 def _elements(value: object) -> Iterator[tuple[object, object]]:
-    """The script's own objects in a container: key, object."""
+    """Yield (key, element) for elements of a container, or submodules, that the script defines itself."""
     held = value
     if not isinstance(value, list | tuple | dict):
         held = getattr(value, "__dict__", {}).get("_modules") if not isinstance(value, type) else None
@@ -349,7 +354,7 @@ def _elements(value: object) -> Iterator[tuple[object, object]]:
 
 
 def _defined(function: object, own: str | None = None, owner: object = None) -> Callee | None:
-    """Where a function is defined, if that is in the script."""
+    """Return the definition of a function as a Callee; None if it is not defined in the script."""
     function = inspect.unwrap(function) if callable(function) else function
     code = getattr(function, "__code__", None)
     if not isinstance(function, FunctionType) or code is None or not is_script_file(code.co_filename):
@@ -388,7 +393,7 @@ def _is_filled(cell: object) -> bool:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether no method of it changes the object's state unseen: a class of the script, a torch module."""
+    """Return True if no method can change state unseen: the script's classes, torch's Module, object."""
     module = sys.modules.get(kind.__module__)
     known = kind is object or (kind.__module__, kind.__name__) == ("torch.nn.modules.module", "Module")
     return known or is_script_file(getattr(module, "__file__", None) or "")
@@ -400,13 +405,13 @@ def _once(functions: list[Function]) -> dict[str, Function]:
 
 
 def _outer(function: Function) -> set[str]:
-    """Names of other scopes that the function gives values."""
+    """Return the names that the function declares global or nonlocal."""
     declared = (n for n in walk_scope(function.body) if isinstance(n, ast.Global | ast.Nonlocal))
     return {name for node in declared for name in node.names}
 
 
 def _arguments(function: Function, call: ast.Call | None, names: list[str]) -> dict[str, ast.expr]:
-    """Parameter -> what the call gives it, as far as it is one expression."""
+    """Map parameters to the expressions that the call passes; empty if it unpacks a sequence."""
     if call is None or any(isinstance(one, ast.Starred) for one in call.args):
         return {}
     given = dict(zip(names, call.args, strict=False))

@@ -1,14 +1,13 @@
-"""What a script's source says of state that its loop body carries along.
+"""Finds Python values that a loop's body carries from one turn to the next and that affect the result.
 
-The loop body runs once for each EST of a worker, and again when a step is replayed. A Python value that it
-carries from one turn into the next (a count of steps, a running mean) is then none of a stock rank's. Most
-such values only print something. `carried_values` finds those that decide the result: it runs the body in
-the abstract (`body`), and looks at the places where the result is made: what backward() is called of, what is
-written to a param_group, what decides whether backward() or optimizer.step() is called, what clips the
-gradients.
+The loop body runs once for each EST of a worker, and again when a step is replayed. So a Python value carried
+from one turn to the next (a count of steps, a running mean) differs from that of any stock rank. Most such
+values are only printed. `carried_values` finds those that affect the result: it interprets the body
+abstractly (`body`) and looks at what backward() is called on, what is written to a param_group, what decides
+whether backward() or optimizer.step() is called, and what clips the gradients.
 
-Pure: from source to findings. What it cannot follow (aliases, libraries that remember) it takes for harmless:
-what it finds is there, what is there it may miss.
+Pure: source in, findings out. Whatever cannot be followed (aliases, state inside libraries) counts as
+harmless, so there are no false alarms, but some values may be missed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from elastane.script_source.callees import Callees, loop_scope
 from elastane.script_source.loops import Loop, node_of, turn_counter
 from elastane.script_source.names import Function, parameters, stored, walk_scope, within
 
-#: What decides the result of a step; weights that are loaded and the loop's end are epochs' matters.
+#: Decisions that affect the result of a step. Loading weights and ending the loop matter only across epochs.
 IN_TURNS: Final[frozenset[Kind]] = frozenset({"setting", "loss", "steps", "clipping", "model"})
 IN_EPOCHS: Final[frozenset[Kind]] = IN_TURNS | {"stop", "weights"}
 
@@ -61,11 +60,12 @@ def carried_values(
     setters: Mapping[str, str] = MappingProxyType({}),
     counting: Mapping[str, Place] = MappingProxyType({}),
 ) -> list[Carried]:
-    """What a loop, that over the prepared loader, carries into its result; in the order of lines it reaches.
+    """Find the values that a loop carries into its result, sorted by the lines that they affect.
 
-    tree: the whole file; loop: of it. roles: names that are under control, also "self.model": they carry
-    nothing. names: values that names have as the loop begins: with them functions of other files are followed
-    too, and branches that the script's options settle are not gone into where they are not taken. kinds: of
+    tree: the whole file. loop: a loop in it, as a rule the one over the prepared loader. roles: objects
+    managed by Elastane, by name ("model", "self.model"); they carry nothing. names: values of names when the
+    loop begins; with them, functions of other files are followed too, and branches that the script's options
+    rule out are skipped. kinds: restricts
     what is looked for. setters: functions that write to param_groups, and the key. counting: attributes of
     the model that its own methods change in every turn, as the loop writes them, and where.
     """
@@ -98,7 +98,7 @@ def carried_values(
 
 
 def cure(carried: Carried) -> str:
-    """The change that mends it, where the loop is that over the prepared loader."""
+    """Return the advice that fixes a value carried by the loop over the prepared loader."""
     if carried.kind == "steps":
         return (
             "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
@@ -117,7 +117,7 @@ def cure(carried: Carried) -> str:
 
 
 def _run(body: Body, loop: Loop, values: Values) -> None:
-    """One turn."""
+    """Interpret one turn of the loop."""
     counter = turn_counter(loop)
     body.begin(loop.target, loop.iter, values)
     if counter is not None:
@@ -129,9 +129,9 @@ def _run(body: Body, loop: Loop, values: Values) -> None:
 
 
 def _only_inside(home: ast.Module | Function, loop: Loop) -> set[str]:
-    """Names that only the loop gives a value, in its function or module.
+    """Return the names that are assigned only inside the loop, within its function or module.
 
-    They cannot have come from the turn before where the first turn needs them too.
+    The first turn has no earlier value of them, so a turn that reads one must have assigned it itself.
     """
     inside = {id(node) for node in ast.walk(node_of(loop))}
     only, before = set[str](), set[str]()
@@ -148,7 +148,7 @@ def _only_inside(home: ast.Module | Function, loop: Loop) -> set[str]:
 
 
 def _home(tree: ast.Module, loop: Loop) -> ast.Module | Function:
-    """The function whose loop it is, or the module."""
+    """Return the function that contains the loop, or the module."""
     node = node_of(loop)
     homes = [one for one in ast.walk(tree) if isinstance(one, Function) and node in walk_scope(one.body)]
     return homes[0] if homes else tree

@@ -1,10 +1,10 @@
-"""The variables that torchrun sets for each rank, and Elastane does not."""
+"""Environment variables that torchrun sets for each rank and Elastane does not."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: What to write in place of each.
+#: Advice on what to use instead of each.
 LAUNCHER_VARIABLES: Final = {
     "RANK": "use job.rank, or job.is_leader for what one worker does",
     "WORLD_SIZE": "use job.num_ests",

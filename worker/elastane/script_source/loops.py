@@ -1,4 +1,4 @@
-"""Loops of a script: `for`, and what is one without the word: a comprehension, map."""
+"""Finds the loops of a script: `for`, and expressions that loop (comprehensions, map)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ _ITEM: Final = "item of map()"
 
 
 class WrittenAsExpression(ast.For):
-    """The loop that an expression is.
-
-    origin: the expression.
-    """
+    """A `for` loop equivalent to an expression. origin: the expression."""
 
     origin: ast.expr
 
 
 def as_loop(node: ast.AST) -> Loop | None:
-    """The loop that a node is; None if it is none."""
+    """Return the node as a `for` loop; None if it is not a loop."""
     if isinstance(node, Loop):
         return node
     if isinstance(node, _Comprehension):
@@ -43,19 +40,19 @@ def as_loop(node: ast.AST) -> Loop | None:
 
 
 def loops_in(tree: ast.AST) -> list[Loop]:
-    """All loops below a node."""
+    """Return all loops in a tree."""
     return [loop for node in ast.walk(tree) if (loop := as_loop(node)) is not None]
 
 
 def node_of(loop: Loop) -> ast.AST:
-    """The loop's node in its tree."""
+    """Return the loop's node in the script's syntax tree."""
     return loop.origin if isinstance(loop, WrittenAsExpression) else loop
 
 
 def loop_at(tree: ast.AST, line: int, *, generator: bool = False) -> Loop | None:
-    """The innermost loop whose header stands at the line, or that asks there for the next value.
+    """Return the innermost loop with its header in this line, or with a body that calls next() in it.
 
-    generator: that of a generator expression, which has a frame of its own; else none of those.
+    generator: consider only generator expressions, which run in a frame of their own; False: only the others.
     """
     found = [
         loop
@@ -68,14 +65,14 @@ def loop_at(tree: ast.AST, line: int, *, generator: bool = False) -> Loop | None
 
 
 def is_generator(loop: Loop) -> bool:
-    """Whether the loop hands its values on to another loop."""
+    """Return True if the loop passes its values to another loop: it yields, or is a generator expression."""
     return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(loop)) or isinstance(
         node_of(loop), ast.GeneratorExp
     )
 
 
 def turn_counter(loop: Loop) -> str | None:
-    """The name that counts turns: that of enumerate, wherever it stands in the header."""
+    """Return the variable in which enumerate() counts the turns; None if the header does not call it."""
     calls = (node for node in ast.walk(loop.iter) if isinstance(node, ast.Call))
     counts = any(isinstance(call.func, ast.Name) and call.func.id == "enumerate" for call in calls)
     parts = loop.target.elts if isinstance(loop.target, ast.Tuple | ast.List) else []
@@ -89,7 +86,7 @@ def _end(loop: Loop) -> int:
 
 
 def _asking_at(tree: ast.AST, line: int) -> Loop | None:
-    """The loop around a `next(...)` at the line."""
+    """Return the loop around a call of next() in this line."""
     found: list[ast.For | ast.While] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.While) and node.lineno < line <= (node.end_lineno or node.lineno):

@@ -1,4 +1,4 @@
-"""Names in a syntax tree."""
+"""Helpers for names in a syntax tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def dotted(node: ast.AST | None) -> str | None:
-    """ "a.b" of a name with attributes; None of anything else."""
+    """Return "a.b" for a name or a chain of attributes; None for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -19,45 +19,45 @@ def dotted(node: ast.AST | None) -> str | None:
 
 
 def prefixes(name: str) -> Iterator[str]:
-    """Of "a.b.c": "a", "a.b", "a.b.c"."""
+    """Yield "a", "a.b" and "a.b.c" for "a.b.c"."""
     parts = name.split(".")
     yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 def within(name: str, names: Container[str]) -> bool:
-    """Whether it is one of the names, or an attribute of one."""
+    """Return True if `name` is one of the names, or an attribute of one."""
     return any(prefix in names for prefix in prefixes(name))
 
 
 def innermost(node: ast.expr) -> ast.expr:
-    """Of a.mul_(x).add_(y) it is a."""
+    """Return the object at the start of a chain of calls: `a` for `a.mul_(x).add_(y)`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         node = node.func.value
     return node
 
 
 def is_whole(part: ast.expr) -> bool:
-    """Whether it is the [:] or [...] of a tensor."""
+    """Return True if the index selects a whole tensor: [:] or [...]."""
     if isinstance(part, ast.Slice):
         return part.lower is None and part.upper is None and part.step is None
     return isinstance(part, ast.Constant) and part.value is Ellipsis
 
 
 def stored(node: ast.AST) -> set[str]:
-    """Names and attributes that are given a value anywhere in it."""
+    """Return all names and attributes that are assigned in the tree."""
     stores = (one for one in ast.walk(node) if isinstance(getattr(one, "ctx", None), ast.Store))
     return {name for one in stores if (name := dotted(one)) is not None}
 
 
 def parameters(function: Function | ast.Lambda) -> list[ast.arg]:
-    """All parameters, also *args and **kwargs."""
+    """Return all parameters, including *args and **kwargs."""
     given = function.args
     every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
     return [argument for argument in every if argument is not None]
 
 
 def walk_here(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below in order, itself included, without bodies of functions and classes."""
+    """Yield the node and all nodes below it in order, except those inside functions and classes."""
     yield node
     if isinstance(node, Function | ast.Lambda | ast.ClassDef):
         return
@@ -66,6 +66,6 @@ def walk_here(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def walk_scope(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The same of each of the statements."""
+    """Yield the nodes of all statements, as `walk_here` does."""
     for statement in statements:
         yield from walk_here(statement)

@@ -1,4 +1,4 @@
-"""Conditions that a script's options settle, from the values that its names have."""
+"""Evaluates conditions that depend only on a script's options, using the values of its names."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _COMPARES: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 
 
 class UnknownValueError(Exception):
-    """The value is not known, or not before the loop has run."""
+    """The value is unknown, or changes while the loop runs."""
 
 
-#: What arrays and tensors raise for == beside it.
+#: Besides our own error, those that comparing arrays and tensors may raise.
 _NO_ANSWER: Final = (UnknownValueError, TypeError, ValueError, RuntimeError)
 
 
 def settled(test: ast.expr, names: Mapping[str, object], moving: Container[str] = ()) -> bool | None:
-    """What a condition is, where it is of plain values that stay: options, configuration. None: unknown.
+    """Return the truth of a condition on plain, constant values such as options; None if it is unknown.
 
     moving: names and attributes that change while the code runs.
     """
@@ -44,7 +44,7 @@ def settled(test: ast.expr, names: Mapping[str, object], moving: Container[str] 
 
 
 def is_fixed(node: ast.expr, names: Mapping[str, object]) -> bool:
-    """Whether what the expression stands for is known, and no method can change it in place."""
+    """Return True if the expression has a known, immutable value."""
     try:
         return isinstance(value_of(node, names), _FIXED)
     except _NO_ANSWER:
@@ -52,7 +52,7 @@ def is_fixed(node: ast.expr, names: Mapping[str, object]) -> bool:
 
 
 def value_of(node: ast.expr, names: Mapping[str, object], moving: Container[str] = ()) -> object:
-    """The value of an expression; no property is read, no method called. Raises UnknownValueError."""
+    """Evaluate an expression without reading properties or calling methods. Raises UnknownValueError."""
     match node:
         case ast.Constant(value=value):
             return value

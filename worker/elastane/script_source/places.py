@@ -1,4 +1,4 @@
-"""Which files are the user's script, their syntax trees, and places in them as messages name them."""
+"""Identifies the user's script files, parses them, and formats locations in them for messages."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ OWN_PACKAGES: Final = ("elastane", "elastane_proto", "elastane_shards", "elastan
 
 
 def is_script_file(filename: str) -> bool:
-    """Whether this file is the user's code: neither an installed package nor Elastane."""
+    """Return True if this file is the user's code: neither an installed package nor Elastane."""
     if not filename or filename.startswith("<"):
         return False
     return _is_script_file(filename)
 
 
 def is_script_class(kind: type) -> bool:
-    """Whether the class is the user's own, not a library's."""
+    """Return True if the class is defined in the user's code, not in a library."""
     return is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
 
 
 def script_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the script in the stack of `frame`."""
+    """Return the innermost frame of the script in the stack of `frame`; None if there is none."""
     while frame is not None and not is_script_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def display_name(filename: str) -> str:
-    """A file as findings name it: relative to the script's folder if it is in there."""
+    """Return a file's name for messages: relative to the script's folder; the bare name if outside of it."""
     path = Path(filename)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     with contextlib.suppress(ValueError, OSError):
@@ -45,23 +45,23 @@ def display_name(filename: str) -> str:
 
 
 def place_of(frame: FrameType) -> str:
-    """The line that the frame is at, as "train.py:31"."""
+    """Format the frame's current line as "train.py:31"."""
     return f"{display_name(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def place_in_words(frame: FrameType) -> str:
-    """The line that the frame is at, as "train.py, line 31"."""
+    """Format the frame's current line as "train.py, line 31"."""
     return line_in_words(frame.f_code.co_filename, frame.f_lineno)
 
 
 def line_in_words(filename: str, line: int) -> str:
-    """As "train.py, line 31"."""
+    """Format a line as "train.py, line 31"."""
     return f"{display_name(filename)}, line {line}"
 
 
 @lru_cache(maxsize=256)
 def tree_of(filename: str) -> ast.Module | None:
-    """The syntax tree of a file that has been imported or run; None if there is no source."""
+    """Return the syntax tree of a file; None if it has no readable, valid source."""
     try:
         return ast.parse("".join(linecache.getlines(filename)), filename)
     except (SyntaxError, ValueError):
@@ -74,7 +74,7 @@ def _is_script_file(filename: str) -> bool:
     if "site-packages" in parts or "dist-packages" in parts:
         return False
     resolved = Path(filename).resolve()
-    if not resolved.is_file():  # torch has modules whose file is only a word
+    if not resolved.is_file():  # some of torch's modules have a __file__ that is not a path
         return False
     return not any(resolved.is_relative_to(folder) for folder in _library_folders())
 
@@ -83,7 +83,7 @@ def _is_script_file(filename: str) -> bool:
 def _library_folders() -> tuple[Path, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [Path(path).resolve() for name in names if (path := sysconfig.get_path(name))]
-    # Also where it is installed editable, beside no site-packages.
+    # Elastane itself may be an editable installation, outside of site-packages.
     own = Path(__file__).resolve().parent.parent
     packages = [own, *(own.parent / name for name in OWN_PACKAGES)]
     for name in OWN_PACKAGES:

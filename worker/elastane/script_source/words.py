@@ -1,10 +1,10 @@
-"""What methods and functions do, told from their names, where a script's source is all that is known."""
+"""Tables of known methods and functions, for deciding from a name alone what a call does."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Only print or log what they are given.
+#: Only print or log their arguments.
 TELLS: Final = frozenset({"print", "debug", "info", "warning", "error", "write", "log", "add_scalar"})
 #: Seed a generator.
 SEEDS: Final = frozenset(
@@ -12,7 +12,7 @@ SEEDS: Final = frozenset(
 )
 #: Make a generator from a seed.
 SEEDED: Final = frozenset({"default_rng", "RandomState", "Random", "SeedSequence"})
-#: Functions of NumPy that draw by rejection: how many values depends on the generator's state.
+#: NumPy functions that may use rejection sampling: the number of raw draws depends on the generator's state.
 NUMPY_UNEVEN: Final = (
     "beta", "binomial", "bytes", "chisquare", "choice", "dirichlet", "f", "gamma", "geometric",
     "hypergeometric", "lognormal", "logseries", "multinomial", "multivariate_normal", "negative_binomial",
@@ -20,24 +20,24 @@ NUMPY_UNEVEN: Final = (
     "random_integers", "shuffle", "standard_cauchy", "standard_gamma", "standard_normal", "standard_t",
     "vonmises", "wald", "zipf",
 )  # fmt: skip
-#: Such methods of Python's random.
+#: The same for Python's random.
 PYTHON_UNEVEN: Final = frozenset({"shuffle", "sample", "choice", "randint", "randrange", "gauss"})
-#: Change the object that they are called of.
+#: Change the object that they are called on.
 MUTATES: Final = frozenset(
     {"append", "appendleft", "extend", "insert", "add", "update", "pop", "popleft"}
     | {"popitem", "remove", "clear", "put", "push", "setdefault"}
 )
-#: Tensor methods that leave nothing of what was there.
+#: Tensor methods that overwrite all of a tensor's old values.
 OVERWRITES: Final = frozenset(
     {"zero_", "fill_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
 )
 #: Clip gradients.
 CLIPS: Final = frozenset({"clip_grad_norm_", "clip_grad_value_"})
-#: The largest or smallest so far does not count turns.
+#: Running extremes: they do not count turns.
 LIMITS: Final = frozenset({"max", "min"})
-#: Make the same tensor of the same arguments, of which the first is the first dimension.
+#: Make equal tensors from equal arguments; the first argument is the size of the first dimension.
 MAKES: Final = frozenset({"ones", "zeros", "full", "eye", "arange", "generate_square_subsequent_mask"})
-#: Give the same for the same tensor or number, in its shape.
+#: Depend only on their input, and keep its shape.
 KEEPS_SHAPE: Final = frozenset(
     {"tril", "triu", "to", "bool", "float", "double", "long", "int", "cuda", "cpu", "masked_fill", "abs"}
     | {"sqrt", "exp"}
@@ -45,5 +45,5 @@ KEEPS_SHAPE: Final = frozenset(
 
 
 def in_place(word: str) -> bool:
-    """Whether a method is one of torch's that write to their tensor."""
+    """Return True if the method is one of torch's in-place operations, by its trailing underscore."""
     return word.endswith("_") and not word.endswith("__") and word not in CLIPS and word != "requires_grad_"

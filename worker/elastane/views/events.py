@@ -1,4 +1,4 @@
-"""Events as lines, and which of them a filter selects."""
+"""Formats events as lines of text, and applies filters to them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ _ALARMING = (
     "unusable",
     "forgotten",
     "faulty",
-    "liar",  # the same in events of before
+    "liar",  # earlier releases' word for "faulty"
     "undecided",
 )
 
 
 def fold_line(run: Sequence[ring_pb2.Event]) -> Text:
-    """Routine events that follow each other on the line of their last; one event as it is."""
+    """Format a run of consecutive routine events on one line, with the number and time of the last.
+
+    A run of one is formatted by `event_line`.
+    """
     from elastane_proto.history_wire import told_of
 
     if len(run) == 1:
@@ -45,9 +48,9 @@ def fold_line(run: Sequence[ring_pb2.Event]) -> Text:
 
 
 def event_line(event: ring_pb2.Event) -> Text:
-    """One event on one line: number, local time, kind, generation and step, worker, reason.
+    """Format an event on one line.
 
-    Of an event of another day the date too.
+    The line has number, local time (with the date unless today), kind, generation, step, worker and reason.
     """
     from rich.text import Text
 
@@ -71,7 +74,7 @@ def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
 
 
 def _beside_its_worker(event: ring_pb2.Event) -> str:
-    """The reason without the worker's name at its beginning, which stands before it anyway."""
+    """Return the reason without the worker's name at its start, because the line shows the name already."""
     reason, name = event.reason, event.worker_id
     if name and reason.startswith((f"{name}: ", f"{name} ")):
         return reason[len(name) :].lstrip(": ")

@@ -1,4 +1,4 @@
-"""Why a worker is in, stands by, or is out, as lines."""
+"""Formats an explanation of a worker's place as lines of text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def explanation_lines(told: Explanation) -> list[RenderableType]:
-    """What is printed, and shown by `elastane top`."""
+    """Return the lines printed by `elastane explain` and shown by `elastane top`."""
     from rich.text import Text
 
     style = {"member": "green", "out": "red"}.get(told.place, "yellow")

@@ -228,7 +228,7 @@ MUTANTS = (
         f"{DECISIONS}.ring",
         "everywhere = min(applied, default=-1)",
         "everywhere = max(applied, default=-1)",
-        (('if ring.stage != "running" or _held_up(state):', 'if ring.stage != "running":'),),
+        (("if ring.stage is not Stage.RUNNING or _held_up(state):", "if ring.stage is not Stage.RUNNING:"),),
     ),
     Mutant(
         "the resume step is the lowest of the members'",

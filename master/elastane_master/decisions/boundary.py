@@ -27,6 +27,7 @@ from elastane_master.decisions.events import (
     SavedReported,
     StepReported,
 )
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -84,7 +85,7 @@ def prepare_if_complete(turn: Turn) -> None:
     if (
         book.hold
         or sentinel.holds(state)
-        or state.ring.stage != "running"
+        or state.ring.stage is not Stage.RUNNING
         or book.reported_ranks() < state.settings.ests
     ):
         return
@@ -110,7 +111,7 @@ def applied(turn: Turn, event: AppliedReported) -> None:
     record = turn.attending(event.worker, event.session)
     if record is None or record.role != "ring":
         return
-    member = state.ring.stage == "running" and state.ring.member(event.worker) is not None
+    member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None
     if event.between_steps != (record.between_since is not None):
         turn.touch()
         record.between_since = turn.now if event.between_steps else None
@@ -241,7 +242,7 @@ def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
             hint="this master has not formed that ring; join again",
             generation=ring_state.generation,
         )
-    if event.generation < ring_state.generation or ring_state.stage != "running":
+    if event.generation < ring_state.generation or ring_state.stage is not Stage.RUNNING:
         again = event.generation == ring_state.generation - 1 and event.step == state.steps.prepared
         if again and event.worker in ring_state.planned_from:
             turn.send(event.worker, ring.prepared_message(state, event.worker))
@@ -253,7 +254,7 @@ def _reports_forgotten_ring(turn: Turn, event: StepReported) -> bool:
     """True if a member trains in a ring that has not formed by the store's data: the store lost its Go."""
     ring_state = turn.state.ring
     return (
-        ring_state.stage in ("preparing", "loading")
+        ring_state.changing
         and event.generation == ring_state.generation
         and not ring_state.put_off
         and not turn.state.steps.catching_up

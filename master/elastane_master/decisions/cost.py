@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from elastane_master.decisions.events import Capacity
+from elastane_master.decisions.ring_state import Stage
 from elastane_proto.history.events import Spent
 from elastane_proto.job_settings import JobSettings
 
@@ -36,7 +37,7 @@ HOUR_NANOS = 3600 * NANOS
 MARKS_MAX = 64
 """Boundaries of checkpoints that are remembered; the oldest but the first are forgotten."""
 
-Key = tuple[int, str, int]
+Key = tuple[int, Stage, int]
 
 # What a store was spoiled to must not be charged on: sums would outgrow what can be stored.
 NANOS_MAX = 2**62
@@ -351,7 +352,7 @@ def _attending(book: CostBook, record: WorkerRecord) -> Workers:
 
 def _count_members(state: JobState) -> None:
     members = Workers()
-    if state.ring.stage == "running":
+    if state.ring.stage is Stage.RUNNING:
         for record in state.active_members():
             members.add(record.capacity)
     state.cost.members = members

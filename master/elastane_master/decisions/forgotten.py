@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from elastane_master.decisions import claims, cost
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.events import ContextDelta, Rejection, StepReported, WorkerJoined
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.steps import Brought, PreparedStep
 from elastane_master.decisions.turn import Turn
@@ -55,7 +56,7 @@ def notice(turn: Turn, event: WorkerJoined) -> None:
             f"{event.worker} knows of generation {event.generation}, the store only of {known}",
             event.worker,
         )
-        if ring.stage == "running":
+        if ring.stage is Stage.RUNNING:
             cost.dropped(state, turn.now)  # by the store it trains; its members know that it is over
         ring.generation = event.generation + 1
     elif claims.is_foreign(state, event):
@@ -86,7 +87,7 @@ def begin(turn: Turn, why: str, worker: str) -> None:
             part = Brought(reporter, state.ring.generation, report.epoch, contexts, report.tasks)
             steps.brought.setdefault(steps.current, []).append(part)
     steps.catch_up_until = turn.now + state.settings.return_grace_seconds
-    if state.ring.stage != "none":
+    if state.ring.stage is not Stage.NONE:
         state.ring.put_off = state.ring.put_off or why
 
 

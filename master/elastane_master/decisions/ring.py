@@ -28,6 +28,7 @@ from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Drain, Go, IntervalDecided, Load, Member, Prepare, Prepared
 from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -137,14 +138,14 @@ def announce(
     turn.queues.ring_stopped()
     claims.load_given_up(state)
     ring.generation += 1
-    ring.stage = "preparing" if members else "none"
-    ring.since, ring.reason = turn.now, reason
-    ring.planned, ring.planned_from = planned, told
-    ring.members, ring.gone, ring.gone_applied = members, (), {}
+    if members:
+        ring.prepare(members, turn.now)
+    else:
+        ring.dissolve(turn.now)
+    ring.reason, ring.planned, ring.planned_from = reason, planned, told
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
     quarantine.lift(state, ring.order if members else ())
     ring.donors = ring.receivers = ()
-    ring.rebuild_due, ring.put_off = None, ""
     state.join_due = None
     places = tuple(history.Place(member.worker, member.start, member.end) for member in members)
     turn.note(history.RingAnnounced(places, planned, reason))
@@ -189,7 +190,7 @@ def reform(turn: Turn, reason: str) -> None:
 def form_if_due(turn: Turn) -> None:
     """Forms a ring where there is none: when enough workers are there and joins have been gathered."""
     state = turn.state
-    if state.ring.stage != "none" or state.phase in OVER or state.phase in HALTED or state.awaited():
+    if state.ring.stage is not Stage.NONE or state.phase in OVER or state.phase in HALTED or state.awaited():
         return
     gathering = state.join_due is not None and turn.now < state.join_due
     if gathering and len(state.workers) < most_members(state) and _enough(state):
@@ -248,7 +249,7 @@ def ready(turn: Turn, event: ReadyReported) -> None:
         )
     turn.touch()
     record.ready_generation, record.unanswered_since = event.generation, None
-    if ring.stage == "preparing" or ring.member(event.worker) is None:
+    if ring.stage is Stage.PREPARING or ring.member(event.worker) is None:
         claims.believe_ready(state, record, event.applied_step, event.holds_state)
     proceed(turn)
     dismiss(turn)
@@ -277,7 +278,7 @@ def all_ready(state: JobState) -> bool:
 def proceed(turn: Turn) -> None:
     """Goes on with a change once every member is ready."""
     state, ring = turn.state, turn.state.ring
-    if ring.stage != "preparing" or state.awaited() or ring.put_off:
+    if ring.stage is not Stage.PREPARING or state.awaited() or ring.put_off:
         return
     if not all_ready(state):
         return
@@ -292,8 +293,8 @@ def proceed(turn: Turn) -> None:
         reform(turn, "no member holds the state, but a worker outside the ring does")
     else:
         forgotten.give_up(turn)
-        ring.stage, ring.since = "loading", turn.now
         turn.touch()
+        ring.load(turn.now)
         turn.send(ring.members[0].worker, load_message(state))
 
 
@@ -311,7 +312,7 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
     """The leader holds a state: history goes on from there."""
     state, ring, steps = turn.state, turn.state.ring, turn.state.steps
     record = turn.attending(event.worker, event.session)
-    if record is None or event.generation != ring.generation or ring.stage != "loading":
+    if record is None or event.generation != ring.generation or ring.stage is not Stage.LOADING:
         return
     if ring.members[0].worker != event.worker:
         raise Rejection("invalid_argument", f"{event.worker} is not the leader and was not asked to load")
@@ -369,7 +370,7 @@ def commit_below(turn: Turn, step: int) -> None:
 def commit_applied(turn: Turn) -> None:
     """Commits what every member of the running ring has applied."""
     state, ring = turn.state, turn.state.ring
-    if ring.stage != "running" or _held_up(state):
+    if ring.stage is not Stage.RUNNING or _held_up(state):
         return
     applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
     applied += [state.finished[worker] for worker in ring.gone if worker in state.finished]
@@ -442,7 +443,7 @@ def broken(turn: Turn, event: RingBrokenReported) -> None:
     if record is None or state.phase != "running":
         return
     planned = event.generation == ring.generation - 1 and event.worker in ring.planned_from
-    if not planned and (event.generation != ring.generation or ring.stage != "running"):
+    if not planned and (event.generation != ring.generation or ring.stage is not Stage.RUNNING):
         return
     if ring.member(event.worker) is None and not planned:
         return
@@ -458,14 +459,14 @@ def resend(turn: Turn, record: WorkerRecord) -> None:
     """Repeats the last messages to a member that came back to a restarted master."""
     state, ring = turn.state, turn.state.ring
     member = ring.member(record.worker)
-    if ring.stage == "preparing" and record.ready_generation != ring.generation:
+    if ring.stage is Stage.PREPARING and record.ready_generation != ring.generation:
         if record.worker in ring.planned_from:
             turn.send(record.worker, prepared_message(state, record.worker))
         else:
             turn.send(record.worker, prepare_message(state, record.worker))
-    elif ring.stage == "loading" and member is not None and member == ring.members[0]:
+    elif ring.stage is Stage.LOADING and member is not None and member == ring.members[0]:
         turn.send(record.worker, load_message(state))
-    elif ring.stage == "running" and member is not None:
+    elif ring.stage is Stage.RUNNING and member is not None:
         steps = state.steps
         if steps.prepared < ring.resume_step and record.worker not in steps.reports:
             turn.send(record.worker, go_message(state, member))
@@ -478,7 +479,7 @@ def resend(turn: Turn, record: WorkerRecord) -> None:
 def dismiss(turn: Turn) -> None:
     """Sends draining workers away that host no ESTs and that nobody needs for the change in flight."""
     state, ring = turn.state, turn.state.ring
-    if ring.stage in ("preparing", "loading"):
+    if ring.changing:
         return
     for record in state.ring_workers():
         if not record.draining or record.drain_sent or ring.member(record.worker) is not None:
@@ -496,13 +497,7 @@ def _go(turn: Turn, resume_step: int) -> None:
     records = state.active_members()
     cost.resumed(state, resume_step, turn.now)
     at_step = [claims.usable_step(state, record) == resume_step for record in records]
-    ring.stage, ring.since, ring.planned_from = "running", turn.now, ()
-    ring.resume_step = resume_step
-    ring.donors = tuple(place for place, holds in enumerate(at_step) if holds)
-    ring.receivers = tuple(place for place, holds in enumerate(at_step) if not holds)
-    ring.unblocked_at = turn.now
-    if ring.stalled_since is None:
-        ring.stalled_since = turn.now
+    ring.run(resume_step, at_step, turn.now)
     for record in records:
         if record.trainer_at is None:
             record.trainer_at = turn.now

@@ -30,6 +30,7 @@ from elastane_master.decisions.events import (
     StreamLost,
     WorkerJoined,
 )
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.signatures import completed, require_equal, require_level
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
@@ -96,7 +97,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         _settle(turn)
     if event.role == "ring":
         _admit(turn, event.worker)
-    if state.ring.put_off and state.ring.stage != "none" and not state.awaited():
+    if state.ring.put_off and state.ring.stage is not Stage.NONE and not state.awaited():
         ring.reform(turn, state.ring.put_off)
 
 
@@ -146,7 +147,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
         if event.state_digest is not None:
             state.final_digests[worker] = event.state_digest
         ring.commit_applied(turn)
-        if not life.conclude_if_finished(turn) and state.ring.stage != "running":
+        if not life.conclude_if_finished(turn) and state.ring.stage is not Stage.RUNNING:
             ring.reform(turn, f"the script of {worker} came to its end")
         return
     after_loss(turn, was_needed, f"{worker} {what}")
@@ -160,7 +161,7 @@ def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported,
     forgotten.restore(turn)
     if event.applied_step > state.steps.whole_until:
         return False  # others may still bring what the store lost of its last steps
-    if was_member and state.ring.stage == "running":
+    if was_member and state.ring.stage is Stage.RUNNING:
         return event.applied_step <= state.steps.prepared + 1
     return record.holds_state and (was_member or event.applied_step >= state.total_steps > 0)
 
@@ -202,10 +203,10 @@ def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
         return
     if fingerprints.conclude(turn):
         return
-    if ring_state.stage == "none":
+    if ring_state.stage is Stage.NONE:
         ring.form_if_due(turn)
         return
-    if state.all_committed and ring_state.stage == "running" and state.active_members():
+    if state.all_committed and ring_state.stage is Stage.RUNNING and state.active_members():
         return  # nothing is left to do for the ring; the others only have to end
     if was_needed:
         ring.reform(turn, reason)
@@ -264,10 +265,10 @@ def _settle(turn: Turn) -> None:
             record.trainer_at = turn.now
         if record.unanswered_since is not None:
             record.unanswered_since = turn.now
-        if ring_state.stage == "running" and record.between_since is None:
+        if ring_state.stage is Stage.RUNNING and record.between_since is None:
             turn.queues.training.resume(record.worker, turn.now)
-    only_to_end = state.all_committed and ring_state.stage == "running" and state.active_members()
-    if ring_state.stage == "none":
+    only_to_end = state.all_committed and ring_state.stage is Stage.RUNNING and state.active_members()
+    if ring_state.stage is Stage.NONE:
         ring.form_if_due(turn)
     elif ring_state.put_off and not only_to_end:
         ring.reform(turn, ring_state.put_off)
@@ -324,7 +325,7 @@ def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
     resumed = record.role == "ring"
     turn.send(record.worker, Welcome(ring_state.generation, resumed, _reports_from(state, event)))
     turn.note(history.WorkerReturned(record.worker))
-    running = ring_state.stage == "running" and event.generation == ring_state.generation
+    running = ring_state.stage is Stage.RUNNING and event.generation == ring_state.generation
     is_member = ring_state.member(record.worker) is not None and event.holds_state
     if running and is_member and record.applied_step < event.applied_step <= state.steps.prepared + 1:
         claims.proven(state, record, event.applied_step)
@@ -371,7 +372,7 @@ def _admit(turn: Turn, worker: str) -> None:
     if record.held_until is None and members and worker not in {member.worker for member in members}:
         record.reason = f"stands by: the ring has its {len(members)} workers"
         turn.note(history.WorkerStandby(worker, len(members)))
-    if state.ring.stage == "loading" and claims.usable_step(state, record) >= 0:
+    if state.ring.stage is Stage.LOADING and claims.usable_step(state, record) >= 0:
         ring.reform(turn, f"{worker} came back with the state: nothing has to be loaded")
     ring.form_if_due(turn)
 

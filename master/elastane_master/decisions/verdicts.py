@@ -11,6 +11,7 @@ from __future__ import annotations
 from elastane_master.decisions import boundary, claims, cost, life, ring, sentinel, sessions
 from elastane_master.decisions.effects import Done
 from elastane_master.decisions.events import CheckReported, Rejection
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import computed_wrongly
@@ -22,7 +23,7 @@ def reported(turn: Turn, event: CheckReported) -> None:
     check = state.sentinel.check
     if turn.attending(event.worker, event.session) is None or event.generation != state.ring.generation:
         return
-    if state.ring.stage != "running" or check is None or event.step != check.step:
+    if state.ring.stage is not Stage.RUNNING or check is None or event.step != check.step:
         return
     if event.worker not in check.workers or event.rank != check.rank:
         raise Rejection(

@@ -14,7 +14,8 @@ from typing import get_args
 from elastane_master.decisions import quarantine
 from elastane_master.decisions.cost import NANOS, CostView
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.state import OVER, Phase, Stage
+from elastane_master.decisions.ring_state import Stage
+from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
@@ -32,7 +33,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 HELD = ("damaged", "too_new")
 """What jobs are called that a master has and does not serve."""
 
-STAGES: tuple[str, ...] = get_args(Stage)
+STAGES: tuple[str, ...] = tuple(Stage)
 PLACES: tuple[str, ...] = get_args(WorkerPlace)
 
 

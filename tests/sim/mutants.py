@@ -239,13 +239,13 @@ MUTANTS = (
     ),
     Mutant(
         "Go carries the contexts of another step",
-        f"{DECISIONS}.ring",
+        f"{DECISIONS}.messages",
         "state.contexts.ranks(ring.resume_step, member.start, member.end)",
         "state.contexts.ranks(min(state.contexts.steps), member.start, member.end)",
     ),
     Mutant(
         "Go does not say what the code between epochs drew",
-        f"{DECISIONS}.ring",
+        f"{DECISIONS}.messages",
         "return IntervalDecided(state.ring.generation, step, interval.changes)",
         "return None",
     ),

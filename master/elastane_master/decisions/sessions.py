@@ -16,6 +16,8 @@ from elastane_master.decisions import (
     fingerprints,
     forgotten,
     life,
+    membership,
+    messages,
     processes,
     quarantine,
     ring,
@@ -331,7 +333,7 @@ def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
         claims.proven(state, record, event.applied_step)
         ring.commit_applied(turn)
     if resumed and not ring_state.put_off:
-        ring.resend(turn, record)
+        messages.resend(turn, record)
     if resumed and not state.awaited():
         _settle(turn)
 
@@ -368,10 +370,11 @@ def _admit(turn: Turn, worker: str) -> None:
         state.join_due = turn.now + state.settings.join_window_seconds
     record = state.workers[worker]
     # A newcomer stands by only where there are more workers than the ring takes.
-    members = ring.next_members(state) if len(state.workers) > ring.most_members(state) else ()
-    if record.held_until is None and members and worker not in {member.worker for member in members}:
-        record.reason = f"stands by: the ring has its {len(members)} workers"
-        turn.note(history.WorkerStandby(worker, len(members)))
+    if len(state.workers) > membership.most_members(state) and record.held_until is None:
+        choice = membership.next_members(state)
+        if choice.members and worker not in {member.worker for member in choice.members}:
+            record.reason = membership.standing_by(choice)
+            turn.note(history.WorkerStandby(worker, len(choice.members)))
     if state.ring.stage is Stage.LOADING and claims.usable_step(state, record) >= 0:
         ring.reform(turn, f"{worker} came back with the state: nothing has to be loaded")
     ring.form_if_due(turn)

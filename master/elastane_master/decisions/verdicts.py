@@ -8,7 +8,7 @@ Running processes are not rolled back: a script's own variables, and its place i
 
 from __future__ import annotations
 
-from elastane_master.decisions import boundary, claims, cost, life, ring, sentinel, sessions
+from elastane_master.decisions import boundary, claims, cost, life, membership, ring, sentinel, sessions
 from elastane_master.decisions.effects import Done
 from elastane_master.decisions.events import CheckReported, Rejection
 from elastane_master.decisions.ring_state import Stage
@@ -84,4 +84,4 @@ def _go_back(turn: Turn, check: sentinel.Check, faulty: tuple[str, ...]) -> None
             record.draining, record.drain_reason, record.drain_sent = True, sessions.ANEW, True
             record.reason = f"is started anew: {sessions.ANEW}"
             turn.send(record.worker, Done(sessions.RESTART, sessions.ANEW))
-    ring.wait(turn)
+    life.set_phase(turn, "waiting", membership.next_members(state).reason)

@@ -42,6 +42,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     """Handle a member's report of a step; the last member's report prepares the step."""
     state, steps = turn.state, turn.state.steps
     if _reports_forgotten_ring(turn, event):
+        forgotten.require_bringable(state, event)
         why = f"{event.worker} trains in a ring whose Go the store has forgotten"
         forgotten.begin(turn, why, event.worker)
         forgotten.bring(turn, event)
@@ -49,6 +50,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
         return
     if steps.catching_up:
         if turn.attending(event.worker, event.session) is not None:
+            forgotten.require_bringable(state, event)
             forgotten.bring(turn, event)
             ring.proceed(turn)
         return

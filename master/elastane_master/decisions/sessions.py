@@ -29,6 +29,7 @@ from elastane_master.decisions.events import (
     LeavingReported,
     MasterStarted,
     Rejection,
+    Signature,
     StreamLost,
     WorkerJoined,
 )
@@ -71,9 +72,12 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         turn.send(event.worker, Done(RESTART, ANEW))
         return
     if event.role == "ring":
-        _check_signature(turn, event)
-    forgotten.notice(turn, event)
+        _require_signature(state, event)
+        forgotten.require_known(state, event)
     turn.touch()
+    if event.role == "ring":
+        _take_signature(turn, event)
+        forgotten.notice(turn, event)
     is_other = processes.came(state, event)
     if record is not None and record.awaited and not is_other and _is_same(record, event):
         if not claims.is_foreign(state, event):
@@ -280,18 +284,28 @@ def _settle(turn: Turn) -> None:
     ring.dismiss(turn)
 
 
-def _check_signature(turn: Turn, event: WorkerJoined) -> None:
-    """Check a worker's signature; that of the first ring worker defines the job's."""
-    state = turn.state
-    level = state.settings.determinism
-    require_level(level, event.signature, event.worker)
+def _job_signature(state: JobState) -> Signature | None:
+    """Return what a worker's signature must equal; None if it will define the job's."""
     others = any(record.role == "ring" for record in state.workers.values())
-    if state.signature is not None and (state.ring.generation or others):
-        require_equal(state.signature, event.signature, event.worker, level)
-        state.signature = completed(state.signature, event.signature)
-        return
-    if event.signature.steps_per_epoch < 0 or event.signature.epochs < 0:
+    return state.signature if state.ring.generation or others else None
+
+
+def _require_signature(state: JobState, event: WorkerJoined) -> None:
+    """Raise Rejection if a worker of this signature cannot be in the job's ring."""
+    level, job = state.settings.determinism, _job_signature(state)
+    require_level(level, event.signature, event.worker)
+    if job is not None:
+        require_equal(job, event.signature, event.worker, level)
+    elif event.signature.steps_per_epoch < 0 or event.signature.epochs < 0:
         raise Rejection("invalid_argument", "a negative number of steps or epochs", worker=event.worker)
+
+
+def _take_signature(turn: Turn, event: WorkerJoined) -> None:
+    """Let the first ring worker's signature define the job's; later ones may complete it."""
+    state = turn.state
+    if (job := _job_signature(state)) is not None:
+        state.signature = completed(job, event.signature)
+        return
     turn.queues.create_lockstep(state.settings, event.signature)
     state.signature = event.signature
 

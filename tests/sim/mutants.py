@@ -228,7 +228,7 @@ MUTANTS = (
         f"{DECISIONS}.ring",
         "everywhere = min(applied, default=-1)",
         "everywhere = max(applied, default=-1)",
-        (('if ring.stage != "running" or _held_up(state):', 'if ring.stage != "running":'),),
+        (("if ring.stage is not Stage.RUNNING or _held_up(state):", "if ring.stage is not Stage.RUNNING:"),),
     ),
     Mutant(
         "the resume step is the lowest of the members'",
@@ -239,13 +239,13 @@ MUTANTS = (
     ),
     Mutant(
         "Go carries the contexts of another step",
-        f"{DECISIONS}.ring",
+        f"{DECISIONS}.messages",
         "state.contexts.ranks(ring.resume_step, member.start, member.end)",
         "state.contexts.ranks(min(state.contexts.steps), member.start, member.end)",
     ),
     Mutant(
         "Go does not say what the code between epochs drew",
-        f"{DECISIONS}.ring",
+        f"{DECISIONS}.messages",
         "return IntervalDecided(state.ring.generation, step, interval.changes)",
         "return None",
     ),

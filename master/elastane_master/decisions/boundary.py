@@ -16,9 +16,12 @@ from elastane_master.decisions import (
     fingerprints,
     forgotten,
     life,
+    membership,
+    messages,
     ring,
     sentinel,
 )
+from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import (
@@ -27,15 +30,19 @@ from elastane_master.decisions.events import (
     SavedReported,
     StepReported,
 )
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
+
+SUSPENDED = "suspended on request"
 
 
 def report_step(turn: Turn, event: StepReported) -> None:
     """Handle a member's report of a step; the last member's report prepares the step."""
     state, steps = turn.state, turn.state.steps
     if _reports_forgotten_ring(turn, event):
+        forgotten.require_bringable(state, event)
         why = f"{event.worker} trains in a ring whose Go the store has forgotten"
         forgotten.begin(turn, why, event.worker)
         forgotten.bring(turn, event)
@@ -43,6 +50,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
         return
     if steps.catching_up:
         if turn.attending(event.worker, event.session) is not None:
+            forgotten.require_bringable(state, event)
             forgotten.bring(turn, event)
             ring.proceed(turn)
         return
@@ -52,7 +60,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     if event.step <= steps.prepared:
         # The Prepared may have been lost with an old stream: send it again.
         if event.step == steps.prepared and steps.prepared >= state.ring.resume_step:
-            turn.send(event.worker, ring.prepared_message(state, event.worker))
+            turn.send(event.worker, messages.prepared(state, event.worker))
         return
     if event.worker in steps.reports:
         return
@@ -84,7 +92,7 @@ def prepare_if_complete(turn: Turn) -> None:
     if (
         book.hold
         or sentinel.holds(state)
-        or state.ring.stage != "running"
+        or state.ring.stage is not Stage.RUNNING
         or book.reported_ranks() < state.settings.ests
     ):
         return
@@ -101,7 +109,7 @@ def prepare_if_complete(turn: Turn) -> None:
         turn.queues.step_begins(state.ring.members, book.prepared + 1, turn.now)
     for worker in before:
         if worker in state.workers:
-            turn.send(worker, ring.prepared_message(state, worker))
+            turn.send(worker, messages.prepared(state, worker))
 
 
 def applied(turn: Turn, event: AppliedReported) -> None:
@@ -110,7 +118,7 @@ def applied(turn: Turn, event: AppliedReported) -> None:
     record = turn.attending(event.worker, event.session)
     if record is None or record.role != "ring":
         return
-    member = state.ring.stage == "running" and state.ring.member(event.worker) is not None
+    member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None
     if event.between_steps != (record.between_since is not None):
         turn.touch()
         record.between_since = turn.now if event.between_steps else None
@@ -157,12 +165,12 @@ def release(turn: Turn) -> None:
     turn.touch()
     book.hold = False
     if state.suspending and state.checkpoints.saved_step == book.current:
-        life.suspend(turn, "suspended on request")
+        life.suspend(turn, SUSPENDED)
         ring.dismiss(turn)
         return
-    members = _wanted_members(turn)
-    if members is not None and _loses_state(state, members) and state.checkpoints.saved_step == book.current:
-        ring.announce(turn, members, _change_reason(state, members), planned=True)
+    choice = _wanted(turn)
+    if choice is not None and _loses_state(state, choice) and state.checkpoints.saved_step == book.current:
+        ring.announce(turn, choice, choice.change, planned=True)
         ring.dismiss(turn)
     else:
         prepare_if_complete(turn)
@@ -178,55 +186,40 @@ def _change_planned(turn: Turn) -> bool:
     # (intervals.py); a member that left earlier would take its part with it. So the ring changes after the
     # first step of the next epoch.
     stays = is_last or state.begins_epoch(book.current)
-    members = None if stays else _wanted_members(turn)
-    loses = members is not None and _loses_state(state, members)
-    if loses and state.settings.checkpoint_url and state.checkpoints.saved_step != book.current:
-        _close_with_checkpoint(turn, members or ())
-    elif members is not None and state.suspending:
+    choice = None if stays else _wanted(turn)
+    if choice is None:
+        if reason := checkpoints.due_reason(state, book.current):
+            checkpoints.begin(turn, book.current, reason)
         return False
-    elif members is not None:
-        told = state.ring.names()
-        ring.announce(turn, members, _change_reason(state, members), planned=True, told=told)
-        return True
-    elif reason := checkpoints.due_reason(state, book.current):
-        checkpoints.begin(turn, book.current, reason)
-    return False
+    unsaved = state.settings.checkpoint_url and state.checkpoints.saved_step != book.current
+    if unsaved and _loses_state(state, choice):
+        _close_with_checkpoint(turn, choice)
+        return False
+    if state.suspending:
+        return False
+    ring.announce(turn, choice, choice.change, planned=True, told=state.ring.names())
+    return True
 
 
-def _close_with_checkpoint(turn: Turn, members: tuple[Member, ...]) -> None:
+def _close_with_checkpoint(turn: Turn, choice: Choice) -> None:
     state, book = turn.state, turn.state.steps
     if turn.now < state.checkpoints.not_before:
         return
     checkpoints.give_up(turn, "a checkpoint before the ring ends takes its place", again=True)
-    reason = "suspended on request" if state.suspending else _change_reason(state, members)
-    checkpoints.begin(turn, book.current, f"before the ring ends: {reason}", closing=True)
+    checkpoints.begin(turn, book.current, f"before the ring ends: {choice.change}", closing=True)
     book.hold = True
 
 
-def _wanted_members(turn: Turn) -> tuple[Member, ...] | None:
-    return () if turn.state.suspending else ring.planned_members(turn)
+def _wanted(turn: Turn) -> Choice | None:
+    """Choose the ring to change to, none if the job is to be suspended; None if it stays as it is."""
+    if turn.state.suspending:
+        return Choice((), SUSPENDED, SUSPENDED)
+    return membership.planned_members(turn)
 
 
-def _loses_state(state: JobState, members: tuple[Member, ...]) -> bool:
+def _loses_state(state: JobState, choice: Choice) -> bool:
     """True if the next ring would contain no member of the current one."""
-    return not set(state.ring.names()) & {member.worker for member in members}
-
-
-def _change_reason(state: JobState, members: tuple[Member, ...]) -> str:
-    """Describe the reasons of a ring change, from the difference of both rings."""
-    before, after = set(state.ring.names()), {member.worker for member in members}
-    reasons = [f"{member.worker} joins" for member in members if member.worker not in before]
-    for worker in state.ring.names():
-        record = state.workers.get(worker)
-        if worker in after or record is None:
-            continue
-        if record.draining:
-            reasons.append(f"{worker} drains: {record.drain_reason}")
-        elif members:
-            reasons.append(f"{worker} stands by: {len(members)} workers are enough")
-        else:
-            reasons.append(f"fewer than {state.workers_needed} workers are left")
-    return "; ".join(dict.fromkeys(reasons)) or "ESTs are spread anew"
+    return not set(state.ring.names()) & {member.worker for member in choice.members}
 
 
 def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
@@ -241,10 +234,10 @@ def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
             hint="this master has not formed that ring; join again",
             generation=ring_state.generation,
         )
-    if event.generation < ring_state.generation or ring_state.stage != "running":
+    if event.generation < ring_state.generation or ring_state.stage is not Stage.RUNNING:
         again = event.generation == ring_state.generation - 1 and event.step == state.steps.prepared
         if again and event.worker in ring_state.planned_from:
-            turn.send(event.worker, ring.prepared_message(state, event.worker))
+            turn.send(event.worker, messages.prepared(state, event.worker))
         return None
     return ring_state.member(event.worker)
 
@@ -253,7 +246,7 @@ def _reports_forgotten_ring(turn: Turn, event: StepReported) -> bool:
     """True if a member trains in a ring that has not formed by the store's data: the store lost its Go."""
     ring_state = turn.state.ring
     return (
-        ring_state.stage in ("preparing", "loading")
+        ring_state.changing
         and event.generation == ring_state.generation
         and not ring_state.put_off
         and not turn.state.steps.catching_up

@@ -15,6 +15,7 @@ An accepted claim is usable if the contexts of its step are stored.
 from __future__ import annotations
 
 from elastane_master.decisions.events import WorkerJoined
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
 
 FENCED_MAX = 1000
@@ -87,7 +88,7 @@ def void(state: JobState) -> None:
 
 def load_given_up(state: JobState) -> None:
     """Invalidate what the leader may have loaded: the ring changes while it loads."""
-    if state.ring.stage == "loading":
+    if state.ring.stage is Stage.LOADING:
         leader = state.ring.members[0].worker
         _fence(state, leader, ANY_STEP)
         if leader in state.workers:

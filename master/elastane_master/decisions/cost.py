@@ -22,10 +22,11 @@ from __future__ import annotations
 import msgspec
 
 from elastane_master.decisions.amounts import MARKS_MAX, NANOS, NANOS_MAX, CostBook, Tally, Workers
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_proto.history.events import Spent
 
-Key = tuple[int, str, int]
+Key = tuple[int, Stage, int]
 _SECONDS_MAX = NANOS_MAX / NANOS
 
 
@@ -202,7 +203,7 @@ def _attending(book: CostBook, record: WorkerRecord) -> Workers:
 
 def _count_members(state: JobState) -> None:
     members = Workers()
-    if state.ring.stage == "running":
+    if state.ring.stage is Stage.RUNNING:
         for record in state.active_members():
             members.add(record.capacity)
     state.cost.members = members

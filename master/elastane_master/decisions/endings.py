@@ -15,6 +15,7 @@ from __future__ import annotations
 from elastane_master.decisions import claims, life, majority, ring
 from elastane_master.decisions.effects import AllEnd
 from elastane_master.decisions.events import EndEarlyReported
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import EarlyEnd
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -24,7 +25,7 @@ def end_early(turn: Turn, event: EndEarlyReported) -> None:
     """Handle the end of a member's loop over epochs; one sent in an older ring will be sent again."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     record = turn.attending(event.worker, event.session)
-    if record is None or ring_state.stage != "running" or event.generation != ring_state.generation:
+    if record is None or ring_state.stage is not Stage.RUNNING or event.generation != ring_state.generation:
         return
     if ring_state.member(event.worker) is None or event.step != steps.current:
         return

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from elastane_master.decisions import claims, cost
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.events import ContextDelta, Rejection, StepReported, WorkerJoined
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.steps import Brought, PreparedStep
 from elastane_master.decisions.turn import Turn
@@ -32,16 +33,9 @@ STEPS_AHEAD_MAX = 100_000
 """Upper bound for lost steps; a larger difference cannot come from a store's data loss."""
 
 
-def notice(turn: Turn, event: WorkerJoined) -> None:
-    """Check whether a Hello shows that the store has lost something. Raises Rejection.
-
-    The number of a lost ring must not be reused, or messages of that ring would be taken for those of the new
-    one.
-    """
-    state, ring = turn.state, turn.state.ring
-    if event.role != "ring":
-        return
-    known, whole = ring.generation, state.steps.whole_until
+def require_known(state: JobState, event: WorkerJoined) -> None:
+    """Raise Rejection for a Hello from a generation too new for the store to have lost it."""
+    known = state.ring.generation
     if event.generation > known + GENERATIONS_AHEAD_MAX:
         raise Rejection(
             "invalid_argument",
@@ -49,13 +43,23 @@ def notice(turn: Turn, event: WorkerJoined) -> None:
             hint="the worker may belong to another job of the same name",
             generation=known,
         )
+
+
+def notice(turn: Turn, event: WorkerJoined) -> None:
+    """Start catching up if a ring worker's Hello shows that the store has lost something.
+
+    The number of a lost ring must not be reused, or messages of that ring would be taken for those of the new
+    one.
+    """
+    state, ring = turn.state, turn.state.ring
+    known, whole = ring.generation, state.steps.whole_until
     if event.generation > known:
         begin(
             turn,
             f"{event.worker} knows of generation {event.generation}, the store only of {known}",
             event.worker,
         )
-        if ring.stage == "running":
+        if ring.stage is Stage.RUNNING:
             cost.dropped(state, turn.now)  # by the store it trains; its members know that it is over
         ring.generation = event.generation + 1
     elif claims.is_foreign(state, event):
@@ -86,16 +90,31 @@ def begin(turn: Turn, why: str, worker: str) -> None:
             part = Brought(reporter, state.ring.generation, report.epoch, contexts, report.tasks)
             steps.brought.setdefault(steps.current, []).append(part)
     steps.catch_up_until = turn.now + state.settings.return_grace_seconds
-    if state.ring.stage != "none":
+    if state.ring.stage is not Stage.NONE:
         state.ring.put_off = state.ring.put_off or why
 
 
 def bring(turn: Turn, event: StepReported) -> None:
-    """Handle a resent report of a step that the store does not know. Raises Rejection."""
-    state, steps = turn.state, turn.state.steps
-    total, whole = state.total_steps, steps.whole_until
-    if event.step < whole or event.generation < state.history_generation:
+    """Handle a resent report of a step that the store does not know, after `require_bringable`."""
+    steps = turn.state.steps
+    if not _is_unknown(turn.state, event):
         return
+    turn.touch()
+    part = Brought(event.worker, event.generation, event.epoch, event.contexts, event.tasks)
+    same = (part.worker, part.generation)
+    others = [one for one in steps.brought.get(event.step, ()) if (one.worker, one.generation) != same]
+    steps.brought[event.step] = [*others, part]
+
+
+def _is_unknown(state: JobState, event: StepReported) -> bool:
+    return event.step >= state.steps.whole_until and event.generation >= state.history_generation
+
+
+def require_bringable(state: JobState, event: StepReported) -> None:
+    """Raise Rejection for a resent report that cannot be part of the history."""
+    if not _is_unknown(state, event):
+        return
+    total, whole = state.total_steps, state.steps.whole_until
     if event.step >= (total or whole + STEPS_AHEAD_MAX) or event.generation > state.ring.generation:
         raise Rejection(
             "invalid_argument",
@@ -107,11 +126,6 @@ def bring(turn: Turn, event: StepReported) -> None:
     require_ranks(event.contexts, start, start + max(1, len(ranks)), worker=event.worker)
     if ranks != list(range(start, start + len(ranks))) or start + len(ranks) > state.settings.ests:
         raise Rejection("invalid_argument", f"{event.worker} brings tasks of virtual ranks {ranks}")
-    turn.touch()
-    part = Brought(event.worker, event.generation, event.epoch, event.contexts, event.tasks)
-    same = (part.worker, part.generation)
-    others = [one for one in steps.brought.get(event.step, ()) if (one.worker, one.generation) != same]
-    steps.brought[event.step] = [*others, part]
 
 
 def restore(turn: Turn) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from elastane_master.decisions import claims, endings, life, ring
 from elastane_master.decisions.effects import IntervalDecided, Member
 from elastane_master.decisions.events import Change, IntervalReported, Parts, Rejection
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.steps import IntervalReport
 from elastane_master.decisions.turn import Turn
@@ -120,7 +121,7 @@ def reported(turn: Turn, event: IntervalReported) -> None:
     member = ring_state.member(event.worker)
     if member is None or event.step < steps.current:
         return
-    if ring_state.stage != "running":
+    if ring_state.stage is not Stage.RUNNING:
         if not ring_state.put_off:
             ring.reform(turn, f"{event.worker} trains in a ring whose Go the store has forgotten")
         return
@@ -157,7 +158,7 @@ def decide_if_complete(turn: Turn) -> None:
     """Attribute the draws once every member has reported, or end the job."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     interval = steps.intervals.get(steps.current)
-    if interval is None or interval.changes is not None or ring_state.stage != "running":
+    if interval is None or interval.changes is not None or ring_state.stage is not Stage.RUNNING:
         return
     here, generation = interval.here, ring_state.generation
     if state.lagging(lambda record: here.get(record.worker) != generation):

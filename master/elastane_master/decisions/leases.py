@@ -29,6 +29,7 @@ from elastane_master.decisions import (
     sessions,
     waiting,
 )
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
@@ -50,12 +51,12 @@ def tick(turn: Turn) -> None:
         fingerprints.expire(turn)
         if ring_state.rebuild_due is not None and turn.now >= ring_state.rebuild_due:
             _rebuild(turn)
-        elif ring_state.stage == "none":
+        elif ring_state.stage is Stage.NONE:
             if state.join_due is not None and turn.now >= state.join_due:
                 turn.touch()
                 state.join_due = None
                 ring.form_if_due(turn)
-        elif ring_state.stage == "running":
+        elif ring_state.stage is Stage.RUNNING:
             _running(turn)
         elif forgotten.expire(turn):
             ring.proceed(turn)
@@ -87,13 +88,13 @@ def next_deadline(turn: Turn) -> float | None:
         deadlines.append(notices.next_deadline(state))
         deadlines += [deadline for deadline, _, _ in _member_deadlines(turn)]
         deadlines += [_ready_due(turn, record) for record in _unready_leavers(state)]
-        if ring_state.stage == "none" and state.phase == "waiting":
+        if ring_state.stage is Stage.NONE and state.phase == "waiting":
             deadlines.append(state.join_due)
-        elif ring_state.stage == "preparing":
+        elif ring_state.stage is Stage.PREPARING:
             due = [_ready_due(turn, record) for record in ring.unready(state)]
             deadlines += due or [ring_state.since + ready_seconds(turn)]
             deadlines.append(state.steps.catch_up_until)
-        elif ring_state.stage == "loading":
+        elif ring_state.stage is Stage.LOADING:
             deadlines.append(ring_state.since + state.settings.idle_max_seconds)
     return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -116,15 +117,15 @@ def _rebuild(turn: Turn) -> None:
     ring_state = turn.state.ring
     reason, ring_state.rebuild_due, ring_state.rebuild_reason = ring_state.rebuild_reason, None, ""
     turn.touch()
-    done = turn.state.all_committed and ring_state.stage == "running"
-    if ring_state.stage != "none" and not done:
+    done = turn.state.all_committed and ring_state.stage is Stage.RUNNING
+    if ring_state.stage is not Stage.NONE and not done:
         ring.reform(turn, reason)
 
 
 def _changing(turn: Turn) -> None:
     """Handle a ring change that does not complete in time."""
     state, ring_state = turn.state, turn.state.ring
-    if ring_state.stage == "loading":
+    if ring_state.stage is Stage.LOADING:
         leader = state.workers.get(ring_state.members[0].worker)
         limit_seconds = state.settings.idle_max_seconds
         if leader is not None and turn.now >= ring_state.since + limit_seconds:
@@ -175,7 +176,7 @@ def _running(turn: Turn) -> None:
 def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, str]]:
     """Yield (deadline, worker to blame or None if unknown, reason) of everything a running ring waits for."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
-    if ring_state.stage != "running":
+    if ring_state.stage is not Stage.RUNNING:
         return
     records = [record for record in state.active_members() if not intervals.waits(state, record.worker)]
     idle_seconds = state.settings.idle_max_seconds
@@ -235,7 +236,7 @@ def _leavers(turn: Turn) -> None:
 
 def _unready_leavers(state: JobState) -> Iterator[WorkerRecord]:
     ring_state = state.ring
-    if ring_state.stage in ("none", "running"):
+    if ring_state.stage in (Stage.NONE, Stage.RUNNING):
         for record in state.ring_workers():
             stopped = record.trainer_at is None or record.ready_generation == ring_state.generation
             leaves = record.draining and ring_state.member(record.worker) is None

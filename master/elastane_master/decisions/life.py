@@ -15,6 +15,7 @@ from collections.abc import Callable
 from elastane_master.decisions import checkpoints, claims, cost, majority
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -97,10 +98,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
         cost.dropped(state, turn.now)
     checkpoints.give_up(turn, f"the job is over: {reason}", again=False)
     checkpoints.refuse_wanted(turn, f"the job is over: {reason}")
-    ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
-    ring.gone_applied = {}
-    ring.rebuild_due, ring.put_off = None, ""
-    ring.since = turn.now
+    ring.dissolve(turn.now)
     state.suspending, state.join_due, state.grace_until = False, None, None
     state.steps.drop_reports()
     state.early_ends, state.drift = {}, None
@@ -152,10 +150,8 @@ def dissolve(turn: Turn, reason: str) -> None:
     checkpoints.give_up(turn, reason, again=True)
     claims.load_given_up(state)
     ring.generation += 1
-    ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
-    ring.gone_applied = {}
-    ring.since, ring.reason = turn.now, reason
-    ring.rebuild_due, ring.put_off = None, ""
+    ring.dissolve(turn.now)
+    ring.reason = reason
     state.early_ends, state.drift = {}, None
     state.steps.drop_reports()
     turn.queues.ring_stopped()
@@ -198,7 +194,7 @@ def count_failure(turn: Turn, worker: str, step: int, message: str) -> bool:
     generation = state.ring.generation
     if state.failed_step != step:
         state.failures, state.failed_step, state.failed_generation = 0, step, -1
-    if state.ring.stage != "running" or generation == state.failed_generation:
+    if state.ring.stage is not Stage.RUNNING or generation == state.failed_generation:
         return False
     state.failures += 1
     state.failed_generation = generation

@@ -2,7 +2,8 @@
 
 `handle` is pure: no I/O, no clock, no randomness, so that replaying the stored events with their times yields
 the same state after a restart, and the simulation runs this very code. A refused event raises `Rejection`
-before anything is changed; an event that changes nothing need not be stored.
+before anything is changed; an event that changes nothing need not be stored. A handler that refuses an event
+after `touch` raises `RefusedLate` here: the machine must then be restored, as `transactions.py` does.
 """
 
 from __future__ import annotations
@@ -95,6 +96,14 @@ def version_of(snapshot: bytes) -> int:
         return 0
 
 
+class RefusedLate(Exception):  # noqa: N818 - says what happened
+    """An event was refused after it had changed the state: a bug in a decision. refusal: what it raised."""
+
+    def __init__(self, refusal: Rejection) -> None:
+        super().__init__(f"refused after a change of the state: {refusal}")
+        self.refusal = refusal
+
+
 class JobMachine:
     """One job's state machine. Created by `create` or `restore`; only `handle` changes it."""
 
@@ -136,14 +145,22 @@ class JobMachine:
         return Note.of(history.JobCreated(settings.ests, settings.workers_min, limit))
 
     def handle(self, event: AnyEvent, now: float) -> Decision:
-        """Decide on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""
+        """Decide on one event at time `now`, seconds since the Unix epoch.
+
+        Raises Rejection, with the state unchanged; after any other exception the machine must not be used.
+        """
         turn = Turn(self._state, self._queues, now)
         members = cost.ring_key(self._state)
-        _HANDLERS.get(type(event), operators.request)(turn, event)
-        boundary.release(turn)
-        if turn.changed:
-            cost.settle(self._state, members, now)
-            waiting.settle(turn)
+        try:
+            _HANDLERS.get(type(event), operators.request)(turn, event)
+            boundary.release(turn)
+            if turn.changed:
+                cost.settle(self._state, members, now)
+                waiting.settle(turn)
+        except Rejection as refusal:
+            if turn.changed:
+                raise RefusedLate(refusal) from refusal
+            raise
         return turn.decision()
 
     def next_deadline(self) -> float | None:

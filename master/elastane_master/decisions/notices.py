@@ -8,7 +8,7 @@ costs.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, ring
+from elastane_master.decisions import checkpoints, membership, ring
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -48,7 +48,7 @@ def _overstays(turn: Turn, record: WorkerRecord) -> None:
     why = unsaved_in_time(over)
     turn.note(over)
     checkpoints.give_up(turn, why, again=False)
-    members = ring.planned_members(turn)
-    if members is not None:
-        ring.announce(turn, members, why, planned=True)
+    choice = membership.planned_members(turn)
+    if choice is not None:
+        ring.announce(turn, choice, why, planned=True)
         ring.dismiss(turn)

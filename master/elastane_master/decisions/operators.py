@@ -15,6 +15,7 @@ from elastane_master.decisions.events import (
     ScaleRequested,
     SuspendRequested,
 )
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.turn import Turn
 from elastane_proto.amounts import money_text
@@ -85,7 +86,7 @@ def _suspend(turn: Turn) -> None:
             hint="create the job with a checkpoint_url, or cancel it",
         )
     turn.touch()
-    if state.ring.stage == "none":
+    if state.ring.stage is Stage.NONE:
         life.suspend(turn, "suspended on request")
         ring.dismiss(turn)
     else:

@@ -6,7 +6,7 @@ free, since spot machines do that; from then on each doubles the time for which 
 comes back.
 
 A worker is held back only from a ring that can do without it: if there are too few others, or it alone holds
-the job's state, it is admitted at once (`held`, used by ring.next_members). A worker that the sentinel has
+the job's state, it is admitted at once (assignment.choose_members). A worker that the sentinel has
 found to compute wrongly is never admitted again.
 """
 

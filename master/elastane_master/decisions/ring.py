@@ -1,4 +1,4 @@
-"""Membership, and the two-phase change of the ring.
+"""The two-phase change of the ring.
 
     announce: g+1, members decided --> Prepare to all --> Ready from every member
     --> somebody holds usable state?  yes: Go from the highest applied step
@@ -12,8 +12,6 @@ decided anew, with the next generation.
 
 from __future__ import annotations
 
-from itertools import islice
-
 from elastane_master.decisions import (
     checkpoints,
     claims,
@@ -21,13 +19,16 @@ from elastane_master.decisions import (
     fingerprints,
     forgotten,
     life,
+    membership,
+    messages,
     quarantine,
     sentinel,
 )
-from elastane_master.decisions.assignment import Candidate, choose_members
+from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
-from elastane_master.decisions.effects import Drain, Go, IntervalDecided, Load, Member, Prepare, Prepared
+from elastane_master.decisions.effects import Drain
 from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -38,86 +39,9 @@ BREAK_SECONDS = 0.1
 BREAK_DOUBLINGS_MAX = 6
 
 
-def next_members(
-    state: JobState, *, planned: bool = False, without_newcomers: bool = False
-) -> tuple[Member, ...]:
-    """The ring as it should be now; planned: at a step boundary.
-
-    Workers in quarantine are left out of it, unless there is none without them or they alone hold the state.
-    """
-    if len(state.workers) < state.workers_needed:
-        return ()
-    order = {worker: place for place, worker in enumerate(state.ring.order)}
-    everybody = [
-        Candidate(
-            record.worker,
-            record.store_address,
-            order.get(record.worker),
-            record.joined_order,
-            claims.usable_step(state, record),
-            record.draining,
-        )
-        for record in state.ring_workers()
-        if not record.drain_sent and not (without_newcomers and record.worker not in order)
-        if not quarantine.for_good(record)
-    ]
-    held = quarantine.held(state)
-    free = [candidate for candidate in everybody if candidate.worker not in held]
-    members = _chosen(state, free, planned=planned)
-    chosen = {member.worker for member in members}
-    has_state = any(candidate.step >= 0 for candidate in free if candidate.worker in chosen)
-    alone = any(candidate.step >= 0 for candidate in everybody) and not has_state
-    if held and (not members or alone):
-        return _chosen(state, everybody, planned=planned)
-    return members
-
-
-def _chosen(state: JobState, candidates: list[Candidate], *, planned: bool) -> tuple[Member, ...]:
-    return choose_members(
-        candidates,
-        ests=state.settings.ests,
-        workers_min=state.workers_needed,
-        workers_max=state.settings.workers_max,
-        planned=planned,
-    )
-
-
-def most_members(state: JobState) -> int:
-    """How many workers may train; further ones stand by."""
-    settings = state.settings
-    return min(settings.workers_max or settings.ests, settings.ests)
-
-
-def _enough(state: JobState) -> bool:
-    """Whether a ring could be formed, as far as can be said without choosing its members."""
-    free = (
-        record
-        for record in state.workers.values()
-        if record.role == "ring" and not (record.awaited or record.draining or record.drain_sent)
-        if record.held_until is None
-    )
-    fewest = state.workers_needed
-    return sum(1 for _ in islice(free, fewest)) == fewest
-
-
-def planned_members(turn: Turn) -> tuple[Member, ...] | None:
-    """The ring to change to at a step boundary; None when it is right as it is.
-
-    Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring.
-    """
-    state = turn.state
-    members = next_members(state, planned=True)
-    if members == state.ring.members:
-        return None
-    gathering = state.join_due is not None and turn.now < state.join_due and not _is_full(state, members)
-    if gathering and next_members(state, planned=True, without_newcomers=True) == state.ring.members:
-        return None
-    return members
-
-
 def announce(
     turn: Turn,
-    members: tuple[Member, ...],
+    choice: Choice,
     reason: str,
     *,
     planned: bool = False,
@@ -128,7 +52,7 @@ def announce(
     planned: decided at a step boundary, so that nothing is dropped. told: members of the ring before that are
     told by the Prepared which the caller sends.
     """
-    state, ring = turn.state, turn.state.ring
+    state, ring, members = turn.state, turn.state.ring, choice.members
     turn.touch()
     checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
     cost.dropped(state, turn.now)
@@ -137,34 +61,28 @@ def announce(
     turn.queues.ring_stopped()
     claims.load_given_up(state)
     ring.generation += 1
-    ring.stage = "preparing" if members else "none"
-    ring.since, ring.reason = turn.now, reason
-    ring.planned, ring.planned_from = planned, told
-    ring.members, ring.gone, ring.gone_applied = members, (), {}
+    if members:
+        ring.prepare(members, turn.now)
+    else:
+        ring.dissolve(turn.now)
+    ring.reason, ring.planned, ring.planned_from = reason, planned, told
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
     quarantine.lift(state, ring.order if members else ())
     ring.donors = ring.receivers = ()
-    ring.rebuild_due, ring.put_off = None, ""
     state.join_due = None
     places = tuple(history.Place(member.worker, member.start, member.end) for member in members)
     turn.note(history.RingAnnounced(places, planned, reason))
-    _explain_places(turn)
+    membership.explain_places(state, choice)
     for record in state.ring_workers():
         if not record.drain_sent:
             record.asked_generation = ring.generation
         if record.worker not in told and not record.drain_sent:
             record.asked(turn.now)
-            turn.send(record.worker, prepare_message(state, record.worker))
+            turn.send(record.worker, messages.prepare(state, record.worker))
     if members:
         life.set_phase(turn, "running", f"a ring of {len(members)} trains")
     else:
-        wait(turn)
-
-
-def prepare_message(state: JobState, worker: str) -> Prepare:
-    """Prepare of the current generation; without members for a worker that is not in it."""
-    members = state.ring.members if state.ring.member(worker) else ()
-    return Prepare(state.ring.generation, members, state.ring.reason)
+        life.set_phase(turn, "waiting", choice.reason)
 
 
 def reform(turn: Turn, reason: str) -> None:
@@ -179,53 +97,27 @@ def reform(turn: Turn, reason: str) -> None:
         turn.touch()
         state.ring.put_off = state.ring.put_off or reason
         return
-    if state.suspending and not next_members(state):
+    choice = membership.next_members(state)
+    if state.suspending and not choice.members:
         life.suspend(turn, f"suspended on request; {reason}")
         dismiss(turn)
         return
-    announce(turn, next_members(state), reason)
+    announce(turn, choice, reason)
 
 
 def form_if_due(turn: Turn) -> None:
     """Forms a ring where there is none: when enough workers are there and joins have been gathered."""
     state = turn.state
-    if state.ring.stage != "none" or state.phase in OVER or state.phase in HALTED or state.awaited():
+    if state.ring.stage is not Stage.NONE or state.phase in OVER or state.phase in HALTED or state.awaited():
         return
     gathering = state.join_due is not None and turn.now < state.join_due
-    if gathering and len(state.workers) < most_members(state) and _enough(state):
+    if gathering and membership.may_grow(state):
         return
-    members = next_members(state)
-    if not members:
-        wait(turn)
-        return
-    if _is_full(state, members) or state.join_due is None or turn.now >= state.join_due:
-        announce(
-            turn, members, "1 worker is there" if len(members) == 1 else f"{len(members)} workers are there"
-        )
-
-
-def _is_full(state: JobState, members: tuple[Member, ...]) -> bool:
-    """Whether nobody could be added: there is nothing to gather further newcomers for."""
-    return len(members) >= most_members(state)
-
-
-def wait(turn: Turn) -> None:
-    """No ring can be formed: says how many workers are missing."""
-    state = turn.state
-    there = sum(1 for record in state.ring_workers() if not (record.draining or quarantine.for_good(record)))
-    wanted, fixed = state.workers_needed, state.settings.recovery == "fixed"
-    if there >= wanted:
-        reason = f"{there} of {wanted} workers are there; joins are being gathered"
-    elif there or not state.ring.generation:
-        few = f"{there} of all {wanted}" if fixed else f"{there} of at least {wanted}"
-        reason = f"{few} workers are there"
-        if fixed and there >= state.settings.workers_min:
-            reason += "; with fixed recovery no fewer train"
-    else:
-        saved = state.checkpoints.saved_step
-        source = f"the checkpoint of step {saved}" if saved >= 0 else "the initial state"
-        reason = f"all workers are gone; the next one goes on from {source}"
-    life.set_phase(turn, "waiting", reason)
+    choice = membership.next_members(state)
+    if not choice.members:
+        life.set_phase(turn, "waiting", choice.reason)
+    elif membership.is_full(state, choice) or state.join_due is None or turn.now >= state.join_due:
+        announce(turn, choice, choice.reason)
 
 
 def ready(turn: Turn, event: ReadyReported) -> None:
@@ -248,7 +140,7 @@ def ready(turn: Turn, event: ReadyReported) -> None:
         )
     turn.touch()
     record.ready_generation, record.unanswered_since = event.generation, None
-    if ring.stage == "preparing" or ring.member(event.worker) is None:
+    if ring.stage is Stage.PREPARING or ring.member(event.worker) is None:
         claims.believe_ready(state, record, event.applied_step, event.holds_state)
     proceed(turn)
     dismiss(turn)
@@ -277,7 +169,7 @@ def all_ready(state: JobState) -> bool:
 def proceed(turn: Turn) -> None:
     """Goes on with a change once every member is ready."""
     state, ring = turn.state, turn.state.ring
-    if ring.stage != "preparing" or state.awaited() or ring.put_off:
+    if ring.stage is not Stage.PREPARING or state.awaited() or ring.put_off:
         return
     if not all_ready(state):
         return
@@ -288,30 +180,20 @@ def proceed(turn: Turn) -> None:
     if best >= 0:
         forgotten.give_up(turn)
         _go(turn, best)
-    elif next_members(state, planned=ring.planned) != ring.members:
+    elif membership.next_members(state, planned=ring.planned).members != ring.members:
         reform(turn, "no member holds the state, but a worker outside the ring does")
     else:
         forgotten.give_up(turn)
-        ring.stage, ring.since = "loading", turn.now
         turn.touch()
-        turn.send(ring.members[0].worker, load_message(state))
-
-
-def load_message(state: JobState) -> Load:
-    """Load of the current generation, for the leader."""
-    return Load(
-        state.ring.generation,
-        state.settings.checkpoint_url,
-        forgotten.loadable_until(state),
-        state.sentinel.doubts,
-    )
+        ring.load(turn.now)
+        turn.send(ring.members[0].worker, messages.load(state))
 
 
 def loaded(turn: Turn, event: LoadedReported) -> None:
     """The leader holds a state: history goes on from there."""
     state, ring, steps = turn.state, turn.state.ring, turn.state.steps
     record = turn.attending(event.worker, event.session)
-    if record is None or event.generation != ring.generation or ring.stage != "loading":
+    if record is None or event.generation != ring.generation or ring.stage is not Stage.LOADING:
         return
     if ring.members[0].worker != event.worker:
         raise Rejection("invalid_argument", f"{event.worker} is not the leader and was not asked to load")
@@ -369,7 +251,7 @@ def commit_below(turn: Turn, step: int) -> None:
 def commit_applied(turn: Turn) -> None:
     """Commits what every member of the running ring has applied."""
     state, ring = turn.state, turn.state.ring
-    if ring.stage != "running" or _held_up(state):
+    if ring.stage is not Stage.RUNNING or _held_up(state):
         return
     applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
     applied += [state.finished[worker] for worker in ring.gone if worker in state.finished]
@@ -387,54 +269,6 @@ def _held_up(state: JobState) -> bool:
     return state.lagging(lambda record: not record.holds_state or record.applied_step <= committed)
 
 
-def go_message(state: JobState, member: Member) -> Go:
-    """Go of the current generation for one member, with the contexts of its ESTs."""
-    ring = state.ring
-    return Go(
-        ring.generation,
-        ring.resume_step,
-        ring.members,
-        ring.donors,
-        ring.receivers,
-        state.contexts.ranks(ring.resume_step, member.start, member.end),
-        state.steps.ready_order,
-        _interval(state),
-        state.history_generation,
-        sentinel.order_for(state, member, ring.resume_step),
-        _rendezvous_key(state),
-    )
-
-
-def _rendezvous_key(state: JobState) -> bytes:
-    """Of the store at which the members meet: the first one's."""
-    host = state.workers.get(state.ring.members[0].worker)
-    return host.rendezvous_key if host is not None else b""
-
-
-def _interval(state: JobState) -> IntervalDecided | None:
-    """What is decided of the code before the step to resume at; ESTs known whole are so in the contexts."""
-    step = state.ring.resume_step
-    interval = state.steps.intervals.get(step)
-    if interval is None or interval.changes is None:
-        return None
-    return IntervalDecided(state.ring.generation, step, interval.changes)
-
-
-def prepared_message(state: JobState, worker: str) -> Prepared:
-    """Prepared of the newest prepared step, with what follows it for this member."""
-    ring, steps = state.ring, state.steps
-    changing = worker in ring.planned_from
-    return Prepared(
-        ring.generation - 1 if changing else ring.generation,
-        steps.prepared,
-        # Of step 0, or with a static graph of step 1; from then on it comes with Go.
-        steps.ready_order if steps.prepared <= 1 else (),
-        prepare_message(state, worker) if changing else None,
-        None if changing else checkpoints.message_for(state, worker, steps.prepared + 1),
-        None if changing else sentinel.order_for(state, ring.member(worker), steps.prepared + 1),
-    )
-
-
 def broken(turn: Turn, event: RingBrokenReported) -> None:
     """The collective failed at a member: the ring is formed anew unless a lost stream explains it first."""
     state, ring = turn.state, turn.state.ring
@@ -442,7 +276,7 @@ def broken(turn: Turn, event: RingBrokenReported) -> None:
     if record is None or state.phase != "running":
         return
     planned = event.generation == ring.generation - 1 and event.worker in ring.planned_from
-    if not planned and (event.generation != ring.generation or ring.stage != "running"):
+    if not planned and (event.generation != ring.generation or ring.stage is not Stage.RUNNING):
         return
     if ring.member(event.worker) is None and not planned:
         return
@@ -454,31 +288,10 @@ def broken(turn: Turn, event: RingBrokenReported) -> None:
         ring.breaks += 1
 
 
-def resend(turn: Turn, record: WorkerRecord) -> None:
-    """Repeats the last messages to a member that came back to a restarted master."""
-    state, ring = turn.state, turn.state.ring
-    member = ring.member(record.worker)
-    if ring.stage == "preparing" and record.ready_generation != ring.generation:
-        if record.worker in ring.planned_from:
-            turn.send(record.worker, prepared_message(state, record.worker))
-        else:
-            turn.send(record.worker, prepare_message(state, record.worker))
-    elif ring.stage == "loading" and member is not None and member == ring.members[0]:
-        turn.send(record.worker, load_message(state))
-    elif ring.stage == "running" and member is not None:
-        steps = state.steps
-        if steps.prepared < ring.resume_step and record.worker not in steps.reports:
-            turn.send(record.worker, go_message(state, member))
-        if steps.prepared >= ring.resume_step and record.applied_step <= steps.prepared:
-            turn.send(record.worker, prepared_message(state, record.worker))
-        if state.drift is not None and record.worker not in state.drift.details:
-            turn.send(record.worker, fingerprints.explain_message(state.drift))
-
-
 def dismiss(turn: Turn) -> None:
     """Sends draining workers away that host no ESTs and that nobody needs for the change in flight."""
     state, ring = turn.state, turn.state.ring
-    if ring.stage in ("preparing", "loading"):
+    if ring.changing:
         return
     for record in state.ring_workers():
         if not record.draining or record.drain_sent or ring.member(record.worker) is not None:
@@ -496,13 +309,7 @@ def _go(turn: Turn, resume_step: int) -> None:
     records = state.active_members()
     cost.resumed(state, resume_step, turn.now)
     at_step = [claims.usable_step(state, record) == resume_step for record in records]
-    ring.stage, ring.since, ring.planned_from = "running", turn.now, ()
-    ring.resume_step = resume_step
-    ring.donors = tuple(place for place, holds in enumerate(at_step) if holds)
-    ring.receivers = tuple(place for place, holds in enumerate(at_step) if not holds)
-    ring.unblocked_at = turn.now
-    if ring.stalled_since is None:
-        ring.stalled_since = turn.now
+    ring.run(resume_step, at_step, turn.now)
     for record in records:
         if record.trainer_at is None:
             record.trainer_at = turn.now
@@ -517,7 +324,7 @@ def _go(turn: Turn, resume_step: int) -> None:
             turn.queues.training.pause(record.worker)
     turn.note(history.RingFormed(len(ring.members), len(ring.receivers), resume_step, len(ring.donors)))
     for member in ring.members:
-        turn.send(member.worker, go_message(state, member))
+        turn.send(member.worker, messages.go(state, member))
     commit_applied(turn)
     dismiss(turn)
 
@@ -535,21 +342,3 @@ def pause_undecided(turn: Turn) -> None:
     life.halt(turn, "suspended", describe(undecided))
     claims.void(state)
     dismiss(turn)
-
-
-def _explain_places(turn: Turn) -> None:
-    """Why each worker is where it is, for people."""
-    state = turn.state
-    for record in state.ring_workers():
-        member = state.ring.member(record.worker)
-        if member is not None:
-            first, last = member.start, member.end - 1
-            record.reason = f"hosts EST {first}" if first == last else f"hosts ESTs {first} to {last}"
-        elif record.draining:
-            record.reason = f"leaves: {record.drain_reason}"
-        elif record.held_until is not None:
-            continue  # it says so itself
-        elif not state.ring.members:
-            record.reason = "waits for more workers"
-        else:
-            record.reason = f"stands by: the ring has its {len(state.ring.members)} workers"

@@ -16,6 +16,8 @@ from elastane_master.decisions import (
     fingerprints,
     forgotten,
     life,
+    membership,
+    messages,
     processes,
     quarantine,
     ring,
@@ -27,9 +29,11 @@ from elastane_master.decisions.events import (
     LeavingReported,
     MasterStarted,
     Rejection,
+    Signature,
     StreamLost,
     WorkerJoined,
 )
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.signatures import completed, require_equal, require_level
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
@@ -68,9 +72,12 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         turn.send(event.worker, Done(RESTART, ANEW))
         return
     if event.role == "ring":
-        _check_signature(turn, event)
-    forgotten.notice(turn, event)
+        _require_signature(state, event)
+        forgotten.require_known(state, event)
     turn.touch()
+    if event.role == "ring":
+        _take_signature(turn, event)
+        forgotten.notice(turn, event)
     is_other = processes.came(state, event)
     if record is not None and record.awaited and not is_other and _is_same(record, event):
         if not claims.is_foreign(state, event):
@@ -96,7 +103,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         _settle(turn)
     if event.role == "ring":
         _admit(turn, event.worker)
-    if state.ring.put_off and state.ring.stage != "none" and not state.awaited():
+    if state.ring.put_off and state.ring.stage is not Stage.NONE and not state.awaited():
         ring.reform(turn, state.ring.put_off)
 
 
@@ -146,7 +153,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
         if event.state_digest is not None:
             state.final_digests[worker] = event.state_digest
         ring.commit_applied(turn)
-        if not life.conclude_if_finished(turn) and state.ring.stage != "running":
+        if not life.conclude_if_finished(turn) and state.ring.stage is not Stage.RUNNING:
             ring.reform(turn, f"the script of {worker} came to its end")
         return
     after_loss(turn, was_needed, f"{worker} {what}")
@@ -160,7 +167,7 @@ def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported,
     forgotten.restore(turn)
     if event.applied_step > state.steps.whole_until:
         return False  # others may still bring what the store lost of its last steps
-    if was_member and state.ring.stage == "running":
+    if was_member and state.ring.stage is Stage.RUNNING:
         return event.applied_step <= state.steps.prepared + 1
     return record.holds_state and (was_member or event.applied_step >= state.total_steps > 0)
 
@@ -202,10 +209,10 @@ def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
         return
     if fingerprints.conclude(turn):
         return
-    if ring_state.stage == "none":
+    if ring_state.stage is Stage.NONE:
         ring.form_if_due(turn)
         return
-    if state.all_committed and ring_state.stage == "running" and state.active_members():
+    if state.all_committed and ring_state.stage is Stage.RUNNING and state.active_members():
         return  # nothing is left to do for the ring; the others only have to end
     if was_needed:
         ring.reform(turn, reason)
@@ -264,10 +271,10 @@ def _settle(turn: Turn) -> None:
             record.trainer_at = turn.now
         if record.unanswered_since is not None:
             record.unanswered_since = turn.now
-        if ring_state.stage == "running" and record.between_since is None:
+        if ring_state.stage is Stage.RUNNING and record.between_since is None:
             turn.queues.training.resume(record.worker, turn.now)
-    only_to_end = state.all_committed and ring_state.stage == "running" and state.active_members()
-    if ring_state.stage == "none":
+    only_to_end = state.all_committed and ring_state.stage is Stage.RUNNING and state.active_members()
+    if ring_state.stage is Stage.NONE:
         ring.form_if_due(turn)
     elif ring_state.put_off and not only_to_end:
         ring.reform(turn, ring_state.put_off)
@@ -277,18 +284,28 @@ def _settle(turn: Turn) -> None:
     ring.dismiss(turn)
 
 
-def _check_signature(turn: Turn, event: WorkerJoined) -> None:
-    """Check a worker's signature; that of the first ring worker defines the job's."""
-    state = turn.state
-    level = state.settings.determinism
-    require_level(level, event.signature, event.worker)
+def _job_signature(state: JobState) -> Signature | None:
+    """Return what a worker's signature must equal; None if it will define the job's."""
     others = any(record.role == "ring" for record in state.workers.values())
-    if state.signature is not None and (state.ring.generation or others):
-        require_equal(state.signature, event.signature, event.worker, level)
-        state.signature = completed(state.signature, event.signature)
-        return
-    if event.signature.steps_per_epoch < 0 or event.signature.epochs < 0:
+    return state.signature if state.ring.generation or others else None
+
+
+def _require_signature(state: JobState, event: WorkerJoined) -> None:
+    """Raise Rejection if a worker of this signature cannot be in the job's ring."""
+    level, job = state.settings.determinism, _job_signature(state)
+    require_level(level, event.signature, event.worker)
+    if job is not None:
+        require_equal(job, event.signature, event.worker, level)
+    elif event.signature.steps_per_epoch < 0 or event.signature.epochs < 0:
         raise Rejection("invalid_argument", "a negative number of steps or epochs", worker=event.worker)
+
+
+def _take_signature(turn: Turn, event: WorkerJoined) -> None:
+    """Let the first ring worker's signature define the job's; later ones may complete it."""
+    state = turn.state
+    if (job := _job_signature(state)) is not None:
+        state.signature = completed(job, event.signature)
+        return
     turn.queues.create_lockstep(state.settings, event.signature)
     state.signature = event.signature
 
@@ -324,13 +341,13 @@ def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
     resumed = record.role == "ring"
     turn.send(record.worker, Welcome(ring_state.generation, resumed, _reports_from(state, event)))
     turn.note(history.WorkerReturned(record.worker))
-    running = ring_state.stage == "running" and event.generation == ring_state.generation
+    running = ring_state.stage is Stage.RUNNING and event.generation == ring_state.generation
     is_member = ring_state.member(record.worker) is not None and event.holds_state
     if running and is_member and record.applied_step < event.applied_step <= state.steps.prepared + 1:
         claims.proven(state, record, event.applied_step)
         ring.commit_applied(turn)
     if resumed and not ring_state.put_off:
-        ring.resend(turn, record)
+        messages.resend(turn, record)
     if resumed and not state.awaited():
         _settle(turn)
 
@@ -367,11 +384,12 @@ def _admit(turn: Turn, worker: str) -> None:
         state.join_due = turn.now + state.settings.join_window_seconds
     record = state.workers[worker]
     # A newcomer stands by only where there are more workers than the ring takes.
-    members = ring.next_members(state) if len(state.workers) > ring.most_members(state) else ()
-    if record.held_until is None and members and worker not in {member.worker for member in members}:
-        record.reason = f"stands by: the ring has its {len(members)} workers"
-        turn.note(history.WorkerStandby(worker, len(members)))
-    if state.ring.stage == "loading" and claims.usable_step(state, record) >= 0:
+    if len(state.workers) > membership.most_members(state) and record.held_until is None:
+        choice = membership.next_members(state)
+        if choice.members and worker not in {member.worker for member in choice.members}:
+            record.reason = membership.standing_by(choice)
+            turn.note(history.WorkerStandby(worker, len(choice.members)))
+    if state.ring.stage is Stage.LOADING and claims.usable_step(state, record) >= 0:
         ring.reform(turn, f"{worker} came back with the state: nothing has to be loaded")
     ring.form_if_due(turn)
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Literal, cast
+from typing import Literal
 
 import msgspec
 
 from elastane_master.decisions.amounts import CostBook
 from elastane_master.decisions.contexts import ContextTable
-from elastane_master.decisions.effects import Doubt, ManifestEntry, Member
+from elastane_master.decisions.effects import Doubt, ManifestEntry
 from elastane_master.decisions.events import Capacity, Signature, StateDetail
 from elastane_master.decisions.lease_answers import DatasetBook
+from elastane_master.decisions.ring_state import RingState
 from elastane_master.decisions.steps import StepBook
 from elastane_proto.job_settings import JobSettings
 
@@ -25,8 +26,6 @@ OVER: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
 """Final phases, in which no worker is wanted any more."""
 HALTED: frozenset[Phase] = frozenset({"suspended", "max_wait_exceeded"})
 """Phases in which no worker is wanted until Resume."""
-
-Stage = Literal["none", "preparing", "loading", "running"]
 
 
 class WorkerRecord(msgspec.Struct):
@@ -69,58 +68,6 @@ class WorkerRecord(msgspec.Struct):
         """Note a Prepare; further ones do not extend the time for an answer."""
         if self.unanswered_since is None:
             self.unanswered_since = now
-
-
-class RingState(msgspec.Struct, dict=True):
-    """The ring, and the change of membership in progress (ring.py).
-
-    stage, entered at `since`: none (no ring), preparing (awaiting Ready), loading (the leader loads a
-    checkpoint), running. gone: members that left since the ring was decided; gone_applied: the step up to
-    which each had applied, or its script ended. order: order of members in the last ring that had any.
-    planned: decided at a step boundary. planned_from: members of the previous ring whose last Prepared
-    carries the change, empty once the ring starts. rebuild_due: when the ring is formed anew because a
-    member's collective broke. put_off: reason for a change that must follow once the return grace is over.
-    stalled_since: the first Go after which no step was prepared. unblocked_at: when a member last entered or
-    left user code.
-    """
-
-    generation: int = 0
-    stage: Stage = "none"
-    members: tuple[Member, ...] = ()
-    gone: tuple[str, ...] = ()
-    gone_applied: dict[str, int] = {}
-    reason: str = ""
-    since: float = 0.0
-    order: tuple[str, ...] = ()
-    planned: bool = False
-    planned_from: tuple[str, ...] = ()
-    resume_step: int = 0
-    donors: tuple[int, ...] = ()
-    receivers: tuple[int, ...] = ()
-    rebuild_due: float | None = None
-    rebuild_reason: str = ""
-    breaks: int = 0
-    put_off: str = ""
-    stalled_since: float | None = None
-    unblocked_at: float = 0.0
-
-    def names(self) -> tuple[str, ...]:
-        """Worker ids of the members that are not gone, in the ring's order."""
-        return tuple(member.worker for member in self.members if member.worker not in self.gone)
-
-    def member(self, worker: str) -> Member | None:
-        """Return the worker's member entry, or None; a new worker with a lost member's id has none."""
-        if worker in self.gone:
-            return None
-        return self._places().get(worker)
-
-    def _places(self) -> dict[str, Member]:
-        """Members by worker id, cached because every message needs it."""
-        members, places = self.__dict__.get("places", (None, {}))
-        if members is not self.members:
-            places = {member.worker: member for member in self.members}
-            self.__dict__["places"] = (self.members, places)
-        return cast("dict[str, Member]", places)
 
 
 class EarlyEnd(msgspec.Struct, frozen=True):

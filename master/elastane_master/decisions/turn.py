@@ -1,7 +1,8 @@
 """Context of one event being decided: the state, the time, and the resulting effects.
 
-Decision modules receive a Turn, change the state through it and add effects. `touch` marks the state as
-changed: the event must then be stored before any effect is carried out.
+Decision modules receive a Turn, change the state through it and add effects. The order is: validate, `touch`,
+change. `touch` marks the state as changed: the event must then be stored before any effect is carried out,
+and can no longer be refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Turn:
         self.result: object = None
 
     def touch(self) -> None:
-        """Mark the state as changed."""
+        """Mark the state as changed. Called before the first change, and after all that may refuse."""
         self.changed = True
 
     def emit(self, effect: Effect) -> None:

@@ -8,9 +8,10 @@ Running processes are not rolled back: a script's own variables, and its place i
 
 from __future__ import annotations
 
-from elastane_master.decisions import boundary, claims, cost, life, ring, sentinel, sessions
+from elastane_master.decisions import boundary, claims, cost, life, membership, ring, sentinel, sessions
 from elastane_master.decisions.effects import Done
 from elastane_master.decisions.events import CheckReported, Rejection
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import Check
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -23,7 +24,7 @@ def reported(turn: Turn, event: CheckReported) -> None:
     check = state.sentinel.check
     if turn.attending(event.worker, event.session) is None or event.generation != state.ring.generation:
         return
-    if state.ring.stage != "running" or check is None or event.step != check.step:
+    if state.ring.stage is not Stage.RUNNING or check is None or event.step != check.step:
         return
     if event.worker not in check.workers or event.rank != check.rank:
         raise Rejection(
@@ -84,4 +85,4 @@ def _go_back(turn: Turn, check: Check, faulty: tuple[str, ...]) -> None:
             record.draining, record.drain_reason, record.drain_sent = True, sessions.ANEW, True
             record.reason = f"is started anew: {sessions.ANEW}"
             turn.send(record.worker, Done(sessions.RESTART, sessions.ANEW))
-    ring.wait(turn)
+    life.set_phase(turn, "waiting", membership.next_members(state).reason)

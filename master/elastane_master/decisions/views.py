@@ -12,6 +12,7 @@ from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import Capacity, Parts, Rejection
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import FailedCheckpoint, JobState, SavedCheckpoint, WorkerRecord
 from elastane_proto.job_settings import JobSettings
 from elastane_shards.progress import Progress
@@ -62,11 +63,11 @@ class JobView(msgspec.Struct, frozen=True):
 
 
 class RingView(msgspec.Struct, frozen=True):
-    """The ring. stage: none, preparing, loading, running."""
+    """The ring."""
 
     generation: int
     step: int
-    stage: str
+    stage: Stage
     members: tuple[Member, ...]
 
 

@@ -11,6 +11,7 @@ while no master runs, so after a restart workers have at least the return grace.
 from __future__ import annotations
 
 from elastane_master.decisions import life, quarantine, ring
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
@@ -68,6 +69,6 @@ def workers_there(state: JobState) -> int:
 
 
 def _too_few(state: JobState) -> bool:
-    if state.phase != "waiting" or state.ring.stage != "none":
+    if state.phase != "waiting" or state.ring.stage is not Stage.NONE:
         return False
     return len(state.workers) < state.workers_needed or workers_there(state) < state.workers_needed

@@ -43,6 +43,7 @@ from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.jobs.ring_tracing import RingTracing
 from elastane_master.jobs.sessions import Session, WorkerMessage
 from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
+from elastane_master.jobs.transactions import Transactions
 from elastane_master.metrics.tally import JobTally
 from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
@@ -63,13 +64,6 @@ PLAN_SECONDS = 0.005
 
 PLAN_SECONDS_PER_SESSION = 40e-6
 """Minimum interval per session: 20 times the cost of its check, so checks take at most 5 % of the time."""
-
-SMALL_RECORD_BYTES = 1024
-"""Largest event since the last snapshot that is kept as its encoded record.
-
-That takes a fourth of the object's memory. A larger event shares its contexts with the state, so there the
-object is cheaper.
-"""
 
 BROKEN_SECONDS = 1.0
 """Delay before the next attempt after a Tick that could not be decided."""
@@ -120,7 +114,7 @@ class JobHost(LogListener):
         self.limits = limits or Limits()
         self.tracing = tracing
         self.watchers = 0
-        self.machine = machine
+        self._transactions = Transactions(machine)
         self.tally = JobTally(machine.state)
         self.log = log
         self.clock = clock
@@ -141,10 +135,13 @@ class JobHost(LogListener):
         self._note_sequence = note_sequence
         self._clip = partial(clip, characters=self.limits.note_characters_max)
         self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
-        self._base = machine.snapshot()
-        self._since_base: list[StoredEvent | bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self._looks_soon = False
+
+    @property
+    def machine(self) -> JobMachine:
+        """The job's machine. Do not keep it: another takes its place when a decision is rolled back."""
+        return self._transactions.machine
 
     @property
     def name(self) -> str:
@@ -172,7 +169,7 @@ class JobHost(LogListener):
 
     def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
         """Start serving, with `event` and `note` as the first entries; resolves when all is durable."""
-        self.log.start(self.snapshot, self)
+        self.log.start(self._transactions.snapshot, self)
         # Replaces the records that were just replayed, so that the next takeover need not replay them.
         self.log.snapshot_soon()
         if event is not None:
@@ -390,14 +387,7 @@ class JobHost(LogListener):
             raise LogClosed(f"the log of job {self.name} is closed", job=self.name)
         require_admissible(self.limits, self.machine, event)
         stored = StoredEvent(self.clock(), event)
-        try:
-            decision = self.machine.handle(event, stored.now)
-        except Rejection:
-            raise
-        except Exception as error:  # whatever it is, half a decision must not stay
-            logger.exception("an event could not be decided", **self._where, kind=type(event).__name__)
-            self._rebuild()
-            raise MachineBroken(f"{type(event).__name__} could not be decided: {error!r}") from error
+        decision = self._transactions.decide(stored)
         if isinstance(event, StepReported):
             self.tally.reported(event.step, stored.now)
         self._store(stored, decision)
@@ -430,7 +420,7 @@ class JobHost(LogListener):
         if decision.durable or history or notes:
             record = records.encode(stored) if decision.durable else None
             if record is not None:
-                self._since_base.append(record if len(record) <= SMALL_RECORD_BYTES else stored)
+                self._transactions.keep(stored, record)
             self.log.append(record, history, [(note.sequence, records.encode(note)) for note in notes])
         if notes:
             self._when_durable(partial(self._show, notes))
@@ -457,20 +447,6 @@ class JobHost(LogListener):
                 self._forget(closed)
                 refusal = Rejection(effect.reason, effect.message, hint=effect.hint, worker=effect.worker)
                 self._when_durable(partial(closed.end, refusal))
-
-    def _rebuild(self) -> None:
-        """Undo a half-made decision: rebuild the state from the last snapshot and the events since."""
-        machine = JobMachine.restore(self._base)
-        for kept in self._since_base:
-            stored = records.decode_event(kept) if isinstance(kept, bytes) else kept
-            machine.handle(stored.event, stored.now)
-        self.machine = machine
-
-    def snapshot(self) -> bytes:
-        """Return the state after all decisions so far, and make it the base of `_rebuild`."""
-        self._base = self.machine.snapshot()
-        self._since_base.clear()
-        return self._base
 
     # ---------------------------------------------------------------- effects out
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from elastane_master.decisions.effects import Commit, Effect, Load, Member, Note, Send
 from elastane_master.decisions.events import AnyEvent, MasterStarted, ReadyReported
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import HALTED, OVER, JobState
 from elastane_master.jobs.limits import clip
 from elastane_proto.history.events import RingAnnounced, RingFormed
@@ -107,7 +108,7 @@ class RingSpans:
         operations: list[Operation] = []
         if self._open and isinstance(event, ReadyReported):
             operations += self._ready(event, state, now)
-        elif isinstance(event, MasterStarted) and state.ring.stage in ("preparing", "loading"):
+        elif isinstance(event, MasterStarted) and state.ring.changing:
             operations += self._taken_over(state, now)
         for effect in effects:
             if isinstance(effect, Note):
@@ -180,7 +181,9 @@ class RingSpans:
             "elastane.ring.taken_over": True,
         }
         change, operations = self._begin(state.ring.generation, now, attributes)
-        return operations + self._phase(change, "prepare" if state.ring.stage == "preparing" else "load", now)
+        return operations + self._phase(
+            change, "prepare" if state.ring.stage is Stage.PREPARING else "load", now
+        )
 
     def _ready(self, event: ReadyReported, state: JobState, now: float) -> list[Operation]:
         change, record = self._open[-1], state.workers.get(event.worker)

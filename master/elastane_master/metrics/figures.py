@@ -15,7 +15,8 @@ from elastane_master.decisions import quarantine
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.cost import CostView
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.state import OVER, Phase, Stage
+from elastane_master.decisions.ring_state import Stage
+from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
@@ -33,7 +34,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 HELD = ("damaged", "too_new")
 """Phases of held jobs, which a master has but does not serve."""
 
-STAGES: tuple[str, ...] = get_args(Stage)
+STAGES: tuple[str, ...] = tuple(Stage)
 PLACES: tuple[str, ...] = get_args(WorkerPlace)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from elastane_master.decisions.effects import Commit, Note
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.metrics.measures import LONG_SECONDS, STEP_SECONDS, Histogram
 from elastane_proto.history import events as history
@@ -60,7 +61,7 @@ class JobTally:
         self.commit_seconds = Histogram(STEP_SECONDS)
         self.checkpoint_seconds = Histogram(LONG_SECONDS)
         self.checkpoint_bytes = 0
-        self._running = state.ring.stage == "running"
+        self._running = state.ring.stage is Stage.RUNNING
         self._fold = RingFold(trained=self._running)
         self._begun_until: int | None = None
         self._reported: dict[int, float] = {}

@@ -37,10 +37,14 @@ class JobDriver:
     # ------------------------------------------------------------------ events
 
     def do(self, event: events.Event, *, after: float = 0.001) -> effects.Decision:
-        """Handles one event, and checks what must hold for each."""
+        """Handles one event, and checks what must hold for each: a refused one changes nothing."""
         self.now += after
         before = self.machine.snapshot()
-        decision = self.machine.handle(event, self.now)  # type: ignore[arg-type]
+        try:
+            decision = self.machine.handle(event, self.now)  # type: ignore[arg-type]
+        except events.Rejection:
+            assert self.machine.snapshot() == before, event
+            raise
         assert decision.durable == (self.machine.snapshot() != before), event
         self.effects = decision.effects
         for effect in decision.effects:

@@ -41,12 +41,14 @@ def test_ranges_are_contiguous_and_even(ests: int, places: int) -> None:
 
 @given(candidates, st.integers(1, 8), st.integers(1, 4), st.integers(0, 8), st.booleans())
 def test_choice(drawn: list[Candidate], ests: int, low: int, high: int, planned: bool) -> None:
-    members = choose_members(drawn, ests=ests, workers_min=low, workers_max=high, planned=planned)
+    choice = choose_members(drawn, ests=ests, workers_min=low, workers_max=high, planned=planned)
+    members = choice.members
     by_name = {candidate.worker: candidate for candidate in drawn}
     staying = [candidate for candidate in drawn if not candidate.draining]
     if len(staying) < low:
-        assert members == ()
+        assert members == () and choice.reason == f"{len(staying)} of at least {low} workers are there"
         return
+    assert choice.reason.startswith(f"{len(members)} worker")
     chosen = [by_name[member.worker] for member in members]
     limit = min(high or ests, ests)
     extra = any(candidate.draining for candidate in chosen)
@@ -67,5 +69,5 @@ def test_survivors_keep_their_places_and_newcomers_come_last() -> None:
         Candidate("b", "b:1", 2, 3, 5),
         Candidate("a", "a:1", 0, 2, 5),
     ]
-    members = choose_members(drawn, ests=8, workers_min=1, workers_max=0)
+    members = choose_members(drawn, ests=8, workers_min=1, workers_max=0).members
     assert [(m.worker, m.start, m.end) for m in members] == [("a", 0, 3), ("b", 3, 6), ("new", 6, 8)]

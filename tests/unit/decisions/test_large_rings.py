@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from job_driver import JobDriver, settings
 
-from elastane_master.decisions import ring
-from elastane_master.decisions.assignment import Candidate, choose_members
+from elastane_master.decisions import membership
+from elastane_master.decisions.assignment import Candidate, Choice, choose_members
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import JobState, WorkerRecord
@@ -63,11 +63,11 @@ def test_the_place_of_a_member_follows_the_ring() -> None:
 def test_joins_that_are_gathered_do_not_choose_a_ring_each(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[int] = []
 
-    def choose(candidates: list[Candidate], **rest: Any) -> tuple[Member, ...]:
+    def choose(candidates: list[Candidate], **rest: Any) -> Choice:
         chosen.append(len(candidates))
         return choose_members(candidates, **rest)
 
-    monkeypatch.setattr(ring, "choose_members", choose)
+    monkeypatch.setattr(membership, "choose_members", choose)
     for fewest in (1, 50, MEMBERS):
         chosen.clear()
         job = JobDriver(settings(MEMBERS, workers_min=fewest, join_window_seconds=1000.0))

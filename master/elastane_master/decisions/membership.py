@@ -1,0 +1,142 @@
+"""Membership: which workers the ring should have, and why each of them is in it or not.
+
+`next_members` decides and gives its reason in one answer, a `Choice`. Whoever tells people about it takes the
+words from that choice.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import msgspec
+
+from elastane_master.decisions import claims, quarantine
+from elastane_master.decisions.assignment import Candidate, Choice, choose_members, too_few
+from elastane_master.decisions.state import JobState
+from elastane_master.decisions.turn import Turn
+
+
+def next_members(state: JobState, *, planned: bool = False, without_newcomers: bool = False) -> Choice:
+    """Choose the ring as it should be now. planned: at a step boundary."""
+    workers = [
+        record for record in state.ring_workers() if not (record.drain_sent or quarantine.for_good(record))
+    ]
+    staying = sum(not record.draining for record in workers)
+    if staying < state.workers_needed:
+        return Choice((), _missing(state, staying))
+    order = {worker: place for place, worker in enumerate(state.ring.order)}
+    candidates = [
+        Candidate(
+            record.worker,
+            record.store_address,
+            order.get(record.worker),
+            record.joined_order,
+            claims.usable_step(state, record),
+            record.draining,
+            record.held_until is not None,
+        )
+        for record in workers
+        if not (without_newcomers and record.worker not in order)
+    ]
+    return choose_members(
+        candidates,
+        ests=state.settings.ests,
+        workers_min=state.workers_needed,
+        workers_max=state.settings.workers_max,
+        planned=planned,
+    )
+
+
+def planned_members(turn: Turn) -> Choice | None:
+    """Choose the ring to change to at a step boundary; None if it is right as it is.
+
+    Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring.
+    """
+    state = turn.state
+    choice = next_members(state, planned=True)
+    if choice.members == state.ring.members:
+        return None
+    gathering = state.join_due is not None and turn.now < state.join_due and not is_full(state, choice)
+    if gathering:
+        without = next_members(state, planned=True, without_newcomers=True)
+        if without.members == state.ring.members:
+            return None
+    return msgspec.structs.replace(choice, change=_change(state, choice))
+
+
+def most_members(state: JobState) -> int:
+    """Number of workers that may train; further ones stand by."""
+    settings = state.settings
+    return min(settings.workers_max or settings.ests, settings.ests)
+
+
+def is_full(state: JobState, choice: Choice) -> bool:
+    """True if nobody could be added, so that there is no reason to gather further newcomers."""
+    return len(choice.members) >= most_members(state)
+
+
+def may_grow(state: JobState) -> bool:
+    """True if a ring could be formed now and a larger one later, as far as is known without choosing it."""
+    if len(state.workers) >= most_members(state):
+        return False
+    free = (
+        record
+        for record in state.workers.values()
+        if record.role == "ring" and not (record.awaited or record.draining or record.drain_sent)
+        if record.held_until is None
+    )
+    fewest = state.workers_needed
+    return sum(1 for _ in islice(free, fewest)) == fewest
+
+
+def standing_by(choice: Choice) -> str:
+    """Say why a worker that could train is not in the ring."""
+    return f"stands by: the ring has its {len(choice.members)} workers"
+
+
+def explain_places(state: JobState, choice: Choice) -> None:
+    """Record for each worker why it is where it is, now that the ring is as chosen."""
+    for record in state.ring_workers():
+        member = state.ring.member(record.worker)
+        if member is not None:
+            first, last = member.start, member.end - 1
+            record.reason = f"hosts EST {first}" if first == last else f"hosts ESTs {first} to {last}"
+        elif record.draining:
+            record.reason = f"leaves: {record.drain_reason}"
+        elif record.held_until is not None:
+            continue  # its reason already says so
+        elif not choice.members:
+            record.reason = "waits for more workers"
+        else:
+            record.reason = standing_by(choice)
+
+
+def _missing(state: JobState, staying: int) -> str:
+    """Say why no ring can be formed."""
+    if not staying and state.ring.generation:
+        saved = state.checkpoints.saved_step
+        source = f"the checkpoint of step {saved}" if saved >= 0 else "the initial state"
+        return f"all workers are gone; the next one goes on from {source}"
+    if state.settings.recovery != "fixed":
+        return too_few(staying, state.workers_needed)
+    reason = too_few(staying, state.workers_needed, "all")
+    if staying >= state.settings.workers_min:
+        reason += "; with fixed recovery no fewer train"
+    return reason
+
+
+def _change(state: JobState, choice: Choice) -> str:
+    """Say how the chosen ring differs from the one that trains."""
+    before, after = set(state.ring.names()), {member.worker for member in choice.members}
+    reasons = [f"{member.worker} joins" for member in choice.members if member.worker not in before]
+    for worker in state.ring.names():
+        record = state.workers.get(worker)
+        if worker in after or record is None:
+            continue
+        if record.draining:
+            reasons.append(f"{worker} drains: {record.drain_reason}")
+        elif choice.members:
+            reasons.append(f"{worker} stands by: {len(choice.members)} workers are enough")
+        else:
+            reasons.append(f"fewer than {state.workers_needed} workers are left")
+    return "; ".join(dict.fromkeys(reasons)) or "ESTs are spread anew"

@@ -1,0 +1,94 @@
+"""Messages of the current generation, built from the state, so that they can be sent again at any time."""
+
+from __future__ import annotations
+
+from elastane_master.decisions import checkpoints, fingerprints, forgotten, sentinel
+from elastane_master.decisions.effects import Go, IntervalDecided, Load, Member, Prepare, Prepared
+from elastane_master.decisions.ring_state import Stage
+from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_master.decisions.turn import Turn
+
+
+def prepare(state: JobState, worker: str) -> Prepare:
+    """Prepare of the current generation; without members for a worker that is not in it."""
+    members = state.ring.members if state.ring.member(worker) else ()
+    return Prepare(state.ring.generation, members, state.ring.reason)
+
+
+def load(state: JobState) -> Load:
+    """Load of the current generation, for the leader."""
+    return Load(
+        state.ring.generation,
+        state.settings.checkpoint_url,
+        forgotten.loadable_until(state),
+        state.sentinel.doubts,
+    )
+
+
+def go(state: JobState, member: Member) -> Go:
+    """Go of the current generation for one member, with the contexts of its ESTs."""
+    ring = state.ring
+    return Go(
+        ring.generation,
+        ring.resume_step,
+        ring.members,
+        ring.donors,
+        ring.receivers,
+        state.contexts.ranks(ring.resume_step, member.start, member.end),
+        state.steps.ready_order,
+        _interval(state),
+        state.history_generation,
+        sentinel.order_for(state, member, ring.resume_step),
+        _rendezvous_key(state),
+    )
+
+
+def _rendezvous_key(state: JobState) -> bytes:
+    """Of the store at which the members meet: the first one's."""
+    host = state.workers.get(state.ring.members[0].worker)
+    return host.rendezvous_key if host is not None else b""
+
+
+def _interval(state: JobState) -> IntervalDecided | None:
+    """What is decided of the code before the step to resume at; ESTs known whole are so in the contexts."""
+    step = state.ring.resume_step
+    interval = state.steps.intervals.get(step)
+    if interval is None or interval.changes is None:
+        return None
+    return IntervalDecided(state.ring.generation, step, interval.changes)
+
+
+def prepared(state: JobState, worker: str) -> Prepared:
+    """Prepared of the newest prepared step, with what follows it for this member."""
+    ring, steps = state.ring, state.steps
+    changing = worker in ring.planned_from
+    return Prepared(
+        ring.generation - 1 if changing else ring.generation,
+        steps.prepared,
+        # Of step 0, or with a static graph of step 1; from then on it comes with Go.
+        steps.ready_order if steps.prepared <= 1 else (),
+        prepare(state, worker) if changing else None,
+        None if changing else checkpoints.message_for(state, worker, steps.prepared + 1),
+        None if changing else sentinel.order_for(state, ring.member(worker), steps.prepared + 1),
+    )
+
+
+def resend(turn: Turn, record: WorkerRecord) -> None:
+    """Repeats the last messages to a member that came back to a restarted master."""
+    state, ring = turn.state, turn.state.ring
+    member = ring.member(record.worker)
+    if ring.stage is Stage.PREPARING and record.ready_generation != ring.generation:
+        if record.worker in ring.planned_from:
+            turn.send(record.worker, prepared(state, record.worker))
+        else:
+            turn.send(record.worker, prepare(state, record.worker))
+    elif ring.stage is Stage.LOADING and member is not None and member == ring.members[0]:
+        turn.send(record.worker, load(state))
+    elif ring.stage is Stage.RUNNING and member is not None:
+        steps = state.steps
+        if steps.prepared < ring.resume_step and record.worker not in steps.reports:
+            turn.send(record.worker, go(state, member))
+        if steps.prepared >= ring.resume_step and record.applied_step <= steps.prepared:
+            turn.send(record.worker, prepared(state, record.worker))
+        if state.drift is not None and record.worker not in state.drift.details:
+            turn.send(record.worker, fingerprints.explain_message(state.drift))

@@ -1,0 +1,77 @@
+"""All-or-nothing decisions: an event that is refused or fails leaves the job's state as it was.
+
+Decisions change the state in place, because a copy for each of thousands of events per second would cost more
+than the decisions. A handler therefore validates an event before it changes anything, so that a refusal
+leaves nothing to undo. Where a bug breaks that rule, the state is rebuilt from the last snapshot and the
+events since.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from elastane_master.decisions.effects import Decision
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.machine import JobMachine, RefusedLate
+from elastane_master.errors import MachineBroken
+from elastane_master.jobs import records
+from elastane_master.jobs.records import StoredEvent
+
+logger = structlog.get_logger(__name__)
+
+SMALL_RECORD_BYTES = 1024
+"""Largest event since the last snapshot that is kept as its encoded record.
+
+That takes a fourth of the object's memory. A larger event shares its contexts with the state, so there the
+object is cheaper.
+"""
+
+
+class Transactions:
+    """Decisions on one job. machine: replaced when a decision is rolled back."""
+
+    def __init__(self, machine: JobMachine) -> None:
+        self.machine = machine
+        self._base = machine.snapshot()
+        self._since_base: list[StoredEvent | bytes] = []
+
+    def decide(self, stored: StoredEvent) -> Decision:
+        """Decide on an event; the caller passes it to `keep` if the decision is durable.
+
+        Raises Rejection and MachineBroken; nothing has changed then.
+        """
+        kind = type(stored.event).__name__
+        try:
+            return self.machine.handle(stored.event, stored.now)
+        except Rejection:
+            raise
+        except RefusedLate as late:
+            logger.exception("an event was refused after it had changed the state", **self._where, kind=kind)
+            self._roll_back()
+            raise late.refusal from None
+        except Exception as error:  # whatever it is, half a decision must not stay
+            logger.exception("an event could not be decided", **self._where, kind=kind)
+            self._roll_back()
+            raise MachineBroken(f"{kind} could not be decided: {error!r}") from error
+
+    def keep(self, stored: StoredEvent, record: bytes) -> None:
+        """Remember an event that changed the state. record: `stored`, encoded."""
+        self._since_base.append(record if len(record) <= SMALL_RECORD_BYTES else stored)
+
+    def snapshot(self) -> bytes:
+        """Return the state after all decisions so far; later ones are rolled back to it."""
+        self._base = self.machine.snapshot()
+        self._since_base.clear()
+        return self._base
+
+    @property
+    def _where(self) -> dict[str, object]:
+        state = self.machine.state
+        return {"job": state.name, "generation": state.ring.generation, "step": state.steps.committed}
+
+    def _roll_back(self) -> None:
+        machine = JobMachine.restore(self._base)
+        for kept in self._since_base:
+            stored = records.decode_event(kept) if isinstance(kept, bytes) else kept
+            machine.handle(stored.event, stored.now)
+        self.machine = machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import Final
 
 import msgspec
 
@@ -18,7 +19,9 @@ from elastane_shards.splitters import (
 
 
 class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Settings of a `DynamicQueue`; exactly one source is set.
+    """Settings of a `DynamicQueue`, as shard.proto's DatasetSettings; exactly one source is set.
+
+    The master's defaults, those of `Job.tasks` and the form in which a dataset is stored are those told here.
 
     task_size: positions per task. size: number of positions of a range source. entries: the items of a list
     source. offsets: byte offsets of the records, then the end of the last one. watermark, closed: state of a
@@ -101,3 +104,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
                 "records between byte offsets are read in runs and cannot be shuffled",
                 hint="give the beginnings of the records as a list source",
             )
+
+
+#: The defaults, as the settings of a dataset without a source.
+DEFAULTS: Final = QueueSettings(task_size=1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from elastane_master.decisions.events import DatasetCreated, DatasetSettings, TaskReport, TasksRequested
+from elastane_master.decisions.events import DatasetCreated, TaskReport, TasksRequested
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.job_settings import JobSettings
 from elastane_shards.dynamic import DynamicQueue
@@ -75,7 +75,7 @@ def test_lease_and_report_a_run_of_64(benchmark: Any) -> None:
 def test_decision_on_a_request(benchmark: Any) -> None:
     """Report one task and lease another through the job's state machine."""
     job = JobMachine.create("j", JobSettings(ests=1), 0.0)
-    settings = DatasetSettings(task_size=TASK_SIZE, size=SIZE, lease_seconds=3600.0)
+    settings = QueueSettings(task_size=TASK_SIZE, size=SIZE, lease_seconds=3600.0)
     job.handle(DatasetCreated("c", "d", settings), 0.0)
     numbers = count()
     held: list[tuple[TaskReport, ...]] = [()]

@@ -40,17 +40,28 @@ def context_to_proto(
     virtual_rank: int, step: int, parts: Mapping[str, bytes], *, delta: bool = False
 ) -> common_pb2.EstContext:
     """Return the wire form of one context, or with `delta` of its changed parts. Raises ValueError."""
-    message = common_pb2.EstContext(virtual_rank=virtual_rank, step=step, delta=delta)
+    message = common_pb2.EstContext()
+    fill_context(message, virtual_rank, step, parts, delta=delta)
+    return message
+
+
+def fill_context(
+    message: common_pb2.EstContext,
+    virtual_rank: int,
+    step: int,
+    parts: Mapping[str, bytes],
+    *,
+    delta: bool = False,
+) -> None:
+    """Set a new message to what `context_to_proto` returns."""
+    message.virtual_rank, message.step, message.delta = virtual_rank, step, delta
     streams: dict[int, common_pb2.DataWorkerState] = {}
     for key, value in parts.items():
         kind, _, rest = key.partition("/")
         if kind == "rng":
             setattr(message.rng, rest, value)
         elif kind == "loader":
-            epoch, batch, base_seed = unpack_loader(value)
-            message.loader.epoch, message.loader.batch = epoch, batch
-            if base_seed is not None:
-                message.loader.base_seed = base_seed
+            fill_loader(message.loader, value)
         elif kind == "stream":
             number, _, part = rest.partition("/")
             stream = int(number)
@@ -68,36 +79,51 @@ def context_to_proto(
         else:
             raise ValueError(f"unknown part {key!r} of the context of EST {virtual_rank}")
     message.streams.extend(streams[stream] for stream in sorted(streams))
-    return message
+
+
+def fill_loader(message: common_pb2.LoaderPosition, part: bytes) -> None:
+    """Set a new message to the position that the part "loader" holds. Raises ValueError."""
+    message.epoch, message.batch, base_seed = unpack_loader(part)
+    if base_seed is not None:
+        message.base_seed = base_seed
 
 
 def context_from_proto(message: common_pb2.EstContext) -> Parts:
     """Return the flat form of a context or delta, with only the fields that are present."""
-    parts = _rng_parts("rng/", message.rng)
+    parts = _rng_parts("rng/", message.rng) if message.HasField("rng") else {}
     if message.HasField("loader"):
-        base_seed = message.loader.base_seed if message.loader.HasField("base_seed") else None
-        parts["loader"] = pack_loader(message.loader.epoch, message.loader.batch, base_seed)
+        loader = message.loader
+        base_seed = loader.base_seed if loader.HasField("base_seed") else None
+        parts["loader"] = pack_loader(loader.epoch, loader.batch, base_seed)
     for stream in message.streams:
         parts.update(_rng_parts(f"stream/{stream.stream}/rng/", stream.rng))
-        for name, value in stream.items.items():
-            parts[f"stream/{stream.stream}/item/{name}"] = value
-    for name, value in message.items.items():
-        parts[f"item/{name}"] = value
+        _add_items(parts, f"stream/{stream.stream}/item/", stream.items)
+    _add_items(parts, "item/", message.items)
     return parts
 
 
 def rng_to_proto(parts: Mapping[str, bytes]) -> common_pb2.RngStates:
     """Return only the RNG states (the parts "rng/...") as a message, as dynamic tasks carry them."""
     message = common_pb2.RngStates()
-    for field in _RNG_FIELDS:
-        if f"rng/{field}" in parts:
-            setattr(message, field, parts[f"rng/{field}"])
+    fill_rng(message, parts)
     return message
+
+
+def fill_rng(message: common_pb2.RngStates, parts: Mapping[str, bytes]) -> None:
+    """Set a new message to what `rng_to_proto` returns."""
+    for field in _RNG_FIELDS:
+        if (state := parts.get(f"rng/{field}")) is not None:
+            setattr(message, field, state)
 
 
 def rng_from_proto(message: common_pb2.RngStates) -> Parts:
     """Inverse of `rng_to_proto`."""
     return _rng_parts("rng/", message)
+
+
+def _add_items(parts: Parts, prefix: str, items: Mapping[str, bytes]) -> None:
+    for name in items:  # the view `items()` of a message's map is written in Python
+        parts[prefix + name] = items[name]
 
 
 def _rng_parts(prefix: str, message: common_pb2.RngStates) -> Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import Final
 
 import msgspec
 
@@ -11,7 +12,9 @@ from elastane_shards.splitters import POSITION_MAX, Source, list_source, range_s
 
 
 class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Settings of a `DynamicQueue`; exactly one source is set.
+    """Settings of a `DynamicQueue`, as shard.proto's DatasetSettings; exactly one source is set.
+
+    The master's defaults, those of `Job.tasks` and the form in which a dataset is stored are those told here.
 
     task_size: positions per task. size: number of positions of a range source. entries: the items of a list
     source. watermark, closed: state of a stream source. lease_seconds: how long a worker may hold a task.
@@ -79,3 +82,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidSettings(
                 "a stream cannot be shuffled: its size is not known", hint="shuffle before it is appended"
             )
+
+
+#: The defaults, as the settings of a dataset without a source.
+DEFAULTS: Final = QueueSettings(task_size=1)

@@ -12,7 +12,6 @@ from elastane_master.decisions import operators
 from elastane_master.decisions.events import (
     CancelRequested,
     DatasetCreated,
-    DatasetSettings,
     Rejection,
     ScaleRequested,
     TaskReport,
@@ -33,6 +32,7 @@ from elastane_master.store.keys import JobKeys
 from elastane_master.store.log import LogOptions
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2
+from elastane_shards.settings import QueueSettings
 from integration.master_support import open_ledger, private_store
 
 KEYS = JobKeys.of("j")
@@ -122,7 +122,7 @@ async def test_a_stopping_master_decides_nothing_any_more(store: Store, hosts: J
     await hosts.stop(stopping())
     before = host.machine.snapshot()
     with pytest.raises(LogClosed):
-        await host.submit(DatasetCreated("r", "d", DatasetSettings(task_size=1, size=4)))
+        await host.submit(DatasetCreated("r", "d", QueueSettings(task_size=1, size=4)))
     assert host.machine.snapshot() == before
 
 
@@ -176,7 +176,7 @@ async def test_a_decision_that_failed_half_way_leaves_what_was_decided_before_it
 ) -> None:
     host = hosts.get("j")
     rng = {"rng/python": bytes(2000)}  # makes an event large: it is kept as it is, the others as records
-    await host.submit(DatasetCreated("", "d", DatasetSettings(task_size=1, size=100)))
+    await host.submit(DatasetCreated("", "d", QueueSettings(task_size=1, size=100)))
     await host.submit(TasksRequested("a", "d", "w", (), 10, rng))
     await host.submit(TasksRequested("b", "d", "w", (TaskReport(0, 3, 1),), 1))
     before = host.machine.snapshot()

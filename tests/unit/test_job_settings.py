@@ -23,7 +23,7 @@ VALUES: dict[str, object] = {each.name: each.default for each in job_parameters(
 
 def test_every_field_of_the_message_is_a_setting_and_the_other_way_round() -> None:
     fields = {field.name for field in job_pb2.JobSettings.DESCRIPTOR.fields}
-    assert {name.removesuffix(message_codec.SUFFIX) for name in SETTINGS} == fields
+    assert {name.removesuffix("_seconds") for name in SETTINGS} == fields
 
 
 def test_the_defaults_are_within_their_bounds_and_come_back_from_the_wire() -> None:

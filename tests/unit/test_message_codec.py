@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from elastane_proto import message_codec
-from elastane_proto.message_codec import InvalidFieldError
-from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2
+from elastane_proto.message_codec import Codec, Field, InvalidFieldError
+from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -98,3 +98,86 @@ def test_negative_durations_are_refused() -> None:
     message.lease_min.seconds = -1
     with pytest.raises(InvalidFieldError, match="lease_min: -1 s is negative"):
         message_codec.read(Settings, message)
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A task in a worker's hands. note: not on the wire."""
+
+    worker: str
+    start: int
+    end: int
+    deadline_at: float | None = None
+    note: str = "none"
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    size: int | None = None
+    entries: tuple[int, ...] | None = None
+    closed: bool = False
+
+
+class Tasks(msgspec.Struct, frozen=True):
+    kind: str
+    holders: tuple[Held, ...]
+
+
+def seven(number: int) -> int:
+    if number == 7:
+        raise InvalidFieldError("range.end", "7 is refused", "use another")
+    return number
+
+
+CODEC = Codec(
+    {"worker": "worker_id"},
+    {
+        Held: {
+            "start": "range.start",
+            "end": Field("range.end", read=seven),
+            "deadline_at": "deadline",
+            "note": None,
+        },
+        Dataset: {"size": "range.size", "entries": "list.entries", "closed": "stream.closed"},
+        Tasks: {"kind": Field(get=lambda message: message.dataset, put=lambda message, tasks: None)},
+    },
+)
+
+
+@pytest.mark.parametrize("held", [Held("w", 0, 0), Held("w", 2, 5, 1000.25)])
+def test_other_names_times_and_fields_of_nested_messages_come_back(held: Held) -> None:
+    message = shard_pb2.TaskInfo()
+    CODEC.fill(message, held)
+    assert message.HasField("range") and message.HasField("deadline") == (held.deadline_at is not None)
+    assert CODEC.read(Held, message) == held
+
+
+@pytest.mark.parametrize(
+    ("message", "dataset"),
+    [
+        (shard_pb2.DatasetSettings(range=shard_pb2.RangeSource()), Dataset(size=0)),
+        (shard_pb2.DatasetSettings(list=shard_pb2.ListSource(entries=[3, 1])), Dataset(entries=(3, 1))),
+        (shard_pb2.DatasetSettings(stream=shard_pb2.StreamSource(closed=True)), Dataset(closed=True)),
+    ],
+)
+def test_an_optional_field_is_there_if_the_message_that_holds_it_is(
+    message: shard_pb2.DatasetSettings, dataset: Dataset
+) -> None:
+    assert CODEC.read(Dataset, message, zero_is_default=True) == dataset
+
+
+def test_a_refused_field_is_named_with_its_path() -> None:
+    message = shard_pb2.Progress(dataset="d", holders=[shard_pb2.TaskInfo(), shard_pb2.TaskInfo()])
+    assert CODEC.read(Tasks, message).kind == "d"
+    message.holders[1].range.end = 7
+    with pytest.raises(InvalidFieldError, match=r"holders\[1\].range.end: 7 is refused") as caught:
+        CODEC.read(Tasks, message)
+    assert caught.value.field == "holders[1].range.end"
+
+
+def test_values_that_no_message_holds_are_given_to_the_reader() -> None:
+    read = CODEC.reader(Held, shard_pb2.TaskInfo.DESCRIPTOR, ("worker", "start"))
+    assert read(shard_pb2.TaskInfo(range=common_pb2.Range(end=3)), "w9", 1) == Held("w9", 1, 3)
+
+
+def test_a_field_that_the_message_lacks_is_an_error_when_the_mapping_is_built() -> None:
+    with pytest.raises(LookupError, match=r"TaskInfo has no field for Settings\.ests"):
+        CODEC.reader(Settings, shard_pb2.TaskInfo.DESCRIPTOR)

@@ -8,7 +8,6 @@ from elastane_master.decisions import operators
 from elastane_master.decisions.events import (
     AnyEvent,
     DatasetCreated,
-    DatasetSettings,
     Rejection,
     ScaleRequested,
     TaskReport,
@@ -21,6 +20,7 @@ from elastane_master.jobs import records
 from elastane_master.jobs.records import StoredEvent
 from elastane_master.jobs.transactions import Transactions
 from elastane_proto.job_settings import JobSettings
+from elastane_shards.settings import QueueSettings
 
 SCALE = ScaleRequested("r", 1, 1)
 
@@ -29,7 +29,7 @@ def begun() -> Transactions:
     """A job with events before and after its last snapshot, one of them too large to be kept as a record."""
     job = Transactions(JobMachine.create("job", JobSettings(ests=4), 0.0))
     rng = {"rng/python": bytes(2000)}
-    decide(job, DatasetCreated("", "d", DatasetSettings(task_size=1, size=100)), 1.0)
+    decide(job, DatasetCreated("", "d", QueueSettings(task_size=1, size=100)), 1.0)
     job.snapshot()
     decide(job, TasksRequested("a", "d", "w", (), 10, rng), 2.0)
     decide(job, TasksRequested("b", "d", "w", (TaskReport(0, 3, 1),), 1), 3.0)

@@ -13,7 +13,6 @@ from elastane_master.decisions.effects import TaskCommit
 from elastane_master.decisions.events import (
     DatasetCreated,
     DatasetExtended,
-    DatasetSettings,
     Rejection,
     TaskReport,
     TasksRequested,
@@ -43,7 +42,7 @@ def create(turn: Turn, event: DatasetCreated) -> None:
             hint=f"{LOCKSTEP_DATASET!r} is the training itself; choose another name",
             field="dataset",
         )
-    settings = _queue_settings(event.settings)
+    settings = event.settings
     existing = turn.queues.dynamic.get(event.dataset)
     if existing is not None:
         _require_equal(event.dataset, existing.settings, settings)
@@ -263,21 +262,6 @@ def _queue(turn: Turn, dataset: str) -> DynamicQueue:
             dataset=dataset,
         )
     return queue
-
-
-def _queue_settings(settings: DatasetSettings) -> QueueSettings:
-    return QueueSettings(
-        task_size=settings.task_size,
-        size=settings.size,
-        entries=settings.entries,
-        watermark=settings.watermark,
-        closed=settings.closed,
-        epochs=settings.epochs,
-        lease_seconds=settings.lease_seconds,
-        max_attempts=settings.max_attempts,
-        shuffle=settings.shuffle,
-        seed=settings.seed,
-    )
 
 
 def _require_equal(dataset: str, existing: QueueSettings, wanted: QueueSettings) -> None:

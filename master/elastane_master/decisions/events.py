@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from elastane_shards.settings import QueueSettings
+
 Parts = dict[str, bytes]
 """An EST context, flat: "rng/python", "stream/0/rng/numpy", "loader", "item/NAME" -> raw bytes."""
 
@@ -292,22 +294,7 @@ class PricesRequested(Event, frozen=True, tag=True):
 class DatasetCreated(Event, frozen=True, tag=True):
     request_id: str
     dataset: str
-    settings: DatasetSettings
-
-
-class DatasetSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Mirror of shard.proto's DatasetSettings; exactly one source is set."""
-
-    task_size: int
-    size: int | None = None  # range source
-    entries: tuple[int, ...] | None = None  # list source
-    watermark: int | None = None  # stream source
-    closed: bool = False
-    epochs: int = 1
-    lease_seconds: float = 60.0
-    max_attempts: int = 3
-    shuffle: bool = False
-    seed: int = 0
+    settings: QueueSettings
 
 
 class TaskReport(msgspec.Struct, frozen=True, gc=False):

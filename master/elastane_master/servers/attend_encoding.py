@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from elastane_master.decisions import effects
 from elastane_master.jobs.sessions import WorkerMessage
-from elastane_master.servers.translate_session import attend_response, go_without_members, ring_members
+from elastane_master.servers.translate_session import attend_response, fill_members
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import ring_pb2
 
@@ -44,7 +44,7 @@ class AttendEncoder:
     ) -> bytes:
         """Return a serialized AttendResponse."""
         if isinstance(message, effects.Go):
-            return self._go(message, traceparents(message.generation))
+            return self._go(message, settings, traceparents(message.generation))
         if not isinstance(message, effects.Prepare | effects.Prepared):
             return attend_response(message, settings).SerializeToString()
         change = message.then_prepare if isinstance(message, effects.Prepared) else message
@@ -59,12 +59,14 @@ class AttendEncoder:
             self._alike_bytes = response.SerializeToString()
         return self._alike_bytes
 
-    def _go(self, message: effects.Go, parent: str) -> bytes:
+    def _go(self, message: effects.Go, settings: JobSettings, parent: str) -> bytes:
         # Serialized fields are simply concatenated, so the encoded members can be appended to the rest.
         if self._members is not message.members:
             self._members = message.members
-            self._go_members = ring_pb2.Go(members=ring_members(message.members)).SerializeToString()
-        own = go_without_members(message)
+            everybody = ring_pb2.Go()
+            fill_members(everybody.members, message.members)
+            self._go_members = everybody.SerializeToString()
+        own = attend_response(replace(message, members=()), settings).go
         own.traceparent = parent
         body = own.SerializeToString()
         tag = ring_pb2.AttendResponse.GO_FIELD_NUMBER << 3 | _LENGTH_DELIMITED

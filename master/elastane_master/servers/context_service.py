@@ -6,7 +6,8 @@ from elastane_master.decisions.views import context_of, context_views
 from elastane_master.jobs.hosts import JobHosts
 from elastane_master.jobs.serving import once_durable
 from elastane_master.servers.binding import Context
-from elastane_master.servers.translate_job import context_info, context_message
+from elastane_master.servers.translate_job import context_info
+from elastane_proto.contexts import context_to_proto
 from elastane_proto.v1 import context_pb2
 
 
@@ -22,7 +23,7 @@ class ContextServicer:
         host = await self._hosts.find(request.job)
         step = request.step if request.HasField("step") else None
         found, parts = await once_durable(host, lambda: context_of(host.machine, request.virtual_rank, step))
-        message = context_message(request.virtual_rank, found, parts)
+        message = context_to_proto(request.virtual_rank, found, parts)
         return context_pb2.ContextServiceGetResponse(context=message)
 
     async def List(

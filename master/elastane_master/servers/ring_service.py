@@ -25,11 +25,7 @@ from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import Context, Malformed, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.translate_job import event_message
-from elastane_master.servers.translate_session import (
-    attend_event,
-    hello,
-    ring_members,
-)
+from elastane_master.servers.translate_session import attend_event, fill_members, hello
 from elastane_proto.v1 import ring_pb2
 
 logger = structlog.get_logger(__name__)
@@ -72,9 +68,9 @@ class RingServicer:
     async def GetRing(self, request: ring_pb2.GetRingRequest, context: Context) -> ring_pb2.GetRingResponse:
         host = await self._hosts.find(request.job)
         view = await once_durable(host, lambda: ring_view(host.machine))
-        return ring_pb2.GetRingResponse(
-            generation=view.generation, step=view.step, members=ring_members(view.members)
-        )
+        response = ring_pb2.GetRingResponse(generation=view.generation, step=view.step)
+        fill_members(response.members, view.members)
+        return response
 
     async def WatchEvents(
         self, request: ring_pb2.WatchEventsRequest, context: Context

@@ -9,7 +9,7 @@ from google.protobuf import duration_pb2, timestamp_pb2
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.limits import clip
 from elastane_proto import message_codec
-from elastane_proto.v1 import common_pb2
+from elastane_proto.message_codec import Field
 
 NAME_CHARACTERS_MAX = 253
 """Of a worker id, a dataset's name and a request id."""
@@ -17,8 +17,9 @@ NAME_CHARACTERS_MAX = 253
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
-_TIMESTAMP_SECONDS_MAX = 253_402_300_799
-"""The last second of the year 9999: a Timestamp can say no later one."""
+NAMES = {"worker": "worker_id", "rank": "virtual_rank", "ready_order": "extra.ready_order"}
+"""Paths in messages of fields that structs call otherwise."""
+RANGE = {"start": "range.start", "end": "range.end"}
 
 
 def seconds(duration: duration_pb2.Duration, field: str) -> float:
@@ -44,20 +45,8 @@ def duration(value: float) -> duration_pb2.Duration:
 def timestamp(value: float) -> timestamp_pb2.Timestamp:
     """A Timestamp of `value` seconds since the Unix epoch; what lies outside its range is cut."""
     message = timestamp_pb2.Timestamp()
-    set_timestamp(message, value)
+    message_codec.set_timestamp(message, value)
     return message
-
-
-def set_timestamp(message: timestamp_pb2.Timestamp, value: float) -> None:
-    """`timestamp`, into a message that is there."""
-    whole, nanos = divmod(
-        round(min(max(value, 0.0), _TIMESTAMP_SECONDS_MAX) * message_codec.NANOS), message_codec.NANOS
-    )
-    message.seconds, message.nanos = whole, nanos
-
-
-def as_range(start: int, end: int) -> common_pb2.Range:
-    return common_pb2.Range(start=start, end=end)
 
 
 def checked_name(name: str, field: str) -> str:
@@ -93,3 +82,7 @@ def checked_request_id(request_id: str) -> str:
 def shown(text: str, characters_max: int = 4000) -> str:
     """Words of a worker that people will read: not too many, and none that would steer their terminal."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", clip(text, characters_max))
+
+
+SHOWN = Field(read=shown)
+"""A text that people will read."""

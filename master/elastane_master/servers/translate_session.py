@@ -1,40 +1,37 @@
-"""A worker's stream: its messages become events, the decisions' messages become the master's."""
+"""A worker's stream: its messages become events, and what decisions send to it becomes the master's messages.
+
+Both by field name; the tables have what names do not tell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import attrgetter, eq
+from typing import Any
+
+from google.protobuf.message import Message
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import Capacity, Rejection
+from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.limits import clip
 from elastane_master.jobs.sessions import WorkerMessage
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
-    as_range,
+    NAMES,
+    RANGE,
+    SHOWN,
     checked_name,
     duration,
-    seconds,
+    invalid_field,
     shown,
 )
 from elastane_proto import contexts, versions
 from elastane_proto.job_settings import JobSettings
+from elastane_proto.message_codec import Codec, Field, InvalidFieldError, enum_words
 from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret
 from elastane_proto.v1 import common_pb2, ring_pb2
 
-_ROLES: dict[int, Literal["ring", "tasks"]] = {
-    ring_pb2.WORKER_ROLE_RING: "ring",
-    ring_pb2.WORKER_ROLE_TASKS: "tasks",
-}
-CAPACITIES: dict[Capacity, common_pb2.CapacityType] = {
-    "spot": common_pb2.CAPACITY_TYPE_SPOT,
-    "on_demand": common_pb2.CAPACITY_TYPE_ON_DEMAND,
-}
-_BYES: dict[int, Literal["finished", "drained", "failed"]] = {
-    ring_pb2.BYE_REASON_FINISHED: "finished",
-    ring_pb2.BYE_REASON_DRAINED: "drained",
-    ring_pb2.BYE_REASON_FAILED: "failed",
-}
 _DIGEST_BYTES_MAX = 64
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0
@@ -44,399 +41,244 @@ _HEARTBEATS_PER_SECOND_MAX = 1000
 # ------------------------------------------------------------------ worker -> master
 
 
-def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
-    """The event of a Hello; raises Rejection."""
-    role = _ROLES.get(message.role)
+class _Fault(Exception):  # noqa: N818 - becomes a Rejection that names the worker
+    """What is wrong with a worker's message, to be read behind the worker's name."""
+
+    def __init__(self, problem: str, *, hint: str = "", **facts: object) -> None:
+        super().__init__(problem)
+        self.hint = hint
+        self.facts = facts
+
+
+def _role(number: int) -> str:
+    role = enum_words(ring_pb2.WorkerRole.DESCRIPTOR).get(number)
     if role is None:
-        raise Rejection(
-            "invalid_argument", "Hello without a role", hint="set role to RING or TASKS", field="role"
-        )
-    return events.WorkerJoined(
-        worker=checked_name(message.worker_id, "worker_id"),
-        session=session,
-        role=role,
-        signature=_signature(message.signature),
-        host=shown(message.host, NAME_CHARACTERS_MAX),
-        pid=message.pid,
-        store_address=clip(message.store_address, NAME_CHARACTERS_MAX),
-        generation=message.generation,
-        applied_step=message.applied_step,
-        holds_state=message.holds_state,
-        capacity=_capacity(message.capacity),
-        history_generation=message.history_generation,
-        rendezvous_key=message.rendezvous_key[:KEY_BYTES],
-        process=message.process[: versions.PROCESS_BYTES],
-    )
+        hint = "set role to RING or TASKS"
+        raise Rejection("invalid_argument", "Hello without a role", hint=hint, field="role")
+    return role
 
 
-def _capacity(value: common_pb2.CapacityType) -> Capacity:
-    if value == common_pb2.CAPACITY_TYPE_UNSPECIFIED:
-        return "spot"
-    for capacity, known in CAPACITIES.items():
-        if known == value:
-            return capacity
-    raise Rejection(
-        "invalid_argument",
-        f"this master does not know capacity {int(value)}",
-        hint="use SPOT or ON_DEMAND, or a newer master",
-        field="capacity",
-    )
-
-
-def attend_event(request: ring_pb2.AttendRequest, worker: str, session: str) -> events.AnyEvent:
-    """The event of any later message; raises Rejection."""
-    kind = request.WhichOneof("message")
-    translate = _EVENTS.get(kind or "")
-    if translate is None:
-        what = "a second Hello" if kind == "hello" else "a message this master does not know"
+def _capacity(number: int) -> str:
+    known = enum_words(common_pb2.CapacityType.DESCRIPTOR)
+    capacity = known.get(number or common_pb2.CAPACITY_TYPE_SPOT)
+    if capacity is None:
         raise Rejection(
             "invalid_argument",
-            f"{worker} sent {what}",
-            hint="send Hello once, first; use the client of the master's version",
-            kind=kind or "none",
+            f"this master does not know capacity {number}",
+            hint="use SPOT or ON_DEMAND, or a newer master",
+            field="capacity",
         )
-    return translate(getattr(request, str(kind)), worker, session)
+    return capacity
 
 
-def _heartbeat(message: ring_pb2.Heartbeat, worker: str, session: str) -> events.AnyEvent:
-    return events.AppliedReported(
-        worker,
-        session,
-        message.generation,
-        message.applied_step,
-        message.phase == ring_pb2.TRAINER_PHASE_BETWEEN,
-    )
+def _bye_reason(number: int) -> str:
+    reason = enum_words(ring_pb2.ByeReason.DESCRIPTOR).get(number)
+    if reason is None:
+        raise _Fault("said Bye without a reason", field="reason")
+    return reason
 
 
-def _ready(message: ring_pb2.Ready, worker: str, session: str) -> events.AnyEvent:
-    return events.ReadyReported(
-        worker, session, message.generation, message.applied_step, message.holds_state
-    )
-
-
-def _loaded(message: ring_pb2.Loaded, worker: str, session: str) -> events.AnyEvent:
-    return events.LoadedReported(
-        worker,
-        session,
-        message.generation,
-        message.step,
-        tuple(_delta(context) for context in message.contexts),
-        tuple(message.extra.ready_order),
-        shown(message.checkpoint),
-        tuple(shown(reason) for reason in message.rejected),
-    )
-
-
-def _step_report(message: ring_pb2.StepReport, worker: str, session: str) -> events.AnyEvent:
-    tasks = tuple(
-        events.StepTask(
-            task.virtual_rank,
-            task.range.start,
-            task.range.end,
-            tuple(task.samples),
-            dict(task.metrics),
-        )
-        for task in message.tasks
-    )
-    return events.StepReported(
-        worker,
-        session,
-        message.generation,
-        message.step,
-        message.epoch,
-        tuple(_delta(context) for context in message.contexts),
-        tasks,
-        tuple(message.extra.ready_order),
-        message.settings_digest if message.HasField("settings_digest") else None,
-        message.state_digest if message.HasField("state_digest") else None,
-    )
-
-
-def _interval_report(message: ring_pb2.IntervalReport, worker: str, session: str) -> events.AnyEvent:
-    changes: dict[str, events.Change] = {}
-    for change in message.changes:
-        kind = change.WhichOneof("change")
-        if kind is None or change.draws < 0:
-            raise Rejection("invalid_argument", f"{worker} reports an invalid change of {shown(change.name)}")
-        changes[change.name] = change.draws if kind == "draws" else change.state
-    return events.IntervalReported(
-        worker,
-        session,
-        message.generation,
-        message.step,
-        message.passed,
-        message.as_leader,
-        message.asked,
-        changes,
-        shown(message.uncertain),
-        shown(message.fault),
-        tuple(_delta(context) for context in message.contexts),
-        message.each_rank,
-    )
-
-
-def _check_report(message: ring_pb2.CheckReport, worker: str, session: str) -> events.AnyEvent:
-    if not 0 < len(message.digest) <= _DIGEST_BYTES_MAX:
-        raise Rejection(
-            "invalid_argument",
-            f"{worker} sent a digest of {len(message.digest)} bytes",
+def _digest(digest: bytes) -> str:
+    if not 0 < len(digest) <= _DIGEST_BYTES_MAX:
+        raise _Fault(
+            f"sent a digest of {len(digest)} bytes",
             hint=f"a digest has 1 to {_DIGEST_BYTES_MAX} bytes",
             field="digest",
         )
-    return events.CheckReported(
-        worker, session, message.generation, message.step, message.virtual_rank, message.digest.hex()
-    )
+    return digest.hex()
 
 
-def _ring_broken(message: ring_pb2.RingBroken, worker: str, session: str) -> events.AnyEvent:
-    return events.RingBrokenReported(worker, session, message.generation, message.step, shown(message.error))
+def _changes(messages: Iterable[ring_pb2.PartChange]) -> dict[str, events.Change]:
+    changes: dict[str, events.Change] = {}
+    for message in messages:
+        kind = message.WhichOneof("change")
+        if kind is None or message.draws < 0:
+            raise _Fault(f"reports an invalid change of {shown(message.name)}")
+        changes[message.name] = message.draws if kind == "draws" else message.state
+    return changes
 
 
-def _saved(message: ring_pb2.Saved, worker: str, session: str) -> events.AnyEvent:
-    return events.SavedReported(
-        worker,
-        session,
-        message.checkpoint,
-        message.step,
-        message.shard,
-        message.file,
-        message.sha256,
-        message.bytes,
-        shown(message.error),
-        message.complete,
-    )
+_EVENTS = Codec(
+    NAMES,
+    {
+        events.WorkerJoined: {
+            "role": Field(read=_role),
+            "capacity": Field(read=_capacity),
+            "host": Field(read=partial(shown, characters_max=NAME_CHARACTERS_MAX)),
+            "store_address": Field(read=lambda address: clip(address, NAME_CHARACTERS_MAX)),
+            "rendezvous_key": Field(read=lambda key: key[:KEY_BYTES]),
+            "process": Field(read=lambda process: process[: versions.PROCESS_BYTES]),
+        },
+        events.ContextDelta: {"parts": Field(get=contexts.context_from_proto)},
+        events.StepTask: RANGE,
+        events.AppliedReported: {
+            "between_steps": Field("phase", read=partial(eq, ring_pb2.TRAINER_PHASE_BETWEEN))
+        },
+        events.LoadedReported: {
+            "checkpoint": SHOWN,
+            "rejected": Field(read=lambda reasons: tuple(shown(reason) for reason in reasons)),
+        },
+        events.IntervalReported: {"changes": Field(read=_changes), "uncertain": SHOWN, "fault": SHOWN},
+        events.CheckReported: {"digest": Field(read=_digest)},
+        events.RingBrokenReported: {"error": SHOWN},
+        events.SavedReported: {"error": SHOWN},
+        events.LeavingReported: {"reason": SHOWN},
+        events.ByeReported: {"reason": Field(read=_bye_reason), "message": SHOWN},
+        events.EndEarlyReported: {"place": SHOWN},
+        events.StateDetail: {"name": SHOWN, "value": SHOWN},
+    },
+)
 
 
-def _leaving(message: ring_pb2.Leaving, worker: str, session: str) -> events.AnyEvent:
-    return events.LeavingReported(worker, session, shown(message.reason), seconds(message.notice, "notice"))
+def _readers(
+    oneof: type[Message], **structs: type[events.Event]
+) -> dict[str, Callable[..., events.AnyEvent]]:
+    """Return the readers of the messages of a oneof, by field."""
+    return {
+        name: _EVENTS.reader(
+            struct, oneof.DESCRIPTOR.fields_by_name[name].message_type, ("worker", "session")
+        )
+        for name, struct in structs.items()
+    }
 
 
-def _bye(message: ring_pb2.Bye, worker: str, session: str) -> events.AnyEvent:
-    reason = _BYES.get(message.reason)
-    if reason is None:
-        raise Rejection("invalid_argument", f"{worker} said Bye without a reason", field="reason")
-    return events.ByeReported(
-        worker,
-        session,
-        reason,
-        shown(message.message),
-        message.applied_step,
-        message.state_digest if message.HasField("state_digest") else None,
-    )
+_REPORTS = _readers(
+    ring_pb2.AttendRequest,
+    heartbeat=events.AppliedReported,
+    ready=events.ReadyReported,
+    loaded=events.LoadedReported,
+    step_report=events.StepReported,
+    interval_report=events.IntervalReported,
+    check_report=events.CheckReported,
+    ring_broken=events.RingBrokenReported,
+    saved=events.SavedReported,
+    leaving=events.LeavingReported,
+    bye=events.ByeReported,
+)
+_hello = _EVENTS.reader(events.WorkerJoined, ring_pb2.Hello.DESCRIPTOR, ("worker", "session"))
+_COMPARISONS = _readers(ring_pb2.Comparison, end_early=events.EndEarlyReported, details=events.StateDetailed)
 
 
-def _comparison(message: ring_pb2.Comparison, worker: str, session: str) -> events.AnyEvent:
-    match message.WhichOneof("message"):
-        case "end_early":
-            end = message.end_early
-            digest = end.state_digest if end.HasField("state_digest") else None
-            return events.EndEarlyReported(
-                worker, session, end.generation, end.step, end.epoch, shown(end.place), digest
-            )
-        case "details":
-            details = tuple(
-                events.StateDetail(shown(one.name), one.digest, shown(one.value))
-                for one in message.details.details
-            )
-            return events.StateDetailed(
-                worker, session, message.details.generation, message.details.step, details
-            )
-    raise Rejection("invalid_argument", f"{worker} sent a comparison without a message", field="comparison")
+def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
+    """Return the event of a Hello. Raises Rejection."""
+    event = _hello(message, message.worker_id, session)
+    checked_name(event.worker, "worker_id")
+    return event
 
 
-_EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {
-    "heartbeat": _heartbeat,
-    "ready": _ready,
-    "loaded": _loaded,
-    "step_report": _step_report,
-    "interval_report": _interval_report,
-    "check_report": _check_report,
-    "ring_broken": _ring_broken,
-    "saved": _saved,
-    "leaving": _leaving,
-    "bye": _bye,
-    "comparison": _comparison,
-}
+def attend_event(request: ring_pb2.AttendRequest, worker: str, session: str) -> events.AnyEvent:
+    """Return the event of any later message. Raises Rejection."""
+    kind = request.WhichOneof("message") or ""
+    read = _REPORTS.get(kind)
+    try:
+        if read is not None:
+            return read(getattr(request, kind), worker, session)
+        if kind == "comparison":
+            return _compared(request.comparison, worker, session)
+        what = "a second Hello" if kind == "hello" else "a message this master does not know"
+        hint = "send Hello once, first; use the client of the master's version"
+        raise _Fault(f"sent {what}", hint=hint, kind=kind or "none")
+    except _Fault as fault:
+        raise Rejection("invalid_argument", f"{worker} {fault}", hint=fault.hint, **fault.facts) from None
+    except InvalidFieldError as error:
+        raise invalid_field(error) from None
 
 
-def _signature(message: ring_pb2.ScriptSignature) -> events.Signature:
-    return events.Signature(
-        tensors=tuple(
-            events.TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype) for tensor in message.tensors
-        ),
-        dataset_size=message.dataset_size,
-        batch_size=message.batch_size,
-        steps_per_epoch=message.steps_per_epoch,
-        epochs=message.epochs,
-        environment=dict(message.environment),
-    )
-
-
-def _delta(message: common_pb2.EstContext) -> events.ContextDelta:
-    return events.ContextDelta(
-        message.virtual_rank, contexts.context_from_proto(message), delta=message.delta
-    )
+def _compared(message: ring_pb2.Comparison, worker: str, session: str) -> events.AnyEvent:
+    kind = message.WhichOneof("message")
+    if kind is None:
+        raise _Fault("sent a comparison without a message", field="comparison")
+    return _COMPARISONS[kind](getattr(message, kind), worker, session)
 
 
 # ------------------------------------------------------------------ master -> worker
 
 
+def _put_contexts(message: Any, step: int, held: Iterable[tuple[int, events.Parts]]) -> None:
+    for rank, parts in held:
+        contexts.fill_context(message.contexts.add(), rank, step, parts)
+
+
+def _put_changes(message: ring_pb2.IntervalDecided, decided: effects.IntervalDecided) -> None:
+    for name, change in decided.changes.items():
+        if isinstance(change, int):
+            message.changes.add(name=name, draws=change)
+        else:
+            message.changes.add(name=name, state=change)
+
+
+def _put_guest_context(message: ring_pb2.Check, order: effects.CheckOrder) -> None:
+    if order.parts is not None:
+        contexts.fill_context(message.context, order.rank, order.step, order.parts)
+
+
+def _put_manifest(message: ring_pb2.Checkpoint, order: effects.Checkpoint) -> None:
+    for entry in order.manifest:
+        saved = message.manifest.add(checkpoint=order.checkpoint, step=order.step)
+        _MESSAGES.fill(saved, entry)
+
+
+def _put_secret(message: ring_pb2.Go, go: effects.Go) -> None:
+    message.rendezvous_secret = group_secret(go.rendezvous_key, group_of(go.generation))
+
+
+_MESSAGES = Codec(
+    NAMES,
+    {
+        effects.Member: {"start": "ests.start", "end": "ests.end"},
+        effects.Go: {
+            "contexts": Field(put=lambda message, go: _put_contexts(message, go.resume_step, go.contexts)),
+            "rendezvous_key": Field(put=_put_secret),
+        },
+        effects.IntervalDecided: {
+            "changes": Field(put=_put_changes),
+            "contexts": Field(
+                put=lambda message, decided: _put_contexts(message, decided.step, decided.contexts)
+            ),
+        },
+        effects.CheckOrder: {"parts": Field(put=_put_guest_context)},
+        effects.Checkpoint: {"manifest": Field(put=_put_manifest)},
+    },
+)
+_FIELDS: dict[type[effects.Message], str] = {
+    effects.Welcome: "welcome",
+    effects.Prepare: "prepare",
+    effects.Load: "load",
+    effects.Go: "go",
+    effects.Prepared: "prepared",
+    effects.IntervalDecided: "interval_decided",
+    effects.Checkpoint: "checkpoint",
+    effects.Drain: "drain",
+    effects.Explain: "compare.explain",
+    effects.AllEnd: "compare.all_end",
+    effects.Done: "done",
+}
+"""Where in an AttendResponse each message is."""
+
+
 def attend_response(message: WorkerMessage, settings: JobSettings) -> ring_pb2.AttendResponse:
-    """The wire form of what a decision sends to a worker."""
+    """Return the wire form of what a decision sends to a worker."""
     response = ring_pb2.AttendResponse()
-    match message:
-        case effects.Welcome():
-            response.welcome.CopyFrom(_welcome(message, settings))
-        case effects.Prepare():
-            response.prepare.CopyFrom(_prepare(message))
-        case effects.Load():
-            response.load.generation = message.generation
-            response.load.checkpoint_url = message.checkpoint_url
-            if message.step_max is not None:
-                response.load.step_max = message.step_max
-            for doubt in message.doubts:
-                response.load.doubts.add(step_max=doubt.step_max, generation_max=doubt.generation_max)
-        case effects.Go():
-            response.go.CopyFrom(_go(message))
-        case effects.Prepared():
-            response.prepared.CopyFrom(_prepared(message))
-        case effects.IntervalDecided():
-            response.interval_decided.CopyFrom(_interval_decided(message))
-        case effects.Checkpoint():
-            response.checkpoint.CopyFrom(_checkpoint(message))
-        case effects.Drain():
-            response.drain.reason = message.reason
-        case effects.Explain():
-            response.compare.explain.generation = message.generation
-            response.compare.explain.step = message.step
-        case effects.AllEnd():
-            response.compare.all_end.generation = message.generation
-            response.compare.all_end.step = message.step
-        case effects.Done():
-            response.done.phase = message.phase
-            response.done.reason = message.reason
+    field = attrgetter(_FIELDS[type(message)])(response)
+    field.SetInParent()  # also if every field of it is zero
+    _MESSAGES.fill(field, message)
+    if isinstance(message, effects.Welcome):
+        _fill_settings(field, settings)
     return response
 
 
-def ring_members(members: Iterable[effects.Member]) -> list[ring_pb2.Member]:
-    """The ring's members, in its order."""
-    return [
-        ring_pb2.Member(
-            worker_id=member.worker,
-            ests=as_range(member.start, member.end),
-            store_address=member.store_address,
-        )
-        for member in members
-    ]
+def fill_members(field: Any, members: Iterable[effects.Member]) -> None:
+    """Add the ring's members to a repeated field, in its order."""
+    write = _MESSAGES.writer(effects.Member, ring_pb2.Member.DESCRIPTOR)
+    for member in members:
+        write(field.add(), member)
 
 
-def _welcome(message: effects.Welcome, settings: JobSettings) -> ring_pb2.Welcome:
+def _fill_settings(welcome: ring_pb2.Welcome, settings: JobSettings) -> None:
+    for name in ("ests", "seed", "checkpoint_url", "checkpoint_keep", "audit_samples"):
+        if (value := getattr(settings, name)) is not None:
+            setattr(welcome, name, value)
     wanted = max(_HEARTBEAT_SECONDS, settings.ests / _HEARTBEATS_PER_SECOND_MAX)
     interval = min(wanted, settings.heartbeat_timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
-    return ring_pb2.Welcome(
-        generation=message.generation,
-        resumed=message.resumed,
-        ests=settings.ests,
-        seed=settings.seed,
-        checkpoint_url=settings.checkpoint_url,
-        checkpoint_keep=settings.checkpoint_keep,
-        heartbeat_interval=duration(interval),
-        audit_samples=settings.audit_samples,
-        version=str(versions.PROTOCOL),
-        reports_from=message.reports_from,
-    )
-
-
-def _prepare(message: effects.Prepare) -> ring_pb2.Prepare:
-    return ring_pb2.Prepare(
-        generation=message.generation, members=ring_members(message.members), reason=message.reason
-    )
-
-
-def _go(message: effects.Go) -> ring_pb2.Go:
-    go = go_without_members(message)
-    go.members.extend(ring_members(message.members))
-    return go
-
-
-def go_without_members(message: effects.Go) -> ring_pb2.Go:
-    """What of a Go is this worker's alone."""
-    go = ring_pb2.Go(
-        generation=message.generation,
-        resume_step=message.resume_step,
-        donors=message.donors,
-        receivers=message.receivers,
-        contexts=[
-            contexts.context_to_proto(rank, message.resume_step, parts) for rank, parts in message.contexts
-        ],
-        extra=_extra(message.ready_order),
-        history_generation=message.history_generation,
-        check=_check(message.check),
-        rendezvous_secret=group_secret(message.rendezvous_key, group_of(message.generation)),
-    )
-    if message.interval is not None:
-        go.interval.CopyFrom(_interval_decided(message.interval))
-    return go
-
-
-def _interval_decided(message: effects.IntervalDecided) -> ring_pb2.IntervalDecided:
-    decided = ring_pb2.IntervalDecided(
-        generation=message.generation,
-        step=message.step,
-        contexts=[contexts.context_to_proto(rank, message.step, parts) for rank, parts in message.contexts],
-        refusal=message.refusal,
-    )
-    for name, change in message.changes.items():
-        if isinstance(change, int):
-            decided.changes.add(name=name, draws=change)
-        else:
-            decided.changes.add(name=name, state=change)
-    return decided
-
-
-def _prepared(message: effects.Prepared) -> ring_pb2.Prepared:
-    prepared = ring_pb2.Prepared(generation=message.generation, step=message.step)
-    if message.ready_order:
-        prepared.extra.CopyFrom(common_pb2.ExtraState(ready_order=message.ready_order))
-    if message.then_prepare is not None:
-        prepared.then_prepare.CopyFrom(_prepare(message.then_prepare))
-    if message.then_checkpoint is not None:
-        prepared.then_checkpoint.CopyFrom(_checkpoint(message.then_checkpoint))
-    if (check := _check(message.check)) is not None:
-        prepared.check.CopyFrom(check)
-    return prepared
-
-
-def _check(order: effects.CheckOrder | None) -> ring_pb2.Check | None:
-    if order is None:
-        return None
-    check = ring_pb2.Check(step=order.step, virtual_rank=order.rank)
-    if order.parts is not None:
-        check.context.CopyFrom(contexts.context_to_proto(order.rank, order.step, order.parts))
-    return check
-
-
-def _checkpoint(message: effects.Checkpoint) -> ring_pb2.Checkpoint:
-    return ring_pb2.Checkpoint(
-        checkpoint=message.checkpoint,
-        url=message.url,
-        step=message.step,
-        shard=message.shard,
-        shards=message.shards,
-        keep=message.keep,
-        manifest=[
-            ring_pb2.Saved(
-                checkpoint=message.checkpoint,
-                step=message.step,
-                shard=entry.shard,
-                file=entry.file,
-                sha256=entry.sha256,
-                bytes=entry.bytes,
-            )
-            for entry in message.manifest
-        ],
-    )
-
-
-def _extra(ready_order: Sequence[int]) -> common_pb2.ExtraState | None:
-    return common_pb2.ExtraState(ready_order=ready_order) if ready_order else None
+    welcome.heartbeat_interval.CopyFrom(duration(interval))
+    welcome.version = str(versions.PROTOCOL)

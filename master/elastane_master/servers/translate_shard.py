@@ -8,32 +8,26 @@ from collections.abc import Iterator
 
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Commit
-from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport, TasksRequested
+from elastane_master.decisions.events import Rejection, StepTask, TaskReport, TasksRequested
 from elastane_master.decisions.lease_answers import LeaseResult
 from elastane_master.decisions.views import ProgressView
 from elastane_master.jobs.records import StoredCommit
 from elastane_master.servers.translate import (
-    as_range,
+    NAMES,
+    RANGE,
     checked_length,
     checked_name,
-    duration,
-    seconds,
-    set_timestamp,
+    invalid_field,
     shown,
     timestamp,
 )
 from elastane_proto import contexts
-from elastane_proto.v1 import shard_pb2
+from elastane_proto.message_codec import Codec, Field, InvalidFieldError, enum_words, set_timestamp
+from elastane_proto.v1 import common_pb2, shard_pb2
+from elastane_shards.progress import Progress
+from elastane_shards.settings import QueueSettings
 from elastane_shards.tasks import Outcome, TaskInfo, TaskState
 
-_DEFAULTS = DatasetSettings(task_size=1)
-_STATES = {
-    TaskState.TODO: shard_pb2.TASK_STATE_TODO,
-    TaskState.DOING: shard_pb2.TASK_STATE_DOING,
-    TaskState.DONE: shard_pb2.TASK_STATE_DONE,
-    TaskState.FAILED: shard_pb2.TASK_STATE_FAILED,
-}
-_STATE_OF: dict[int, TaskState] = {number: state for state, number in _STATES.items()}
 _OUTCOMES = {
     Outcome.ACCEPTED: shard_pb2.REPORT_OUTCOME_ACCEPTED,
     Outcome.STALE: shard_pb2.REPORT_OUTCOME_STALE,
@@ -41,26 +35,37 @@ _OUTCOMES = {
 _TASK_TOKEN = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
-def dataset_settings(message: shard_pb2.DatasetSettings) -> DatasetSettings:
-    """The settings, with the defaults of shard.proto. Raises Rejection."""
-    source = message.WhichOneof("source")
-    if source is None:
+_TASKS: Codec = Codec(
+    NAMES,
+    {
+        QueueSettings: {
+            "size": "range.size",
+            "entries": "list.entries",
+            "watermark": "stream.watermark",
+            "closed": "stream.closed",
+        },
+        ProgressView: {"progress": Field(put=lambda message, view: _TASKS.fill(message, view.progress))},
+        Progress: {"failed_before": None},
+        TaskInfo: RANGE,
+        StepTask: RANGE,
+    },
+)
+
+
+def dataset_settings(message: shard_pb2.DatasetSettings) -> QueueSettings:
+    """The settings, with defaults where the message says nothing. Raises Rejection."""
+    if message.WhichOneof("source") is None:
         raise Rejection(
             "invalid_argument", "the dataset has no source", hint="set range, list or stream", field="source"
         )
-    has_lease = message.HasField("lease")
-    return DatasetSettings(
-        task_size=message.task_size,
-        size=message.range.size if source == "range" else None,
-        entries=tuple(message.list.entries) if source == "list" else None,
-        watermark=message.stream.watermark if source == "stream" else None,
-        closed=message.stream.closed,
-        epochs=message.epochs or _DEFAULTS.epochs,
-        lease_seconds=seconds(message.lease, "lease") if has_lease else _DEFAULTS.lease_seconds,
-        max_attempts=message.max_attempts or _DEFAULTS.max_attempts,
-        shuffle=message.shuffle,
-        seed=message.seed,
-    )
+    try:
+        return _TASKS.read(QueueSettings, message, zero_is_default=True)
+    except InvalidFieldError as error:
+        raise invalid_field(error) from None
+
+
+# Requests for tasks and their answers are mapped by hand: there are thousands a second, of up to thousands of
+# tasks each, and the codec takes up to twice the time.
 
 
 def tasks_requested(request: shard_pb2.LeaseTasksRequest) -> TasksRequested:
@@ -100,7 +105,7 @@ def streamed_response(dataset: str, result: LeaseResult) -> shard_pb2.StreamTask
 
 
 def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: LeaseResult) -> None:
-    """Everything is filled in place: a message made apart is copied into its holder."""
+    """Set a new answer, in place: a message made apart would be copied into its holder."""
     response.complete = result.complete
     for lease in result.tasks:
         task = response.tasks.add(
@@ -111,7 +116,7 @@ def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: 
         if lease.entries:
             task.entries.extend(lease.entries)
         if lease.rng:
-            task.rng.CopyFrom(contexts.rng_to_proto(lease.rng))
+            contexts.fill_rng(task.rng, lease.rng)
         if lease.count > 1:
             task.count = lease.count
     for report in result.outcomes:
@@ -124,52 +129,26 @@ def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: 
 
 def progress_message(view: ProgressView) -> shard_pb2.Progress:
     """How far a dataset is."""
-    progress = view.progress
-    eta = progress.eta_seconds
-    return shard_pb2.Progress(
-        dataset=view.dataset,
-        epoch=progress.epoch,
-        epochs=progress.epochs,
-        todo=progress.todo,
-        doing=progress.doing,
-        done=progress.done,
-        failed=progress.failed,
-        total=progress.total,
-        requeued=progress.requeued,
-        timed_out=progress.timed_out,
-        samples_done=progress.samples_done,
-        samples_per_second=progress.samples_per_second,
-        eta=duration(eta) if eta is not None else None,
-        complete=progress.complete,
-        holders=[task_info(info) for info in view.holders],
-    )
+    message = shard_pb2.Progress()
+    _TASKS.fill(message, view)
+    return message
 
 
 def task_info(info: TaskInfo) -> shard_pb2.TaskInfo:
     """A task as it is listed."""
-    return shard_pb2.TaskInfo(
-        epoch=info.epoch,
-        index=info.index,
-        range=as_range(info.start, info.end),
-        state=_STATES[info.state],
-        attempt=info.attempt,
-        worker_id=info.worker,
-        deadline=timestamp(info.deadline) if info.deadline is not None else None,
-        errors=[
-            shard_pb2.ErrorOfAttempt(attempt=error.attempt, worker_id=error.worker, error=error.error)
-            for error in info.errors
-        ],
-    )
+    message = shard_pb2.TaskInfo()
+    _TASKS.fill(message, info)
+    return message
 
 
 def task_state(number: int) -> TaskState | None:
     """The state asked for; None: all. Raises Rejection on one this master does not know."""
     if number == shard_pb2.TASK_STATE_UNSPECIFIED:
         return None
-    state = _STATE_OF.get(number)
-    if state is None:
+    word = enum_words(shard_pb2.TaskState.DESCRIPTOR).get(number)
+    if word is None:
         raise Rejection("invalid_argument", f"there is no task state {number}", field="state")
-    return state
+    return TaskState(word)
 
 
 def task_token(info: TaskInfo) -> str:
@@ -206,18 +185,16 @@ def audit_entries(stored: StoredCommit, dataset: str) -> Iterator[shard_pb2.Audi
     if isinstance(commit, Commit):
         if dataset in ("", LOCKSTEP_DATASET):
             for worker, task in commit.tasks:
-                yield shard_pb2.AuditEntry(
+                entry = shard_pb2.AuditEntry(
                     dataset=LOCKSTEP_DATASET,
                     epoch=commit.epoch,
                     step=commit.step,
-                    virtual_rank=task.virtual_rank,
                     worker_id=worker,
                     generation=commit.generation,
-                    range=as_range(task.start, task.end),
-                    samples=task.samples,
-                    metrics=task.metrics,
                     committed=committed,
                 )
+                _TASKS.fill(entry, task)
+                yield entry
     elif dataset in ("", commit.dataset):
         for number in range(commit.count):
             start = commit.start + number * commit.task_size
@@ -228,6 +205,6 @@ def audit_entries(stored: StoredCommit, dataset: str) -> Iterator[shard_pb2.Audi
                 step=commit.index + number,
                 worker_id=commit.worker,
                 attempt=commit.attempt,
-                range=as_range(start, commit.end if last else start + commit.task_size),
+                range=common_pb2.Range(start=start, end=commit.end if last else start + commit.task_size),
                 committed=committed,
             )

@@ -9,16 +9,17 @@ import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport
+from elastane_master.decisions.events import Rejection, TaskReport
 from elastane_master.decisions.lease_answers import REMEMBERED_BYTES_MAX, UNANSWERED_MAX, LeaseResult
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.views import list_tasks, progress_views
+from elastane_shards.settings import QueueSettings
 from elastane_shards.tasks import Outcome, TaskState
 
 
 def with_dataset(**changes: Any) -> JobDriver:
     job = JobDriver(settings())
-    dataset = DatasetSettings(**{"task_size": 4, "size": 10, "lease_seconds": 10.0, **changes})
+    dataset = QueueSettings(**{"task_size": 4, "size": 10, "lease_seconds": 10.0, **changes})
     assert job.do(events.DatasetCreated("c", "eval", dataset)).result is True
     return job
 
@@ -230,10 +231,10 @@ def test_a_stream_grows() -> None:
 
 def test_creating_again() -> None:
     job = with_dataset()
-    same = DatasetSettings(task_size=4, size=10, lease_seconds=10.0)
+    same = QueueSettings(task_size=4, size=10, lease_seconds=10.0)
     assert job.do(events.DatasetCreated("d", "eval", same)).result is False
     with pytest.raises(Rejection) as refused:
-        job.do(events.DatasetCreated("e", "eval", DatasetSettings(task_size=5, size=10, lease_seconds=10.0)))
+        job.do(events.DatasetCreated("e", "eval", QueueSettings(task_size=5, size=10, lease_seconds=10.0)))
     assert refused.value.reason == "already_exists" and "task_size" in str(refused.value)
 
 
@@ -244,9 +245,9 @@ def test_creating_again() -> None:
         (events.TasksRequested("r", "eval", ""), "invalid_argument"),
         (events.TasksRequested("r", "eval", "t", max_tasks=-1), "invalid_argument"),
         (events.TasksRequested("r", "eval", "t", (TaskReport(0, 99, 1),)), "invalid_argument"),
-        (events.DatasetCreated("r", "train", DatasetSettings(1, size=1)), "invalid_argument"),
-        (events.DatasetCreated("r", "x", DatasetSettings(0, size=1)), "invalid_argument"),
-        (events.DatasetCreated("r", "x", DatasetSettings(1)), "invalid_argument"),
+        (events.DatasetCreated("r", "train", QueueSettings(1, size=1)), "invalid_argument"),
+        (events.DatasetCreated("r", "x", QueueSettings(0, size=1)), "invalid_argument"),
+        (events.DatasetCreated("r", "x", QueueSettings(1)), "invalid_argument"),
         (events.DatasetExtended("r", "eval", 99, False), "wrong_phase"),
     ],
 )

@@ -11,6 +11,7 @@ import msgspec
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import events
+from elastane_shards.settings import QueueSettings
 
 SEEDS = 60
 EVENTS = 300
@@ -164,7 +165,7 @@ class Fuzzer(JobDriver):
     def dataset(self) -> events.Event:
         name = self.rng.choice(("d", "e", "train"))
         size = self.rng.choice((None, 6, -1))
-        wanted = events.DatasetSettings(1, size, watermark=None if size else 3)
+        wanted = QueueSettings(1, size, watermark=None if size else 3)
         report = events.TaskReport(0, self.rng.randrange(8), self.rng.choice((0, 1, 1)))
         return self.rng.choice(
             (

@@ -25,6 +25,7 @@ from elastane_proto import contexts
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.rendezvous import group_of, group_secret
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
+from elastane_shards.settings import QueueSettings
 
 SPANS = st.integers(1, 10**12).map(lambda micros: micros / 1e6)
 SETTINGS = st.builds(
@@ -64,7 +65,7 @@ def test_a_level_this_master_does_not_know_is_refused() -> None:
 def test_what_a_message_leaves_out_has_the_default() -> None:
     assert job_settings(job_pb2.JobSettings(ests=4)) == JobSettings(ests=4, audit_samples=False)
     message = shard_pb2.DatasetSettings(task_size=2, range=shard_pb2.RangeSource(size=9))
-    assert dataset_settings(message) == events.DatasetSettings(task_size=2, size=9)
+    assert dataset_settings(message) == QueueSettings(task_size=2, size=9)
 
 
 def test_a_dataset_has_exactly_the_source_that_was_given() -> None:

@@ -28,6 +28,7 @@ from elastane.task_stream import TaskStream
 from elastane_proto import versions
 from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
+from elastane_shards.settings import DEFAULTS
 
 PREFETCH_MAX = 60
 """Limit of pending requests; the master remembers its answers to this many."""
@@ -50,9 +51,9 @@ def lease_tasks(
     *,
     size: int,
     task_size: int,
-    epochs: int = 1,
-    lease_seconds: float = 60.0,
-    max_attempts: int = 3,
+    epochs: int = DEFAULTS.epochs,
+    lease_seconds: float = DEFAULTS.lease_seconds,
+    max_attempts: int = DEFAULTS.max_attempts,
     prefetch: int = 0,
     seed: int = 0,
 ) -> Iterator[LeasedTask]:

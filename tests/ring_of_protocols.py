@@ -83,15 +83,20 @@ class RingWorker:
             return self._load(protocol.load)
         if protocol.go is not None:
             go = protocol.go
+            protocol.lose_step()
             protocol.entered(go.generation, go.resume_step, [])
         step = protocol.applied_step
         if protocol.changing or not protocol.generation:
             return Outcome()
-        if protocol.begin_apply(step):
+        if protocol.may_apply(step):
+            assert protocol.begin_apply(step)
             self.pristine = False
             return protocol.end_apply(step)
         reported = protocol._report is not None and protocol._report.step_report.step == step
-        return Outcome() if reported or step >= self.steps else protocol.report(self._report(step))
+        if reported or step >= self.steps:
+            return Outcome()
+        protocol.begin_step()
+        return protocol.report(self._report(step))
 
     def _load(self, load: ring_pb2.Load) -> Outcome:
         message = ring_pb2.Loaded(generation=load.generation)

@@ -155,6 +155,7 @@ class Trainer:
         if outcome.abort and self._step is not None:
             self._step.cancel()
             self._step = None
+            self.protocol.lose_step()
 
     # ------------------------------------------------------------------ between two steps
 
@@ -176,7 +177,7 @@ class Trainer:
         if protocol.applied_step >= self.script.steps:
             self._bye(ring_pb2.BYE_REASON_FINISHED)
         elif self._step is None:
-            self._step = asyncio.create_task(self._run_step(protocol.applied_step))
+            self._step = asyncio.create_task(self._run_step(protocol.begin_step().step))
 
     def _load(self, load: ring_pb2.Load) -> None:
         protocol = self.protocol
@@ -196,6 +197,7 @@ class Trainer:
             return
         mine = next(member for member in go.members if member.worker_id == self.worker_id)
         self.ranks = range(mine.ests.start, mine.ests.end)
+        self.protocol.lose_step()
         self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
 
     # ------------------------------------------------------------------ the step
@@ -216,7 +218,7 @@ class Trainer:
 
     def _apply(self) -> None:
         protocol, step = self.protocol, self.protocol.applied_step
-        if protocol.begin_apply(step):
+        if protocol.may_apply(step) and protocol.begin_apply(step):
             self._step = None
             self._tell(protocol.end_apply(step))
 

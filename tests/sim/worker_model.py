@@ -352,7 +352,8 @@ class WorkerModel:
                 await self._settle()
                 self._set_between(False)
                 if self._in_epoch(epoch):
-                    await self._run_step(protocol.applied_step)
+                    await self._run_step(protocol.begin_step().step)
+                    protocol.lose_step()
             through = protocol.applied_step == (epoch + 1) * script.steps_per_epoch
             self.interval_step = protocol.applied_step if through else -1
             self.interval_contexts = dict(self.contexts)

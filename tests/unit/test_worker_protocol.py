@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastane.runtime.protocol import KEPT_BYTES_MAX, Outcome, WorkerProtocol
+from elastane.runtime.step_state import Stage
 from elastane_proto.v1 import ring_pb2
 
 
@@ -11,6 +12,14 @@ def in_ring(generation: int = 1, step: int = 0) -> WorkerProtocol:
     protocol.prepare(ring_pb2.Prepare(generation=generation))
     protocol.go_ahead(ring_pb2.Go(generation=generation, resume_step=step))
     protocol.entered(generation, step, [])
+    return protocol
+
+
+def reported_in_ring(generation: int = 1, step: int = 0) -> WorkerProtocol:
+    """In a ring, with the step to apply next reported."""
+    protocol = in_ring(generation, step)
+    protocol.begin_step()
+    protocol.report(ring_pb2.StepReport(generation=generation, step=step))
     return protocol
 
 
@@ -27,14 +36,14 @@ def test_prepare_fences_at_once_and_aborts_the_collective() -> None:
 
 
 def test_nothing_of_an_old_generation_is_applied_after_ready() -> None:
-    protocol = in_ring()
+    protocol = reported_in_ring()
     protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
     protocol.prepare(ring_pb2.Prepare(generation=2))
-    assert not protocol.begin_apply(0)
+    assert not protocol.begin_apply(0) and protocol.step.stage is Stage.LOST
 
 
 def test_prepare_during_the_optimizer_is_answered_after_it_with_the_step_counted() -> None:
-    protocol = in_ring()
+    protocol = reported_in_ring()
     protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
     assert protocol.begin_apply(0)
     assert kinds(protocol.prepare(ring_pb2.Prepare(generation=2))) == []
@@ -53,6 +62,7 @@ def reported(protocol: WorkerProtocol, step: int, text: str = "") -> None:
     """A step done and applied."""
     report = ring_pb2.StepReport(generation=protocol.generation, step=step)
     report.tasks.add(virtual_rank=0).metrics[text] = 1.0
+    protocol.begin_step()
     protocol.report(report)
     protocol.prepared(ring_pb2.Prepared(generation=protocol.generation, step=step))
     assert protocol.begin_apply(step)
@@ -61,6 +71,7 @@ def reported(protocol: WorkerProtocol, step: int, text: str = "") -> None:
 
 def entered(protocol: WorkerProtocol, generation: int, step: int, history: int) -> None:
     protocol.prepare(ring_pb2.Prepare(generation=generation))
+    protocol.lose_step()
     protocol.go_ahead(ring_pb2.Go(generation=generation, resume_step=step, history_generation=history))
     protocol.entered(generation, step, [])
 
@@ -79,6 +90,7 @@ def test_reports_that_the_master_does_not_know_are_said_again_those_of_older_rin
         reported(protocol, step)
     entered(protocol, 2, 3, history=1)
     reported(protocol, 3)
+    protocol.begin_step()
     protocol.report(ring_pb2.StepReport(generation=2, step=4))
     assert said_again(protocol, 4, resumed=True) == [(2, 4)]
     assert said_again(protocol, 9, resumed=True) == [(2, 4)], "the one in flight, whatever is asked for"
@@ -122,7 +134,7 @@ def test_of_the_reports_so_many_bytes_are_kept() -> None:
 
 
 def test_planned_change_waits_for_the_step() -> None:
-    protocol = in_ring()
+    protocol = reported_in_ring()
     planned = ring_pb2.Prepared(generation=1, step=0, then_prepare=ring_pb2.Prepare(generation=2))
     outcome = protocol.prepared(planned)
     assert kinds(outcome) == [] and not outcome.abort
@@ -133,7 +145,7 @@ def test_planned_change_waits_for_the_step() -> None:
 
 
 def test_planned_change_that_comes_after_the_step_is_answered_at_once() -> None:
-    protocol = in_ring()
+    protocol = reported_in_ring()
     protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
     protocol.begin_apply(0)
     protocol.end_apply(0)
@@ -158,8 +170,7 @@ def test_go_of_an_overtaken_generation_is_ignored() -> None:
 
 
 def test_after_a_reconnect_the_last_report_is_repeated() -> None:
-    protocol = in_ring()
-    protocol.report(ring_pb2.StepReport(generation=1, step=0))
+    protocol = reported_in_ring()
     assert kinds(protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))) == ["step_report"]
 
 
@@ -221,15 +232,14 @@ def test_an_echo_of_prepare_does_not_undo_go() -> None:
 
 
 def test_an_echo_of_prepare_in_its_own_ring_breaks_nothing_off() -> None:
-    protocol = in_ring(step=4)
-    protocol.report(ring_pb2.StepReport(generation=1, step=4))
+    protocol = reported_in_ring(step=4)
     protocol.prepared(ring_pb2.Prepared(generation=1, step=4, then_prepare=ring_pb2.Prepare(generation=2)))
     assert protocol.prepare(ring_pb2.Prepare(generation=1)) == Outcome()
     assert not protocol.changing and protocol.planned is not None and protocol.begin_apply(4)
 
 
 def test_a_worker_that_was_put_out_waits_for_a_new_ring() -> None:
-    protocol = in_ring(step=7)
+    protocol = reported_in_ring(step=7)
     protocol.prepared(ring_pb2.Prepared(generation=1, step=7))
     outcome = protocol.welcome(ring_pb2.Welcome(generation=4, resumed=False))
     assert outcome.abort
@@ -237,8 +247,7 @@ def test_a_worker_that_was_put_out_waits_for_a_new_ring() -> None:
 
 
 def test_an_evicted_worker_drops_its_step_before_it_is_welcomed_again() -> None:
-    protocol = in_ring(step=4)
-    protocol.report(ring_pb2.StepReport(generation=1, step=4))
+    protocol = reported_in_ring(step=4)
     assert protocol.put_out().abort
     assert protocol.changing and not protocol.may_apply(4)
     assert kinds(protocol.welcome(ring_pb2.Welcome(resumed=False))) == []
@@ -253,6 +262,7 @@ def test_a_broken_collective_is_reported_once_a_change_is_not_known() -> None:
 
 def test_ready_waits_for_the_backward_of_a_step_that_is_reported() -> None:
     protocol = in_ring(step=4)
+    protocol.begin_step()
     protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
     outcome = protocol.prepare(ring_pb2.Prepare(generation=2))
     assert outcome == Outcome(abort=True)
@@ -267,6 +277,7 @@ def test_ready_waits_for_the_backward_of_a_step_that_is_reported() -> None:
 
 def test_a_backward_that_ends_before_prepare_keeps_nobody_waiting() -> None:
     protocol = in_ring(step=4)
+    protocol.begin_step()
     protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
     assert protocol.end_backward() == Outcome()
     assert protocol.prepare(ring_pb2.Prepare(generation=2)).send[0].ready.generation == 2
@@ -275,15 +286,17 @@ def test_a_backward_that_ends_before_prepare_keeps_nobody_waiting() -> None:
 def test_a_change_that_came_before_the_report_is_answered_once() -> None:
     protocol = in_ring(step=4)
     assert len(protocol.prepare(ring_pb2.Prepare(generation=2)).send) == 1
+    protocol.begin_step()
     protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
     assert protocol.end_backward() == Outcome()
 
 
 def test_what_the_sentinel_asks_is_kept_for_its_step_and_the_answer_is_said_again() -> None:
-    protocol = in_ring()
+    protocol = in_ring(step=1)
     protocol.prepared(ring_pb2.Prepared(generation=1, step=0, check=ring_pb2.Check(step=1)))
     assert protocol.check is not None and protocol.check.step == 1
     assert kinds(protocol.check_report(ring_pb2.CheckReport(generation=1, step=1))) == ["check_report"]
+    protocol.begin_step()
     protocol.report(ring_pb2.StepReport(generation=1, step=1))
     again = protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))
     assert kinds(again) == ["step_report", "check_report"]

@@ -10,6 +10,7 @@ import torch
 
 from elastane.errors import StepError
 from elastane.runtime.carried import CarriedValues
+from elastane.runtime.step_state import Stage, StepState
 from elastane.runtime.trainer import Trainer
 from elastane.runtime.turn import EpochsClosed, Turn
 from elastane.state.codec import StateNotCarriedError, decode, encode
@@ -85,10 +86,10 @@ def test_code_that_the_state_has_already_sets_nothing_again(where: dict[str, int
 
 def test_a_value_is_set_once_the_step_is_applied() -> None:
     trainer = trainer_between_epochs(epoch=0, looped=0, begun=1, count=0)
-    trainer.turn = Turn(7, rank=1, slot=0, ends=True)
+    trainer.turn = Turn(StepState(7, Stage.REPORTED), rank=1, slot=0, ends=True)
     with pytest.raises(StepError, match=r"value best was set in step 7 before the step was applied"):
         trainer._writes_carried("best")
-    trainer.turn.applied = True
+    trainer.turn.state.prepare()
     assert trainer._writes_carried("best")
 
 

@@ -15,6 +15,7 @@ from elastane.data import BatchSource
 from elastane.rng import Generators
 from elastane.runtime import repeat_check
 from elastane.runtime.repeat_check import RepeatCheck, TurnRepeatError
+from elastane.runtime.step_state import StepState
 from elastane.runtime.turn import Turn
 from unit.data.loader_runs import initial_contexts
 
@@ -55,8 +56,9 @@ class Run:
             self.step(step)
 
     def step(self, step: int) -> None:
-        own = [Turn(step, rank, rank, ends=rank == 1, batches=ACCUMULATED) for rank in (0, 1)]
-        turns = self.check.turns(step, own, self.contexts)
+        state = StepState(step)
+        own = [Turn(state, rank, rank, ends=rank == 1, batches=ACCUMULATED) for rank in (0, 1)]
+        turns = self.check.turns(own, self.contexts)
         if len(turns) > len(own):
             self.twice.append(step)
         after = {}
@@ -133,8 +135,8 @@ def test_what_first_changes_late_is_refused_then() -> None:
 def test_a_turn_that_the_sentinel_checks_is_left_to_it() -> None:
     run = Run(drawn, counts=False, enabled=True)
     run.epoch(0, 2)
-    turn = Turn(2, 0, 0, ends=False, batches=ACCUMULATED, digest=GradientDigest())
-    assert run.check.turns(2, [turn], run.contexts) == [turn] and not turn.repeated
+    turn = Turn(StepState(2), 0, 0, ends=False, batches=ACCUMULATED, digest=GradientDigest())
+    assert run.check.turns([turn], run.contexts) == [turn] and not turn.repeated
     run.epoch(2, 3)
     assert run.twice == [2]
     run.source.close()

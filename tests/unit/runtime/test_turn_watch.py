@@ -15,6 +15,7 @@ from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
 from elastane.runtime.interval import BuffersChangedError
 from elastane.runtime.loop_carried import AttributeWatch, CarriedValueError
 from elastane.runtime.prepared import Prepared
+from elastane.runtime.step_state import Stage, StepState
 from elastane.runtime.trainer import Trainer
 from elastane.runtime.turn import Turn, TurnError
 from elastane.runtime.turn_watch import CLOSE_STEPS, TurnWatch, differing, hyperparameters
@@ -30,17 +31,18 @@ class Body:
         prepared = Prepared([self.net, self.optimizer, loader, *extras])
         self.watch = TurnWatch(prepared, (), ests)
         self.hosted = ests if hosted is None else hosted
-        self.turn = Turn(0, 0, 0, ends=False)
+        self.turn = Turn(StepState(), 0, 0, ends=False)
 
     def step(self, number: int, before=lambda: None, after=lambda: None, hook=lambda: None) -> None:
         self.watch.begin_step(number)
+        state = StepState(number, Stage.REPORTED)
         for slot in range(self.hosted):
-            self.turn = Turn(number, slot, slot, ends=slot == self.hosted - 1)
+            self.turn = Turn(state, slot, slot, ends=slot == self.hosted - 1)
             before()
             self.watch.used(self.turn, self.optimizer)
             if self.turn.last:
                 self.watch.before_step(self.turn)
-                self.turn.applied = True
+                state.prepare()
                 with torch.no_grad():
                     for parameter in self.net.parameters():
                         parameter.sub_(0.1)
@@ -129,8 +131,10 @@ def test_a_turn_without_optimizer_step_is_named_with_the_option() -> None:
     watch = Body().watch
     watch.begin_step(3)
     with pytest.raises(StepError, match=r"EST 0 in step 3 ended without.*accumulation_steps=k"):
-        watch.end_turn(Turn(3, 0, 0, ends=False))
-    watch.end_turn(Turn(3, 0, 0, ends=False, batches=2))  # more mini-batches of the step are to come
+        watch.end_turn(Turn(StepState(3), 0, 0, ends=False))
+    watch.end_turn(
+        Turn(StepState(3), 0, 0, ends=False, batches=2)
+    )  # more mini-batches of the step are to come
 
 
 def test_prepared_copies_change_where_the_step_is_applied() -> None:
@@ -186,7 +190,7 @@ def test_attributes_that_go_on_changing_are_named_once_it_is_certain() -> None:
     net = Counting()
     optimizer = Slow(net.parameters())
     watch = AttributeWatch(Prepared([net, optimizer, torch.utils.data.DataLoader([0])]))
-    turn = Turn(0, 0, 0, ends=True, applied=True)
+    turn = Turn(StepState(0, Stage.PREPARED), 0, 0, ends=True)
     optimizer.step()
     watch.end_turn(turn)
     optimizer.step()
@@ -224,7 +228,7 @@ class Shadow:
 
 def looked(net: nn.Module, *extras: object) -> tuple[CopyWatch, Turn]:
     objects = [net, torch.optim.SGD(net.parameters()), torch.utils.data.DataLoader([0]), *extras]
-    return CopyWatch(Prepared(objects), ()), Turn(0, 0, 0, ends=True, applied=True)
+    return CopyWatch(Prepared(objects), ()), Turn(StepState(0, Stage.PREPARED), 0, 0, ends=True)
 
 
 def move(net: nn.Module) -> None:
@@ -286,7 +290,7 @@ def test_of_a_bare_list_a_warning_says_so_once(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_norm: bool) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4) if batch_norm else nn.GroupNorm(2, 4))
-    running: list[Turn | None] = [Turn(5, 1, 0, ends=False)]
+    running: list[Turn | None] = [Turn(StepState(5), 1, 0, ends=False)]
     watch = ForwardWatch(list(net.buffers()), lambda: running[0])
     net.register_forward_pre_hook(watch)
     x = torch.randn(4, 3)
@@ -295,11 +299,11 @@ def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_
     net(x)
     running[0] = None  # backward() is over: an evaluation may follow
     net(x)
-    running[0] = Turn(5, 1, 0, ends=False, batches=2)
+    running[0] = Turn(StepState(5), 1, 0, ends=False, batches=2)
     watch.begin()
     net(x)  # within no_sync nothing is broadcast
     net(x)
-    running[0] = Turn(5, 1, 0, ends=False)
+    running[0] = Turn(StepState(5), 1, 0, ends=False)
     net.eval()
     watch.begin()
     net(x)

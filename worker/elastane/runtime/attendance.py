@@ -23,6 +23,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession
+from elastane.runtime.step_state import StepState
 from elastane_proto import rendezvous, tracing, versions
 from elastane_proto.v1 import ring_pb2
 
@@ -197,8 +198,18 @@ class Attendance:
             check, self.protocol.check = self.protocol.check, None
         return check if check is not None and check.step == step else None
 
+    def begin_step(self) -> StepState:
+        """Begin the next step to apply, and return its state."""
+        with self._changed:
+            return self.protocol.begin_step()
+
+    def lose_step(self) -> None:
+        """Give up the step in flight, if there is one."""
+        with self._changed:
+            self.protocol.lose_step()
+
     def begin_apply(self, step: int) -> bool:
-        """Claim the right to apply `step`; False if the ring changed meanwhile.
+        """Claim the right to apply `step`; False, with the step lost, if the ring changed meanwhile.
 
         After a successful claim a ring change waits for the optimizer, so Ready never reports a half-applied
         step.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from elastane.runtime.step_state import Stage, StepState
 from elastane_proto.v1 import ring_pb2
 
 KEPT_BYTES_MAX = 32 * 2**20
@@ -44,13 +45,10 @@ class WorkerProtocol:
     fenced: int = 0
     #: Steps before this one are Prepared in `generation`.
     prepared_until: int = 0
-    #: True while the weights change: from the optimizer step to the end of the turn's body, and while
-    #: received or loaded state is put in place. Ready is delayed until then.
-    applying: bool = False
-    #: True while the last backward of a reported step is running. Ready is delayed until its end too:
-    #: otherwise the master could not tell a script that hangs there from those that wait for it in the
-    #: all-reduce.
-    in_reported_backward: bool = False
+    #: The newest attempt at a step.
+    step: StepState = field(default_factory=StepState)
+    #: True while received or loaded state is put in place. Ready is delayed until then.
+    replacing: bool = False
     #: True while the user's code runs between two epochs: no lease is running.
     between_steps: bool = False
     ready_order: list[int] = field(default_factory=list)
@@ -66,6 +64,8 @@ class WorkerProtocol:
     leaving: ring_pb2.Leaving | None = None
     #: All members' scripts left their loop over epochs at the same step: the training has ended.
     all_ended: bool = False
+    #: Steps before this one have been begun.
+    _begun_until: int = 0
     _report: ring_pb2.AttendRequest | None = None
     _interval_report: ring_pb2.AttendRequest | None = None
     _ended: ring_pb2.AttendRequest | None = None
@@ -147,7 +147,7 @@ class WorkerProtocol:
             self.check = message.check
         # A planned change waits for the step that this Prepared allows, so that nothing is lost or repeated.
         if message.HasField("then_prepare"):
-            if self.applied_step > message.step and not self.applying:
+            if self.applied_step > message.step and not self._weights_change:
                 return self._fence_planned(message.then_prepare)
             self.planned = message.then_prepare
         return Outcome()
@@ -222,23 +222,37 @@ class WorkerProtocol:
         """Claim the right to replace the weights; False if `generation` has been superseded."""
         if generation != self.fenced:
             return False
-        self.applying = True
+        self.replacing = True
         return True
 
     def end_replace(self, generation: int, step: int) -> Outcome:
         """Note that the state at `step` is completely in place, even if `generation` has been superseded."""
-        self.applying = False
+        self.replacing = False
         self.applied_step = step
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
+
+    def begin_step(self) -> StepState:
+        """Begin the next step to apply, and return its state."""
+        step = self.applied_step
+        self.step = self.step.next(step, is_replay=step < self._begun_until)
+        self.step.begin()
+        self._begun_until = max(self._begun_until, step + 1)
+        return self.step
+
+    def lose_step(self) -> None:
+        """Give up the step in flight, if there is one."""
+        if self.step.in_flight:
+            self.step.lose()
 
     def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
         """Send the report of a step that all ESTs of this worker have run, and keep it for repetition.
 
         in_backward: the last EST's backward is still running.
         """
-        self.in_reported_backward = in_backward and not self.changing
+        # A change that is known by now has been answered; `end_backward` must not answer it again.
+        self.step.report(in_backward=in_backward and not self.changing)
         self._report = ring_pb2.AttendRequest(step_report=message)
         self._kept.append(self._report)
         self._kept_bytes += message.ByteSize()
@@ -265,19 +279,20 @@ class WorkerProtocol:
 
     def end_backward(self) -> Outcome:
         """End the last backward, or give it up. Answers a change that arrived during it."""
-        waited, self.in_reported_backward = self.in_reported_backward, False
+        waited = self.step.end_backward()
         return Outcome(send=[self._ready()]) if waited and self.fenced > self.generation else Outcome()
 
     def begin_apply(self, step: int) -> bool:
-        """Claim the right to apply `step`; False if the ring has changed meanwhile."""
+        """Claim the right to apply `step`; False, with the step lost, if the ring has changed meanwhile."""
         if not self.may_apply(step):
+            self.step.lose()
             return False
-        self.applying = True
+        self.step.prepare()
         return True
 
     def end_apply(self, step: int) -> Outcome:
         """Note that the step is in the weights. Answers a change that was delayed by it."""
-        self.applying = False
+        self.step.apply()
         self.applied_step = step + 1
         self._report = self._check_report = None
         if self.fenced > self.generation:
@@ -307,7 +322,7 @@ class WorkerProtocol:
 
     def loaded(self, message: ring_pb2.Loaded) -> Outcome:
         """Report that the leader holds state now."""
-        self.applying = False
+        self.replacing = False
         self.applied_step = message.step
         self.holds_state = message.generation == self.fenced
         if not self.holds_state:
@@ -365,8 +380,13 @@ class WorkerProtocol:
         self.history_generation = history_generation
 
     @property
+    def _weights_change(self) -> bool:
+        """True from the optimizer step to the end of the turn's body, and while state is put in place."""
+        return self.replacing or self.step.stage is Stage.PREPARED
+
+    @property
     def _ready_waits(self) -> bool:
-        return self.applying or self.in_reported_backward
+        return self.replacing or self.step.delays_ready
 
     def _ready(self) -> ring_pb2.AttendRequest:
         return ring_pb2.AttendRequest(

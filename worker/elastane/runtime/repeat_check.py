@@ -74,8 +74,8 @@ class RepeatCheck:
         """Note that a loop over the loader begins."""
         self._due = self._loops > 0
 
-    def turns(self, step: int, turns: list[Turn], contexts: Mapping[int, EstContext]) -> list[Turn]:
-        """Return the turns of `step`, with a guest turn of the first EST in front if a comparison is due.
+    def turns(self, turns: list[Turn], contexts: Mapping[int, EstContext]) -> list[Turn]:
+        """Return a step's turns, with a guest turn of the first EST in front if a comparison is due.
 
         Not due in the first steps, which initialize values on first use, nor where the sentinel uses the
         first turn: as a guest, or for a digest of it.
@@ -87,7 +87,8 @@ class RepeatCheck:
         if not due or own.guest is not None or own.digest is not None:
             return turns
         own.repeated, own.digest = True, GradientDigest()
-        self._guest = Turn(step, own.rank, 0, ends=False, batches=own.batches, guest=contexts[own.rank])
+        context = contexts[own.rank]
+        self._guest = Turn(own.state, own.rank, 0, ends=False, batches=own.batches, guest=context)
         self._guest.repeated, self._guest.digest = True, GradientDigest()
         return [self._guest, *turns]
 

@@ -34,7 +34,8 @@ class Sentinel:
             return own
         guest = EstContext.from_proto(check.context)
         self._source.take_in(guest, step)
-        turn = Turn(step, guest.virtual_rank, 0, ends=False, batches=own[0].batches, guest=guest)
+        first = own[0]
+        turn = Turn(first.state, guest.virtual_rank, 0, ends=False, batches=first.batches, guest=guest)
         turn.digest = GradientDigest()
         return [turn, *own]
 

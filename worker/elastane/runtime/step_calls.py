@@ -53,7 +53,12 @@ class ElasticCalls:
 
     def scheduler_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         turn = self._trainer.turn
-        if turn is not None and turn.last and not (turn.applied or turn.lost or self._trainer.failed):
+        if (
+            turn is not None
+            and turn.last
+            and turn.state.in_flight
+            and not (turn.applied or self._trainer.failed)
+        ):
             raise StepError(
                 "scheduler.step() came before optimizer.step()",
                 hint="call optimizer.step() first, as in stock PyTorch",

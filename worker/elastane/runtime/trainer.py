@@ -89,7 +89,6 @@ class Trainer:
         self._carried = carried
         self._figures = WorkerFigures()
         self._figure_report = FigureReport(self._figures, environment.metrics_file)
-        self._begun_until = 0
         device = next(iter(model.parameters())).device
         self._generators = Generators(device)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -174,8 +173,6 @@ class Trainer:
         self._contexts: dict[int, EstContext] = {}
         #: Bases of the deltas in reports of the current step, as the master has them.
         self._known: dict[int, EstContext] = {}
-        self._after: dict[int, EstContext] = {}
-        self._tasks: list[ring_pb2.StepTask] = []
         self.turn: Turn | None = None
         self.epoch = 0
         self.epochs = 0
@@ -292,7 +289,7 @@ class Trainer:
                 self._boundary.settle(self._contexts)
                 self._attendance.set_between(False)
                 if self._in_epoch():
-                    yield from self._run_step(self._protocol.applied_step)
+                    yield from self._run_step()
                     if self._progress is not None and self.is_leader:
                         self._progress.reach(self.applied_step, self._last_values)
             if self._progress is not None and self.is_leader:
@@ -401,7 +398,7 @@ class Trainer:
                 "job.log was called outside the loader loop",
                 hint="log inside the loop, before loss.backward()",
             )
-        if turn.reported and not turn.lost:
+        if turn.state.is_reported:
             raise StepError(
                 f"job.log({', '.join(values)}) came after backward() of step {turn.step}",
                 hint="call job.log before loss.backward(), so that the values are stored with the step",
@@ -417,28 +414,27 @@ class Trainer:
     def _last_values(self) -> dict[str, float]:
         """Return the means of the last step's logged values over this worker's ESTs."""
         values: dict[str, list[float]] = {}
-        for task in self._tasks:
+        for task in self._protocol.step.tasks:
             for name, value in task.metrics.items():
                 values.setdefault(name, []).append(value)
         return {name: sum(found) / len(found) for name, found in values.items()}
 
     # ------------------------------------------------------------------ the step
 
-    def _run_step(self, step: int) -> Iterator[Any]:
+    def _run_step(self) -> Iterator[Any]:
         """Run one global step; returns with the step applied, or lost and to be run again."""
-        began, replayed = perf_counter(), step < self._begun_until
-        self._begun_until = max(self._begun_until, step + 1)
-        self._after, self._tasks = {}, []
+        began, state = perf_counter(), self._attendance.begin_step()
+        step = state.step
         self.watch.begin_step(step)
         self._fingerprints.begin(
             step, whole=step in (self._resume_step, self._first_of_epoch), alone=self._alone
         )
         ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
         turns = [
-            Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
+            Turn(state, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
             for slot, rank in enumerate(ranks)
         ]
-        for turn in self._repeats.turns(step, self._sentinel.turns(step, turns), self._contexts):
+        for turn in self._repeats.turns(self._sentinel.turns(step, turns), self._contexts):
             for turn.micro in range(batches):
                 if self._protocol.changing:
                     self._drop_step()
@@ -453,22 +449,22 @@ class Trainer:
                     self._check_sums(turn)
                 if not turn.last:
                     self._end_batch(turn)
-        if turn.applied:
+        if state.is_claimed:
             self._complete_step(turn)
             self._figures.step = step + 1
             self._figures.all_reduce_wait_seconds = self._reducer.waited_seconds
             seconds = perf_counter() - began
-            self._figures.step_done(seconds, replayed=replayed)
-            self._attendance.spans.applied(step, seconds, replayed=replayed)
+            self._figures.step_done(seconds, replayed=state.is_replay)
+            self._attendance.spans.applied(step, seconds, replayed=state.is_replay)
             return
-        failure = self._reducer.failure
+        failure, lost = self._reducer.failure, not state.in_flight
         self._drop_step()
         if failure is not None:
             why = str(failure)
             self._attendance.tell(lambda: self._protocol.broken(step, why))
             # No further step can run in a broken ring: wait for the change, or for an eviction.
             self._attendance.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
-        elif not turn.lost:
+        elif not lost:
             raise StepError(
                 f"the loop body of step {step} ended without optimizer.step()",
                 hint="call backward() and optimizer.step() once for every mini-batch",
@@ -553,14 +549,14 @@ class Trainer:
 
     def _note(self, turn: Turn, states: Parts) -> None:
         """Record the EST's context after the step and its StepTask."""
-        self._after[turn.rank] = self._contexts[turn.rank].next(states, turn.loader_parts)
+        turn.state.contexts[turn.rank] = self._contexts[turn.rank].next(states, turn.loader_parts)
         task = ring_pb2.StepTask(virtual_rank=turn.rank)
         task.range.start, task.range.end = turn.taken[0].start, turn.taken[-1].end
         for info in turn.taken:
             task.samples.extend(info.samples)
         for name, value in turn.metrics.items():
             task.metrics[name] = value.item() if isinstance(value, torch.Tensor) else float(value)
-        self._tasks.append(task)
+        turn.state.tasks.append(task)
 
     def _keep(self, turn: Turn) -> None:
         """Snapshot EST 0's buffers after backward."""
@@ -593,13 +589,14 @@ class Trainer:
         """
         turn = self.turn
         assert turn is not None and turn.last
-        if turn.reported:
+        reported = turn.state.is_reported
+        if reported:
             self._attendance.tell(self._protocol.end_backward)
         self._check_frozen()
         states = self._states() if turn.states else {}
         if states:
             self._reports_late = bool(self._reports_late) or states != turn.states
-        if not turn.reported:
+        if not reported:
             self._end_batch(turn)
             self._report(turn)
         else:
@@ -615,11 +612,10 @@ class Trainer:
         probes.reached("all_reduce", turn.step)
 
     def _report(self, turn: Turn, *, in_backward: bool = False) -> None:
-        turn.reported = True
         report = ring_pb2.StepReport(
-            generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=self._tasks
+            generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=turn.state.tasks
         )
-        for rank, context in self._after.items():
+        for rank, context in turn.state.contexts.items():
             report.contexts.append(context.to_proto(self._known[rank]))
         if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
@@ -640,25 +636,24 @@ class Trainer:
         turn = self.turn
         if turn is None:
             raise StepError("optimizer.step() was called outside the loader loop")
-        if not turn.last or turn.lost or self._reducer.failure is not None:
+        state = turn.state
+        if not turn.last or not state.in_flight or self._reducer.failure is not None:
             return False
-        if not turn.reported:
+        if not state.is_reported:
             raise StepError(
                 f"optimizer.step() came before backward() in step {turn.step}",
                 hint="each turn of the loop is forward, backward, optimizer.step()",
             )
-        if not turn.applied:
+        if not state.is_claimed:
             self.watch.before_step(turn)
             asked = perf_counter()
             self._attendance.wait_for(lambda: self._protocol.changing or self._protocol.may_apply(turn.step))
             self._figures.prepared_wait_seconds += perf_counter() - asked
             probes.reached("prepared", turn.step)
-            turn.applied = self._attendance.begin_apply(turn.step)
-            turn.lost = not turn.applied
-            if turn.applied and turn.rank != 0:
+            if self._attendance.begin_apply(turn.step) and turn.rank != 0:
                 # From here on the body acts on the model once a step, so it must see rank 0's buffers.
                 self._show_buffers(self._reducer.next_buffers)
-        return turn.applied
+        return state.is_claimed
 
     @property
     def failed(self) -> bool:
@@ -717,7 +712,7 @@ class Trainer:
 
         Raises StepError if random numbers were drawn after backward().
         """
-        reported = self._after[turn.rank].parts
+        reported = turn.state.contexts[turn.rank].parts
         if any(reported.get(key) != value for key, value in self._states().items()):
             raise StepError(
                 f"random numbers were drawn after backward() in step {turn.step}",
@@ -725,7 +720,7 @@ class Trainer:
                 virtual_rank=turn.rank,
             )
         self._check_buffers(turn)
-        self._contexts = self._known = self._after
+        self._contexts = self._known = turn.state.contexts
         if self._module_buffers:
             self._rank0_buffers = self._reducer.next_buffers
             self._restore_buffers()
@@ -773,6 +768,7 @@ class Trainer:
 
     def _drop_step(self) -> None:
         """Discard the step in flight: gradients, buffers, contexts after it."""
+        self._attendance.lose_step()
         self._reducer.drop()
         self._restore_buffers()
         self.turn = None

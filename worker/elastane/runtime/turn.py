@@ -10,6 +10,7 @@ from elastane.context import EstContext
 from elastane.data.source import BatchInfo
 from elastane.errors import StepError
 from elastane.rng import Parts
+from elastane.runtime.step_state import StepState
 
 
 class TurnError(StepError):
@@ -28,7 +29,8 @@ class PartialGradientError(StepError):
 class Turn:
     """One EST's part of a step as this worker runs it: one mini-batch, or several that accumulate."""
 
-    step: int
+    #: The attempt at the step that the turn belongs to.
+    state: StepState
     rank: int
     slot: int
     #: True for the worker's last EST of the step.
@@ -44,15 +46,9 @@ class Turn:
     buffer_versions: list[int] = field(default_factory=list)
     #: States of generators and registered items at the backward's first gradient.
     states: Parts = field(default_factory=dict)
-    #: The contexts of the step are sent; nothing can be added to the turn any more.
-    reported: bool = False
     #: The body has called optimizer.step(), whether or not it took effect, and has read job.stepped.
     optimizer_called: bool = False
     asked_stepped: bool = False
-    #: The optimizer has stepped.
-    applied: bool = False
-    #: The ring changed: the step will be replayed.
-    lost: bool = False
     #: If set, the turn starts from this context and has no effect: for the sentinel (an EST that another
     #: worker hosts), or for comparison with the next turn.
     guest: EstContext | None = None
@@ -60,6 +56,16 @@ class Turn:
     repeated: bool = False
     #: If set, computes the digest of the EST's gradients.
     digest: GradientDigest | None = None
+
+    @property
+    def step(self) -> int:
+        """The global step."""
+        return self.state.step
+
+    @property
+    def applied(self) -> bool:
+        """True once the optimizer may step: in the worker's last turn, if the step is not lost."""
+        return self.state.is_claimed
 
     @property
     def sync(self) -> bool:

@@ -129,7 +129,7 @@ class TurnWatch:
             self._copies.end_turn(turn)
         if not turn.applied:
             self._check(turn, "in a turn in which the step was not applied")
-            if turn.sync and not turn.last and not turn.optimizer_called and not turn.lost:
+            if turn.sync and not turn.last and not turn.optimizer_called:
                 raise StepError(
                     f"the turn of EST {turn.rank} in step {turn.step} ended without optimizer.step()",
                     hint="call it in every turn; to add up gradients over k mini-batches:"

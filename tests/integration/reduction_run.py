@@ -220,7 +220,6 @@ class _Member:
             names,
             phases[0].ranges[-1][1],
             self.buffers,
-            on_last_backward=self.last_backward,
             **variant.ddp,
         )
         self.model.register_forward_hook(self.reducer.watch_outputs)
@@ -277,7 +276,7 @@ class _Member:
             record = step == self.reducer.order_step and rank == 0
             for micro in range(self.variant.accumulation):
                 sync = micro == self.variant.accumulation - 1
-                self.reducer.begin_turn(slot, last, record, first=micro == 0, sync=sync)
+                self.reducer.begin_turn(slot, last, record, first=micro == 0, sync=sync, report=self)
                 loss = backward(self.model, self.optimizer, self.variant, step, rank, micro)
             if not last:
                 zero_at_end(self.optimizer, self.variant)
@@ -289,11 +288,15 @@ class _Member:
         if self.rank == 0:
             self.reducer.keep_buffers(self.buffers)
 
-    def last_backward(self) -> None:
+    def first_gradient(self) -> bool:
+        return False
+
+    def last_gradient(self) -> str:
         self.keep_buffers()
         self.reducer.broadcast_buffers()
         if self.aborts:
             self.transport.abort()
+        return ""
 
     def apply(self, step: int) -> None:
         """What follows backward on the last turn."""

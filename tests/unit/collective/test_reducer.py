@@ -60,9 +60,17 @@ class _TwoTypes(nn.Linear):
         return super().forward(x) * self.factor
 
 
-def _step(reducer, module, ests=3, zero=lambda: None, loss=None, x=None):
+class _Report:
+    """What the worker does during the last backward."""
+
+    def __init__(self, first=lambda: False, last=lambda: ""):
+        self.first_gradient = first
+        self.last_gradient = lambda: last() or ""
+
+
+def _step(reducer, module, ests=3, zero=lambda: None, loss=None, x=None, report=None):
     for slot in range(ests):
-        reducer.begin_turn(slot, slot == ests - 1, record_order=False)
+        reducer.begin_turn(slot, slot == ests - 1, record_order=False, report=report)
         zero()
         batch = torch.full((2, 4), float(slot + 1)) if x is None else x
         (loss or (lambda out: out.sum()))(module(batch)).backward()
@@ -88,12 +96,9 @@ def test_a_step_that_is_reported_early_is_summed_when_it_is_confirmed(make, monk
     module, events = _TwoTypes(), []
     run = CanonicalAllreduce.run
     monkeypatch.setattr(CanonicalAllreduce, "run", lambda *args: (events.append("sum"), run(*args)))
-    reducer = make(
-        module,
-        on_first_gradient=lambda: events.append("report") is None,
-        on_last_backward=lambda: events.append("confirm"),
-    )
-    _step(reducer, module, zero=lambda: events.append("turn"))
+    reducer = make(module)
+    report = _Report(lambda: events.append("report") is None, lambda: events.append("confirm"))
+    _step(reducer, module, zero=lambda: events.append("turn"), report=report)
     assert [event for event in events if event != "sum"] == ["turn", "turn", "turn", "report", "confirm"]
     assert events.count("sum") == 2 and events[-1] == "sum"
     assert torch.equal(module.bias.grad, torch.full((2,), 2.0))
@@ -119,8 +124,8 @@ def test_which_gradients_there_were_when_a_step_began_is_told_all_through_it(mak
 
 def test_a_step_that_is_not_confirmed_is_not_summed(make):
     module = nn.Linear(4, 2)
-    reducer = make(module, on_first_gradient=lambda: True, on_last_backward=lambda: reducer.give_up("a draw"))
-    _step(reducer, module)
+    reducer = make(module)
+    _step(reducer, module, report=_Report(lambda: True, lambda: "a draw"))
     assert isinstance(reducer.failure, RingAborted)
     assert str(reducer.failure) == "a draw"
     assert torch.allclose(module.weight.grad, torch.full((2, 4), 2.0))  # the last EST's own, scaled
@@ -174,11 +179,11 @@ def test_a_parameter_that_only_another_workers_est_uses_keeps_its_gradient(make)
 @pytest.mark.parametrize("early", [True, False])
 def test_a_ring_that_ends_by_itself_is_not_said_to_be_given_up(make, early):
     """Whenever the step is reported, and though the one before was given up."""
-    module, actions = nn.Linear(4, 2), [lambda: reducer.give_up("a draw"), lambda: ring.abort()]
-    reducer = make(module, on_first_gradient=lambda: early, on_last_backward=lambda: actions.pop(0)())
-    _step(reducer, module)
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    _step(reducer, module, report=_Report(lambda: early, lambda: "a draw"))
     reducer.set_ring(ring := _alone(), [(0, 3)], 0)
-    _step(reducer, module, zero=module.zero_grad)
+    _step(reducer, module, zero=module.zero_grad, report=_Report(lambda: early, ring.abort))
     assert isinstance(reducer.failure, RingAborted)
     assert "a draw" not in str(reducer.failure)
 
@@ -241,8 +246,8 @@ def test_a_gradient_that_another_parameter_s_hook_changes_is_refused(make):
 def test_report_comes_before_the_sums(make):
     module = nn.Linear(4, 2)
     grads_at_report = []
-    reducer = make(module, on_last_backward=lambda: grads_at_report.append(module.weight.grad))
-    _step(reducer, module)
+    reducer = make(module)
+    _step(reducer, module, report=_Report(last=lambda: grads_at_report.append(module.weight.grad)))
     assert grads_at_report == [None]
     assert module.weight.grad is not None
 
@@ -364,18 +369,15 @@ def test_a_thread_that_hangs_in_an_aborted_ring_is_left_with_the_memory_it_works
         wrote.set()
 
     module = _TwoTypes()
-    to_abort = []
-    reducer = make(module, on_last_backward=lambda: [transport.abort() for transport in to_abort])
+    reducer = make(module)
     _step(reducer, module, zero=module.zero_grad)
     reducer.end_step()
-    to_abort.append(_alone())
-    reducer.set_ring(to_abort[0], [(0, 3)], 0)
+    reducer.set_ring(ring := _alone(), [(0, 3)], 0)
     monkeypatch.setattr(CanonicalAllreduce, "run", hanging)
-    _step(reducer, module, zero=module.zero_grad)
+    _step(reducer, module, zero=module.zero_grad, report=_Report(last=ring.abort))
     assert isinstance(reducer.failure, RingAborted)
     assert torch.equal(module.bias.grad, torch.full((2,), 2.0) * (1.0 / 3))  # the last EST's own, scaled
 
-    to_abort.clear()
     monkeypatch.setattr(CanonicalAllreduce, "run", run)
     reducer.set_ring(_alone(), [(0, 3)], 0)
 
@@ -414,8 +416,8 @@ def test_buffers_of_est_0_come_back_as_they_were_captured(make):
         for tensor in captured:
             tensor.zero_()  # the script goes on with its own memory
 
-    reducer = make(module, on_last_backward=report)
-    _step(reducer, module)
+    reducer = make(module)
+    _step(reducer, module, report=_Report(last=report))
     assert [tensor.dtype for tensor in reducer.next_buffers] == [t.dtype for t in module.buffers()]
     assert all(torch.equal(a, b) for a, b in zip(reducer.next_buffers, expected, strict=True))
 

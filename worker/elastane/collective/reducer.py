@@ -5,11 +5,11 @@ the same bits (bucket layouts: `buckets`; order of additions: `order`; memory: `
 
     each EST's turn   the hook of a parameter puts grad * (1/N) into the EST's slot of its bucket; the
                       script keeps the EST's own gradient in p.grad and may modify it
-    the last turn     at the first gradient the step may be reported (`on_first_gradient`); a bucket whose
+    the last turn     at the first gradient the step may be reported (`BackwardReport`); a bucket whose
                       gradients are all in, and all buckets before it, is all-reduced in the background
                       while backward continues
-    end of backward   the step is reported or confirmed (`on_last_backward`), then the sums are awaited,
-                      and p.grad holds the averages before backward() returns to the script
+    end of backward   the step is reported or confirmed, then the sums are awaited, and p.grad holds the
+                      averages before backward() returns to the script
 
 With gradient accumulation an EST has several backward passes in a step, as under DDP's no_sync(): only the
 gradients of the last one are used, with everything autograd has added up in p.grad.
@@ -37,6 +37,7 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
 from elastane.collective.allreduce import CanonicalAllreduce
+from elastane.collective.backward_report import BackwardReport
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.order import Ranges
@@ -57,10 +58,7 @@ class Reducer:
     """Gradient hooks and all-reduce of one worker. Built once by the trainer; called by the script's thread.
 
     params: all that require a gradient, in registration order, with their names; num_ests: N; buffers: the
-    module's, of any dtype; on_last_backward: called at the end of the last EST's backward, before the sums
-    are awaited; on_first_gradient: called at the first gradient of that backward; returns True if no worker
-    may apply the step before `on_last_backward` has returned, in which case the last bucket waits for it. The
-    others are DDP's arguments of these names.
+    module's, of any dtype. The others are DDP's arguments of these names.
     """
 
     def __init__(
@@ -70,8 +68,6 @@ class Reducer:
         num_ests: int,
         buffers: Sequence[Tensor] = (),
         *,
-        on_last_backward: Callable[[], None] = lambda: None,
-        on_first_gradient: Callable[[], bool] = lambda: False,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
@@ -83,8 +79,6 @@ class Reducer:
         self._num_ests = num_ests
         self.gradients = ScriptGradients(params)
         self._factor = 1.0 / num_ests
-        self._on_last_backward = on_last_backward
-        self._on_first_gradient = on_first_gradient
         self._bucket_cap_mb = bucket_cap_mb
         self._as_bucket_view = gradient_as_bucket_view
         #: A static graph may run a parameter's hook several times, so gradients are taken at the end of
@@ -179,13 +173,15 @@ class Reducer:
         sync: bool = True,
         guest: bool = False,
         digest: GradientDigest | None = None,
+        report: BackwardReport | None = None,
     ) -> None:
         """Begin the next mini-batch, of this worker's `slot`-th EST; slot 0 begins a step.
 
         last: it is the worker's last EST of the step. record_order: record `ready_order`. first, sync: the
         mini-batch is the EST's first or last of the step. guest: the EST is another worker's; it uses slot 0
         before this worker's first EST, and the step begins with it. digest: receives the EST's contribution
-        to the sums. Raises StepError if the previous mini-batch had no backward().
+        to the sums. report: reports the step; used in the worker's last mini-batch of it. Raises StepError if
+        the previous mini-batch had no backward().
         """
         before = self._turn
         if before is not None and not before.complete:
@@ -215,6 +211,7 @@ class Reducer:
             [[] for _ in slots.layout],
             guest=guest,
             digest=digest if sync else None,
+            report=report if last and sync else None,
         )
 
     def _begin_step(self) -> None:
@@ -262,8 +259,8 @@ class Reducer:
     def broadcast_buffers(self) -> None:
         """Send or receive EST 0's buffers with this step.
 
-        Called once a step by every member, at the latest in `on_last_backward`. The buffers are in
-        `next_buffers` when backward() of the last turn returns.
+        Called once a step by every member, at the latest when all gradients of the last turn are in. The
+        buffers are in `next_buffers` when backward() of the last turn returns.
         """
         if self._me == 0:
             assert self._message is not None, "the host of EST 0 has EST 0's buffers"
@@ -274,7 +271,7 @@ class Reducer:
         message, self._spare = self._spare, None
         return message or self._packing.message()
 
-    def give_up(self, why: str) -> None:
+    def _give_up(self, why: str) -> None:
         """Abort the ring, because no worker may apply this step. why: reason, for `failure`."""
         assert self._transport is not None
         self._given_up = why
@@ -357,8 +354,9 @@ class Reducer:
             turn.begun = True
             self._backward_began(gradient)
             if turn.last:
+                unconfirmed = turn.report is not None and turn.report.first_gradient()
                 # On a single host the last sum is computed by the very thread that would wait for it.
-                turn.held = self._on_first_gradient() or len(self._ranges) == 1
+                turn.held = unconfirmed or len(self._ranges) == 1
         if gradient is slots.averages[index]:
             turn.added[slots.bucket_of[index]] += 1
         if turn.record_order:
@@ -530,7 +528,9 @@ class Reducer:
         for index in late:
             self._put(index, self._params[index].grad, turn, slots)
         if turn.last:
-            self._on_last_backward()
+            why = turn.report.last_gradient() if turn.report is not None else ""
+            if why:
+                self._give_up(why)
             if turn.held:
                 turn.held = False
                 self._start_buckets(turn, slots)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from elastane.collective.backward_report import BackwardReport
 from elastane.collective.gradient_digest import GradientDigest
 
 
@@ -38,5 +39,7 @@ class Turn:
     guest: bool = False
     #: Receives every bucket as the EST contributes it to the sums; None: no digest wanted.
     digest: GradientDigest | None = None
+    #: In the worker's last mini-batch of the step: reports it.
+    report: BackwardReport | None = None
     #: In a mini-batch that is not the EST's last of the step: every p.grad after backward, with its version.
     left: list[tuple[Tensor | None, int]] = field(default_factory=list)

@@ -106,8 +106,6 @@ class Trainer:
             [name for name, _ in named],
             self._num_ests,
             self._module_buffers,
-            on_last_backward=self._last_backward,
-            on_first_gradient=self._first_gradient,
             **options.ddp_arguments(),
         )
         self._forwards = ForwardWatch(self._module_buffers, self._before_backward)
@@ -520,7 +518,14 @@ class Trainer:
         # Only EST 0's order decides the bucket layout, as rank 0's does under DDP.
         record = turn.rank == 0 and turn.step == self._reducer.order_step and not guest
         self._reducer.begin_turn(
-            turn.slot, turn.ends, record, first=first, sync=turn.sync, guest=guest, digest=turn.digest
+            turn.slot,
+            turn.ends,
+            record,
+            first=first,
+            sync=turn.sync,
+            guest=guest,
+            digest=turn.digest,
+            report=self,
         )
         if self._trace is not None and not guest:
             self._trace.turn_began(turn.step, turn.rank, turn.micro, batch, self._states())
@@ -565,10 +570,10 @@ class Trainer:
             self._reducer.keep_buffers(self._module_buffers)
             turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
 
-    def _first_gradient(self) -> bool:
+    def first_gradient(self) -> bool:
         """Report the step early in the last EST's backward, if its outcome is already known.
 
-        Returns True if it was reported; the step may not be applied before `_last_backward` has confirmed it.
+        Returns True if it was reported; the step may not be applied before `last_gradient` has confirmed it.
         """
         turn = self.turn
         assert turn is not None and turn.last
@@ -582,10 +587,10 @@ class Trainer:
         self._report(turn, in_backward=True)
         return True
 
-    def _last_backward(self) -> None:
+    def last_gradient(self) -> str:
         """Report the step at the end of the last EST's backward, or confirm the early report.
 
-        Then the step's all-reduce can start.
+        Then the step's all-reduce can start. Returns why no worker may apply it, if the report was wrong.
         """
         turn = self.turn
         assert turn is not None and turn.last
@@ -603,13 +608,12 @@ class Trainer:
             if self._trace is not None:
                 self._trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
             self._keep(turn)
-            if self._reports_late:
-                # The report is wrong and may be durable. Nobody has applied the step: this worker still
-                # withholds a bucket.
-                self._reducer.give_up(_DRAWN_IN_BACKWARD)
         if self._module_buffers:
             self._reducer.broadcast_buffers()
         probes.reached("all_reduce", turn.step)
+        # An early report that turns out wrong may be durable. Nobody has applied the step: this worker still
+        # withholds a bucket.
+        return _DRAWN_IN_BACKWARD if reported and self._reports_late else ""
 
     def _report(self, turn: Turn, *, in_backward: bool = False) -> None:
         report = ring_pb2.StepReport(

@@ -88,8 +88,8 @@ CONTROLS = (
         "random numbers are drawn after backward",
         (
             off(
-                f"{RUNTIME}.trainer",
-                "if any(reported.get(key) != value for key, value in self._states().items()):",
+                f"{RUNTIME}.step_runner",
+                "if any(reported.get(key) != value for key, value in parts.states().items()):",
                 "if False:",
             ),
         ),
@@ -97,12 +97,12 @@ CONTROLS = (
     ),
     Control(
         "a buffer is written to after backward",
-        (off(f"{RUNTIME}.trainer", "if buffer._version != version:", "if False:"),),
+        (off(f"{RUNTIME}.rank0_buffers", "if buffer._version != version:", "if False:"),),
         "refused.py late-buffer",
     ),
     Control(
         "a buffer is written to between epochs",
-        (off(f"{RUNTIME}.trainer", "if not same_bits(buffer, kept):", "if False:"),),
+        (off(f"{RUNTIME}.rank0_buffers", "if not same_bits(buffer, kept):", "if False:"),),
         "refused.py train-mode",
     ),
     Control(
@@ -138,7 +138,7 @@ CONTROLS = (
     ),
     Control(
         "a parameter is unfrozen in the loop",
-        (off(f"{RUNTIME}.trainer", "            if param.requires_grad:\n", "            if False:\n"),),
+        (off(f"{RUNTIME}.frozen", "            if param.requires_grad:\n", "            if False:\n"),),
         "refused.py unfrozen",
     ),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,11 +65,12 @@ def test_a_value_that_the_state_has_already_is_not_set_again() -> None:
 
 def trainer_between_epochs(*, epoch: int, looped: int, begun: int, count: int) -> Trainer:
     """Of a trainer what says whose code outside the loader loop the state has."""
-    trainer = Trainer.__new__(Trainer)
-    trainer.turn, trainer.epoch, trainer._looped_epoch = None, epoch, looped
+    trainer: Any = Trainer.__new__(Trainer)
+    trainer.epoch, trainer._looped_epoch = epoch, looped
+    trainer.steps = SimpleNamespace(turn=None)
     trainer._closed_epochs = EpochsClosed()
     trainer._closed_epochs.load_state_dict({"begun": begun, "count": count, "ended": False})
-    return trainer
+    return trainer  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +88,11 @@ def test_code_that_the_state_has_already_sets_nothing_again(where: dict[str, int
 
 def test_a_value_is_set_once_the_step_is_applied() -> None:
     trainer = trainer_between_epochs(epoch=0, looped=0, begun=1, count=0)
-    trainer.turn = Turn(StepState(7, Stage.REPORTED), rank=1, slot=0, ends=True)
+    turn = Turn(StepState(7, Stage.REPORTED), rank=1, slot=0, ends=True)
+    trainer.steps.turn = turn
     with pytest.raises(StepError, match=r"value best was set in step 7 before the step was applied"):
         trainer._writes_carried("best")
-    trainer.turn.state.prepare()
+    turn.state.prepare()
     assert trainer._writes_carried("best")
 
 
@@ -114,10 +117,11 @@ def test_a_checkpoint_of_another_epoch_lacks_the_values_of_variables(
     loaded_step: int | None, values_epoch: int, lost: bool
 ) -> None:
     trainer = trainer_between_epochs(epoch=values_epoch, looped=values_epoch, begun=0, count=0)
-    trainer._source = SimpleNamespace(steps_per_epoch=10)
-    trainer._module_buffers, trainer.watch = [], SimpleNamespace(replaced=lambda: None)
+    nothing = SimpleNamespace(replaced=lambda: None, take=lambda: None)
+    stubs: Any = SimpleNamespace(steps_per_epoch=10, steps=SimpleNamespace(watch=nothing, buffers=nothing))
+    trainer._source = trainer._parts = stubs
     trainer.values_epoch = values_epoch
-    trainer._replaced(loaded_step)
+    trainer.replaced(loaded_step)
     assert trainer.values_lost is lost
     received = EpochsClosed()
     received.load_state_dict(trainer._closed_epochs.state_dict())

@@ -22,16 +22,14 @@ class FakeTrainer:
         self.goes_back = goes_back
         self.applied_step = self.epoch = self.values_epoch = 0
         self.total_steps = STEPS_PER_EPOCH * EPOCHS
-        self.ended_early = self.values_lost = self.shows_progress = False
+        self.ended_early = self.values_lost = False
         self.is_leader = True
-        self.on_ring: Any = None
-        self.on_close: Any = None
 
     @property
     def current_epoch(self) -> int:
         return self.applied_step // STEPS_PER_EPOCH
 
-    def join(self, epochs: int, max_steps: int) -> None:
+    def join(self, epochs: int, max_steps: int, **options: Any) -> None:
         pass
 
     def close_epoch(self, epoch: int) -> None:

@@ -72,7 +72,7 @@ def test_a_process_that_was_replaced_takes_no_further_task(
     monkeypatch.setattr(tasks, "MasterSession", Session)
     monkeypatch.setattr(tasks, "MasterClient", Client)
     monkeypatch.setattr(tasks, "TaskStream", Stream)
-    monkeypatch.setattr(WorkerExits, "install", lambda self: None)
+    monkeypatch.setattr(WorkerExits, "install", lambda self, close: None)
     environment = WorkerEnvironment(master="host:1", job="j", worker_id="w")
     attendance = TaskAttendance(environment)
     leased = lease_tasks(environment, attendance, "data", size=100, task_size=1, prefetch=prefetch)

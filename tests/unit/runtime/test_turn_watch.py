@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
 from elastane.runtime.interval import BuffersChangedError
 from elastane.runtime.loop_carried import AttributeWatch, CarriedValueError
 from elastane.runtime.prepared import Prepared
+from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.step_state import Stage, StepState
-from elastane.runtime.trainer import Trainer
 from elastane.runtime.turn import Turn, TurnError
 from elastane.runtime.turn_watch import CLOSE_STEPS, TurnWatch, differing, hyperparameters
 
@@ -321,12 +320,8 @@ def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_
 
 
 def test_the_sign_of_a_zero_in_a_buffer_is_a_change_between_epochs() -> None:
-    trainer = Trainer.__new__(Trainer)
-    trainer._model = nn.BatchNorm1d(3)
-    trainer._module_buffers = list(trainer._model.buffers())
-    trainer._protocol = SimpleNamespace(applied_step=4)  # type: ignore[assignment]
-    trainer._take_buffers()
-    trainer._check_buffers_between()
-    trainer._module_buffers[0][1] = -0.0
+    buffers = Rank0Buffers(nn.BatchNorm1d(3))
+    buffers.check_between_epochs(4)
+    buffers.tensors[0][1] = -0.0
     with pytest.raises(BuffersChangedError, match="buffer running_mean was written to between two epochs"):
-        trainer._check_buffers_between()
+        buffers.check_between_epochs(4)

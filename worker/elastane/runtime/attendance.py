@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -33,30 +34,31 @@ DETAILS_MAX = 20_000
 """Limit of tensors and values named one by one: 2 MB at most, within the master's message limit of 4 MB."""
 
 
-class Attendance:
-    """Connection of one worker to its master. Built by the trainer, started with the script's first epoch.
+@dataclass(frozen=True)
+class Duties:
+    """What a worker does in its session's threads.
 
-    backend: of the process groups, "gloo" or "nccl". signature: builds the script's signature for Hello.
-    write_manifest: called with a Checkpoint message that asks the leader to write the manifest. close: ends
-    the worker's session with a Bye when the process exits. details: the parts of the state as (name, digest,
-    value in words).
+    signature: builds the script's signature for Hello. write_manifest: called with a Checkpoint message that
+    asks the leader to write the manifest. details: the parts of the state as (name, digest, value in words).
+    close: ends the worker's session with a Bye when the process exits.
     """
 
-    def __init__(
-        self,
-        environment: WorkerEnvironment,
-        *,
-        backend: str,
-        signature: Callable[[], ring_pb2.ScriptSignature],
-        write_manifest: Callable[[ring_pb2.Checkpoint], None],
-        close: Callable[[ring_pb2.Bye | None], None],
-        details: Callable[[], list[tuple[str, int, str]]],
-    ) -> None:
+    signature: Callable[[], ring_pb2.ScriptSignature]
+    write_manifest: Callable[[ring_pb2.Checkpoint], None]
+    details: Callable[[], list[tuple[str, int, str]]]
+    close: Callable[[ring_pb2.Bye | None], None]
+
+
+class Attendance:
+    """Connection of one worker to its master. Built at prepare, started with the script's first epoch.
+
+    backend: of the process groups, "gloo" or "nccl".
+    """
+
+    def __init__(self, environment: WorkerEnvironment, *, backend: str) -> None:
         self._environment = environment
         self._backend = backend
-        self._signature = signature
-        self._write_manifest = write_manifest
-        self._details = details
+        self._duties: Duties | None = None
         #: Digest of the whole state after the last step, for Bye.
         self.final_digest: int | None = None
         self._changed = threading.Condition()
@@ -73,7 +75,7 @@ class Attendance:
         self.protocol = WorkerProtocol()
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
-        self.exits = WorkerExits(environment, self.request_leave, close)
+        self.exits = WorkerExits(environment, self.request_leave)
 
     @property
     def is_leader(self) -> bool:
@@ -81,11 +83,17 @@ class Attendance:
         return bool(self.members) and self.members[0].worker_id == self._environment.worker_id
 
     @property
+    def is_alone(self) -> bool:
+        """True if there is no other member in the ring."""
+        return len(self.members) < 2
+
+    @property
     def started(self) -> bool:
         return self._session is not None
 
-    def start(self) -> None:
+    def start(self, duties: Duties) -> None:
         """Open the session with Hello, and install the handlers for signals and process exit."""
+        self._duties = duties
         warming.finish()
         self.spans.open(tracing.open_tracer("elastane-worker", self._environment.worker_id))
         self._store = RendezvousStore(
@@ -100,7 +108,7 @@ class Attendance:
             timeout_seconds=self._environment.master_timeout_seconds,
             evicted=self._evicted,
         )
-        self.exits.install()
+        self.exits.install(duties.close)
         logs.say_where(self._where)
         self._session.start()
 
@@ -151,6 +159,10 @@ class Attendance:
             if self._session is not None:
                 self._session.send(*outcome.send)
             self._changed.notify_all()
+
+    def saved(self, message: ring_pb2.Saved) -> None:
+        """Report a written shard or manifest; called by the saver's thread."""
+        self.tell(lambda: self.protocol.saved(message))
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         """Wait until `condition` holds. Raises the error that ended the session for good.
@@ -303,7 +315,8 @@ class Attendance:
             case "welcome":
                 return protocol.welcome(message.welcome)
             case "checkpoint" if message.checkpoint.manifest:
-                self._write_manifest(message.checkpoint)
+                assert self._duties is not None
+                self._duties.write_manifest(message.checkpoint)
             case "checkpoint":
                 protocol.checkpoint = message.checkpoint
             case "drain":
@@ -324,8 +337,9 @@ class Attendance:
 
     def _explain(self, asked: ring_pb2.Explain) -> None:
         """Send names, digests and values of the state while the script's thread waits for Prepared."""
+        assert self._duties is not None
         answer = ring_pb2.StateDetails(generation=asked.generation, step=asked.step)
-        for name, digest, value in self._details()[:DETAILS_MAX]:
+        for name, digest, value in self._duties.details()[:DETAILS_MAX]:
             answer.details.add(name=name, digest=digest, value=value)
         self.tell(lambda: self.protocol.explained(answer))
 
@@ -364,8 +378,8 @@ class Attendance:
             return self.protocol.heartbeat()
 
     def _hello(self) -> ring_pb2.Hello:
-        assert self._store is not None
-        signature = self._signature()
+        assert self._store is not None and self._duties is not None
+        signature = self._duties.signature()
         with self._changed:
             protocol = self.protocol
             return ring_pb2.Hello(

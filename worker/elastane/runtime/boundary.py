@@ -5,22 +5,21 @@ The trainer calls it in the script's thread before each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import Protocol
 
 import structlog
 import torch
 
-from elastane.collective.reducer import Reducer
 from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.transport import HANDOVER_TAG, RingAborted, RingBroken, RingTransport
 from elastane.context import EstContext
-from elastane.observe.figures import WorkerFigures
 from elastane.runtime import probes
-from elastane.runtime.attendance import Attendance
-from elastane.runtime.interval import Interval, IntervalError, closed, is_open
+from elastane.runtime.interval import Interval, IntervalError, closed, is_open, reported_against
 from elastane.runtime.saving import CheckpointSaver, load_state
+from elastane.runtime.step_parts import StepParts
+from elastane.runtime.step_runner import StepRunner
 from elastane.state.codec import Exported
 from elastane.state.handover import receive_state, send_state
 from elastane.state.stream import StreamLayout
@@ -30,88 +29,95 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 
+class RingMember(Protocol):
+    """The trainer, as it sees changes of its ring."""
+
+    def begins_epoch(self, step: int) -> bool:
+        """True if the script's code between epochs runs before `step`."""
+
+    def replaced(self, loaded_step: int | None) -> None:
+        """Note that weights and buffers were replaced.
+
+        loaded_step: the checkpoint's; None: they came from other members.
+        """
+
+    def entered(self, step: int, received: Exported | None) -> None:
+        """Start this worker's ESTs at `step`, from contexts that are in place.
+
+        received: the state, if it came from other members since the last call.
+        """
+
+
 class StepBoundary:
     """A worker's side of everything that happens at a step boundary.
 
-    initial: contexts of all ESTs at step 0. device: holds the tensors of messages. drop_step: discards the
-    step in flight. replaced: called after weights and buffers were replaced, with the checkpoint's step or,
-    after a hand-over, None. entered: called when a ring is formed, with the contexts of this worker's ESTs at
-    the resume step as the master has them, and as they are after the code before that step. interval: that
-    code, as it ran here. begins_epoch: True if such code runs before a step. figures: counters that record
-    ring changes.
+    interval: the script's code between epochs, as it ran here. initial: contexts of all ESTs at step 0.
+    device: holds the tensors of messages.
     """
 
     def __init__(
         self,
         worker_id: str,
-        attendance: Attendance,
+        parts: StepParts,
+        runner: StepRunner,
         state: TrainState,
-        reducer: Reducer,
         saver: CheckpointSaver,
+        interval: Interval,
         initial: dict[int, EstContext],
         device: torch.device,
-        *,
-        drop_step: Callable[[], None],
-        replaced: Callable[[int | None], None],
-        entered: Callable[[dict[int, EstContext], dict[int, EstContext], int], None],
-        interval: Interval,
-        begins_epoch: Callable[[int], bool],
-        figures: WorkerFigures,
     ) -> None:
         self._worker_id = worker_id
-        self._attendance = attendance
-        self._protocol = attendance.protocol
+        self._attendance, self._reducer = parts.attendance, parts.reducer
+        self._protocol = parts.attendance.protocol
+        self._contexts, self._figures = parts.contexts, parts.figures
+        self._runner = runner
         self._state = state
-        self._reducer = reducer
         self._saver = saver
+        self._interval = interval
         self._initial = initial
         self._device = device
-        self._drop_step = drop_step
-        self._replaced = replaced
-        self._entered = entered
-        self._interval = interval
-        self._begins_epoch = begins_epoch
-        self._figures = figures
-        self._contexts: dict[int, EstContext] = {}
         #: The weights are still those that the script built.
         self.pristine = True
         self._received: Exported | None = None
 
-    def take_received(self) -> Exported | None:
-        """Return the state received when the current ring was formed, and clear it."""
-        received, self._received = self._received, None
-        return received
-
-    def settle(self, contexts: dict[int, EstContext], *, in_loop: bool = True) -> None:
+    def settle(self, member: RingMember, *, in_loop: bool = True) -> None:
         """Return when this worker runs in a ring and the master requests nothing before the next step.
 
-        contexts: of this worker's ESTs now, for a checkpoint. in_loop: the script's code before the step has
-        ended. Raises IntervalError.
+        in_loop: the script's code before the step has ended. Raises IntervalError.
         """
-        self._contexts = contexts
         while True:
-            if not self._interval_is_open:
+            if not self._interval_is_open(member):
                 self._take_checkpoint()
             request = self._attendance.next_request()
             if request is None:
-                if not in_loop or not self._interval_is_open:
+                if not in_loop or not self._interval_is_open(member):
                     return
-                self._close_interval()
+                self._close_interval(member)
                 continue
             if in_loop:
                 self._attendance.set_between(False)
             if isinstance(request, ring_pb2.Load):
-                self._load(request)
+                self._load(request, member)
             else:
-                self._enter(request)
+                self._enter(request, member)
 
-    @property
-    def _interval_is_open(self) -> bool:
+    def _interval_is_open(self, member: RingMember) -> bool:
         """True if the random draws of the code before the next step are not in the contexts yet."""
         step = self._protocol.applied_step
-        return self._begins_epoch(step) and is_open(self._contexts, step)
+        return member.begins_epoch(step) and is_open(self._contexts.now, step)
 
-    def _close_interval(self) -> None:
+    def _start_ests(
+        self, known: dict[int, EstContext], now: dict[int, EstContext], step: int, member: RingMember
+    ) -> None:
+        """Start this worker's ESTs at `step`.
+
+        known: their contexts as the master has them; now: those after the code before the step.
+        """
+        self._contexts.now, self._contexts.known = now, reported_against(known, step)
+        received, self._received = self._received, None
+        member.entered(step, received)
+
+    def _close_interval(self, member: RingMember) -> None:
         """Report the draws of the code before the step, and adopt the master's decision.
 
         Also returns when the ring changes first. Raises IntervalError if the master refuses the draws.
@@ -127,13 +133,12 @@ class StepBoundary:
             return
         if decided.refusal:
             raise IntervalError(decided.refusal, step=step)
-        known = self._contexts | {
+        known = self._contexts.now | {
             message.virtual_rank: EstContext.from_proto(message) for message in decided.contexts
         }
-        self._contexts = closed(known, decided)
-        self._entered(known, self._contexts, step)
+        self._start_ests(known, closed(known, decided), step, member)
 
-    def _load(self, message: ring_pb2.Load) -> None:
+    def _load(self, message: ring_pb2.Load, member: RingMember) -> None:
         """Load the newest checkpoint or keep the initial state, as leader, if nobody holds state."""
         if not self._attendance.begin_replace(message.generation):
             return
@@ -141,14 +146,14 @@ class StepBoundary:
         loaded = load_state(
             message, self._state, self._initial, num_ests=len(self._initial), pristine=self.pristine
         )
-        self._replaced(loaded.step)
+        member.replaced(loaded.step)
         self.pristine = self.pristine and loaded.step == 0
         self._attendance.spans.loaded(
             message.generation, perf_counter() - began, step=loaded.step, checkpoint=loaded.checkpoint
         )
         self._attendance.tell(lambda: self._protocol.loaded(loaded))
 
-    def _enter(self, go: ring_pb2.Go) -> None:
+    def _enter(self, go: ring_pb2.Go, member: RingMember) -> None:
         """Form the generation's process group, hand state over, and start this worker's ESTs.
 
         A failure to form the group is reported to the master, which decides on the next generation.
@@ -157,12 +162,12 @@ class StepBoundary:
         names = [member.worker_id for member in go.members]
         me = names.index(self._worker_id)
         # Before forming: the collective of the old ring must have ended, and its gradients must not survive.
-        self._drop_step()
+        self._runner.drop()
         try:
             transport = self._attendance.form(go, me)
             self._attendance.spans.formed(go.generation, perf_counter() - began, workers=len(names))
             if go.receivers:
-                self._hand_over(go, me, transport)
+                self._hand_over(go, me, transport, member)
         except (RingAborted, RingBroken) as error:
             _log.debug("group was not formed", generation=go.generation, error=str(error))
             failure = str(error)
@@ -177,16 +182,16 @@ class StepBoundary:
         self._reducer.set_layout(list(go.extra.ready_order) if in_use else None)
         if not self._attendance.entered(go):
             return
-        self._contexts = closed(contexts, go.interval) if go.HasField("interval") else contexts
+        now = closed(contexts, go.interval) if go.HasField("interval") else contexts
         self._attendance.spans.entered(go.generation)
-        self._entered(contexts, self._contexts, go.resume_step)
+        self._start_ests(contexts, now, go.resume_step, member)
         figures = self._figures
         figures.generation, figures.step, figures.ests = go.generation, go.resume_step, len(contexts)
         figures.rings_formed += 1
         figures.ring_change_seconds += perf_counter() - began
         probes.reached("formed", go.resume_step)
 
-    def _hand_over(self, go: ring_pb2.Go, me: int, transport: RingTransport) -> None:
+    def _hand_over(self, go: ring_pb2.Go, me: int, transport: RingTransport, member: RingMember) -> None:
         """Send the state at the resume step as a donor, or receive it; other members do nothing."""
         donors, receivers = list(go.donors), list(go.receivers)
         began = perf_counter()
@@ -222,7 +227,7 @@ class StepBoundary:
             # Only now, and outside the receiving thread: an abandoned thread must never touch live weights.
             self._state.load(received)
             self._received = received
-            self._replaced(None)
+            member.replaced(None)
             self.pristine = False
             self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
         self._figures.handover_seconds += perf_counter() - began
@@ -251,6 +256,6 @@ class StepBoundary:
         self._saver.write_shard(
             message,
             self._state.export(),
-            contexts={rank: dict(context.parts) for rank, context in self._contexts.items()},
+            contexts={rank: dict(context.parts) for rank, context in self._contexts.now.items()},
             ready_order=self._protocol.ready_order,
         )

@@ -14,6 +14,7 @@ from elastane.data.source import BatchSource
 from elastane.errors import ElastaneError, StepError, UnsupportedError
 from elastane.runtime import distributed_calls, rehearsal
 from elastane.runtime.asked import how_asked
+from elastane.runtime.assembly import build_trainer
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_values import EpochValues
 from elastane.runtime.job import Job, checked_max_steps
@@ -89,8 +90,8 @@ class ElasticJob(Job):
         trainer = self._trainer
         if current.rank is not None:
             return current.rank
-        if trainer is not None and trainer.turn is not None:
-            return trainer.turn.rank
+        if trainer is not None and trainer.steps.turn is not None:
+            return trainer.steps.turn.rank
         if trainer is not None:
             trainer.interval.asked("rank", sys._getframe(1))
             in_turn = trainer.interval.turn
@@ -117,7 +118,7 @@ class ElasticJob(Job):
 
     def each_rank(self) -> Iterator[int]:
         trainer = self._trainer
-        if trainer is None or trainer.turn is not None:
+        if trainer is None or trainer.steps.turn is not None:
             raise StepError(
                 "job.each_rank was called " + ("in the loader loop" if trainer else "before job.prepare"),
                 hint="use it for code between epochs, which runs once in a worker of several ranks",
@@ -135,13 +136,13 @@ class ElasticJob(Job):
         """The global step now running; between steps, the next one."""
         if self._trainer is None:
             return 0
-        turn = self._trainer.turn
+        turn = self._trainer.steps.turn
         return turn.step if turn is not None else self._trainer.applied_step
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]
         """True if this turn has applied the global step in this worker."""
-        turn = self._trainer.turn if self._trainer is not None else None
+        turn = self._trainer.steps.turn if self._trainer is not None else None
         if turn is None:
             return False
         turn.asked_stepped = True
@@ -170,7 +171,9 @@ class ElasticJob(Job):
             # Fork data workers before a gRPC channel exists: gRPC's threads and locks do not survive a fork,
             # and the child may hang.
             source.start()
-            trainer = Trainer(self._environment, prepared, chosen, source, self._carried, seed=self._seed)
+            trainer = build_trainer(
+                self._environment, prepared, chosen, source, self._carried, seed=self._seed
+            )
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
@@ -198,9 +201,12 @@ class ElasticJob(Job):
             worker_id=self._environment.worker_id,
             timeout_seconds=self._environment.master_timeout_seconds,
         )
-        trainer.on_ring, trainer.on_close = trackers.lead, trackers.close
-        trainer.shows_progress = self._shows_progress(progress)
-        trainer.join(count, checked_max_steps(max_steps))
+        trainer.join(
+            count,
+            checked_max_steps(max_steps),
+            trackers=trackers,
+            shows_progress=self._shows_progress(progress),
+        )
         if trainer.is_leader and trainer.applied_step == 0:
             self._warn_of_schedules(count)
         assert self._epoch_values is not None
@@ -257,7 +263,7 @@ class ElasticJob(Job):
     def log(self, **values: Any) -> None:
         if self._trainer is None:
             raise StepError("job.log was called before job.prepare")
-        self._trainer.log(values)
+        self._trainer.steps.log(values)
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LeasedTask]:
         if self._trainer is not None:

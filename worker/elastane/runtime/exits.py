@@ -42,26 +42,23 @@ def tell_agent() -> None:
 class WorkerExits:
     """Handlers for the end of the process. `install` them once the worker is connected.
 
-    leave: asks the master to drain this worker. close: ends the session with the given Bye.
+    leave: asks the master to drain this worker.
     """
 
-    def __init__(
-        self,
-        environment: WorkerEnvironment,
-        leave: Callable[[str, float], None],
-        close: Callable[[ring_pb2.Bye | None], None],
-    ) -> None:
+    def __init__(self, environment: WorkerEnvironment, leave: Callable[[str, float], None]) -> None:
         self._environment = environment
         self._leave = leave
-        self._close = close
         self._bye: ring_pb2.Bye | None = None
         self._closed = False
         self._leaving = False
         self.finished = False
         self.pid = os.getpid()
 
-    def install(self) -> None:
-        """Handle SIGTERM (drain; a second one exits at once), uncaught exceptions and interpreter exit."""
+    def install(self, close: Callable[[ring_pb2.Bye | None], None]) -> None:
+        """Handle SIGTERM (drain; a second one exits at once), uncaught exceptions and interpreter exit.
+
+        close: ends the session with the given Bye.
+        """
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._terminated)
         previous = sys.excepthook
@@ -72,7 +69,7 @@ class WorkerExits:
             previous(kind, value, trace)
 
         sys.excepthook = excepthook
-        atexit.register(self._at_exit)
+        atexit.register(self._at_exit, close)
 
     def sent_away(self, done: ring_pb2.Done | None, drain: ring_pb2.Drain | None) -> None:
         """End the script quietly after a drain, the end of the job, or a restart request."""
@@ -112,7 +109,7 @@ class WorkerExits:
     def _say(self, reason: ring_pb2.ByeReason, message: str) -> None:
         self._bye = ring_pb2.Bye(reason=reason, message=message)
 
-    def _at_exit(self) -> None:
+    def _at_exit(self, close: Callable[[ring_pb2.Bye | None], None]) -> None:
         if self._closed or os.getpid() != self.pid:  # a forked data worker
             return
         self._closed = True
@@ -121,7 +118,7 @@ class WorkerExits:
             reason = ring_pb2.BYE_REASON_FINISHED if self.finished else ring_pb2.BYE_REASON_FAILED
             message = "" if self.finished else "the script ended before its epochs did"
             bye = ring_pb2.Bye(reason=reason, message=message)
-        self._close(bye)
+        close(bye)
 
     def _terminated(self, signum: int, frame: FrameType | None) -> Any:
         if self._leaving or self.finished:

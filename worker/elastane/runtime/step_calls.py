@@ -21,43 +21,43 @@ class ElasticCalls:
     """`StepCalls` of a worker in a ring."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+        self._trainer, self._steps = trainer, trainer.steps
 
     def adding(self) -> bool:
-        turn = self._trainer.turn
+        turn = self._steps.turn
         return turn is not None and not turn.sync
 
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        trainer, optimizer = self._trainer, _optimizer_of(original, args)
-        if trainer.turn is not None and optimizer is not None:
-            trainer.watch.used(trainer.turn, optimizer)
+        steps, optimizer = self._steps, _optimizer_of(original, args)
+        if steps.turn is not None and optimizer is not None:
+            steps.watch.used(steps.turn, optimizer)
         try:
-            if not trainer.claim():
+            if not steps.claim():
                 return None
             result = original(*args, **kwargs)
-            trainer.watch.after_step()
+            steps.watch.after_step()
             return result
         finally:
-            trainer.gradients_used()
+            steps.gradients_used()
 
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        turn = self._trainer.turn
+        turn = self._steps.turn
         if turn is None:
             # Between epochs. The received state may already contain this call's effect.
             return None if self._trainer.epoch_is_closed else original(*args, **kwargs)
         if not turn.applied:
             return None
         result = original(*args, **kwargs)
-        self._trainer.watch.after_step()
+        self._steps.watch.after_step()
         return result
 
     def scheduler_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        turn = self._trainer.turn
+        turn = self._steps.turn
         if (
             turn is not None
             and turn.last
             and turn.state.in_flight
-            and not (turn.applied or self._trainer.failed)
+            and not (turn.applied or self._steps.failed)
         ):
             raise StepError(
                 "scheduler.step() came before optimizer.step()",
@@ -66,9 +66,9 @@ class ElasticCalls:
         return self.once(original, *args, **kwargs)
 
     def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        turn = self._trainer.turn
+        turn = self._steps.turn
         counts = turn is None or zeroing_counts(
-            first=turn.micro == 0, sync=turn.sync, backward_done=self._trainer.backward_done
+            first=turn.micro == 0, sync=turn.sync, backward_done=self._steps.backward_done
         )
         return original(*args, **kwargs) if counts else None
 

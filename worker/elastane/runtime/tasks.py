@@ -211,8 +211,8 @@ class TaskAttendance:
             failed=self._failed,
             timeout_seconds=environment.master_timeout_seconds,
         )
-        self.exits = WorkerExits(environment, self._leave, self._session.close)
-        self.exits.install()
+        self.exits = WorkerExits(environment, self._leave)
+        self.exits.install(self._session.close)
         self._session.start()
 
     @property

@@ -1,0 +1,55 @@
+"""What a worker's steps work with: built once at prepare, the same objects for the whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from elastane.collective.reducer import Reducer
+from elastane.context import EstContext
+from elastane.data.source import BatchSource
+from elastane.observe.figures import WorkerFigures
+from elastane.rng import Generators, Parts
+from elastane.runtime.attendance import Attendance
+from elastane.runtime.fingerprints import Fingerprints
+from elastane.runtime.frozen import FrozenParameters
+from elastane.runtime.rank0_buffers import Rank0Buffers
+from elastane.runtime.repeat_check import RepeatCheck
+from elastane.runtime.sentinel import Sentinel
+from elastane.runtime.turn_watch import TurnWatch
+
+if TYPE_CHECKING:
+    from elastane.verify.trace import StepTrace
+
+
+@dataclass
+class HostedContexts:
+    """Contexts of this worker's ESTs, by virtual rank."""
+
+    #: At the start of the current step.
+    now: dict[int, EstContext] = field(default_factory=dict)
+    #: Bases of the deltas in reports of the current step, as the master has them.
+    known: dict[int, EstContext] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The parts of one worker that its steps use. trace: None unless the run is traced."""
+
+    attendance: Attendance
+    source: BatchSource
+    generators: Generators
+    reducer: Reducer
+    buffers: Rank0Buffers
+    frozen: FrozenParameters
+    fingerprints: Fingerprints
+    watch: TurnWatch
+    sentinel: Sentinel
+    repeats: RepeatCheck
+    figures: WorkerFigures
+    trace: StepTrace | None
+    contexts: HostedContexts = field(default_factory=HostedContexts)
+
+    def states(self) -> Parts:
+        """Capture the current states of generators and registered items."""
+        return self.generators.capture() | self.source.registry.capture()

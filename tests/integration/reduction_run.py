@@ -286,14 +286,14 @@ class _Member:
 
     def keep_buffers(self) -> None:
         if self.rank == 0:
-            self.reducer.keep_buffers(self.buffers)
+            self.reducer.collectives.keep_buffers(self.buffers)
 
     def first_gradient(self) -> bool:
         return False
 
     def last_gradient(self) -> str:
         self.keep_buffers()
-        self.reducer.broadcast_buffers()
+        self.reducer.collectives.broadcast_buffers()
         if self.aborts:
             self.transport.abort()
         return ""
@@ -306,7 +306,7 @@ class _Member:
         self.optimizer.step()
         zero_at_end(self.optimizer, self.variant)
         self.seen[f"{self.variant.name} {step} params"] = snapshot(params)
-        self.base = snapshot(self.reducer.next_buffers)
+        self.base = snapshot(self.reducer.collectives.buffers)
         self.reducer.end_step()
         if step == self.reducer.order_step:
             # The job's state carries it to the workers that do not host EST 0; here it is the same code.

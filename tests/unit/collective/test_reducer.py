@@ -411,15 +411,15 @@ def test_buffers_of_est_0_come_back_as_they_were_captured(make):
     captured = [tensor.clone() for tensor in expected]
 
     def report():
-        reducer.keep_buffers(captured)
-        reducer.broadcast_buffers()
+        reducer.collectives.keep_buffers(captured)
+        reducer.collectives.broadcast_buffers()
         for tensor in captured:
             tensor.zero_()  # the script goes on with its own memory
 
     reducer = make(module)
     _step(reducer, module, report=_Report(last=report))
-    assert [tensor.dtype for tensor in reducer.next_buffers] == [t.dtype for t in module.buffers()]
-    assert all(torch.equal(a, b) for a, b in zip(reducer.next_buffers, expected, strict=True))
+    assert [tensor.dtype for tensor in reducer.collectives.buffers] == [t.dtype for t in module.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(reducer.collectives.buffers, expected, strict=True))
 
 
 def test_a_change_of_layout_uses_memory_again_but_not_what_the_script_sees(make):

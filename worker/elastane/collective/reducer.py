@@ -1,7 +1,8 @@
 """Gradients of a step, from autograd's hooks to the averages in `p.grad`.
 
 DistributedDataParallel's work for one rank, done for all ESTs of a worker, so that the sums have
-the same bits (bucket layouts: `buckets`; order of additions: `order`; memory: `slots`):
+the same bits (bucket layouts: `buckets`; order of additions: `order`; memory: `slots`; what is sent, and
+when: `collectives`):
 
     each EST's turn   the hook of a parameter puts grad * (1/N) into the EST's slot of its bucket; the
                       script keeps the EST's own gradient in p.grad and may modify it
@@ -24,38 +25,30 @@ The averages are views of memory that the next step's all-reduce writes to, as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from operator import or_
-from time import perf_counter
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
-from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.backward_report import BackwardReport
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
+from elastane.collective.collectives import StepCollectives
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.order import Ranges
-from elastane.collective.packing import Message, Packing
-from elastane.collective.ring_thread import RingThread
 from elastane.collective.script_gradients import ScriptGradients
-from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.slots import Slots, allocate
-from elastane.collective.transport import RingAborted, RingError, RingTransport
+from elastane.collective.transport import RingError, RingTransport
 from elastane.collective.turn import Turn
 from elastane.errors import StepError, UnsupportedError
 
-#: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after the last.
-BUFFERS_TAG: Final = 0
-
 
 class Reducer:
-    """Gradient hooks and all-reduce of one worker. Built once by the trainer; called by the script's thread.
+    """Gradients of one worker, taken by autograd's hooks. Built once; called by the script's thread.
 
     params: all that require a gradient, in registration order, with their names; num_ests: N; buffers: the
     module's, of any dtype. The others are DDP's arguments of these names.
@@ -86,37 +79,21 @@ class Reducer:
         self._deferred = static_graph
         self._may_be_unused = find_unused_parameters or static_graph
         self._rebuilds = static_graph or not find_unused_parameters
-        self._packing = Packing(list(buffers))
-        self._transport: RingTransport | None = None
-        self._ranges: Ranges = []
-        self._me = 0
+        #: What is sent and received for the gradients that are taken here.
+        self.collectives = StepCollectives(self._params[0].device, buffers)
         self._layout_order: list[int] | None = None
         self._slots: Slots | None = None
         self._stale = True
         self._turn: Turn | None = None
         #: Parameters that some EST of this worker used in the step; after the exchange, some EST of the ring.
         self._used = bytearray(len(self._params))
-        #: Messages with EST 0's buffers: in transit, free for the next step, and shown to the script.
-        self._message: Message | None = None
-        self._spare: Message | None = None
-        self._shown_message: Message | None = None
-        #: Sends the buffers if the members share memory.
-        self._spreads: SharedSpread | None = None
         self._order: dict[int, None] = {}
-        #: Runs the current ring's communication.
-        self._thread: RingThread | None = None
-        self._stream = _side_stream(self._params[0].device)
         self._hooks = [
             param.register_post_accumulate_grad_hook(partial(self._take, index))
             for index, param in enumerate(self._params)
         ]
         #: Why the step's all-reduce failed, or None. Reset by `drop` and a new step.
         self.failure: RingError | None = None
-        self._given_up = ""
-        #: Total time spent waiting for sums after backward.
-        self.waited_seconds = 0.0
-        #: EST 0's buffers after the step, once backward() of the last turn has returned.
-        self.next_buffers: list[Tensor] = []
 
     @property
     def ready_order(self) -> list[int]:
@@ -141,13 +118,7 @@ class Reducer:
         Called between steps; memory is reallocated when the next step begins.
         """
         self.drop()
-        if self._thread is not None:
-            self._thread.close()
-        self._thread = RingThread("elastane-allreduce", transport)
-        self._transport, self._ranges, self._me = transport, list(ranges), me
-        self._spreads = None
-        if transport.members is not None and self._packing.total_bytes and self._packing.device.type == "cpu":
-            self._spreads = SharedSpread(transport.members, self._packing.total_bytes, me)
+        self.collectives.set_ring(transport, ranges, me)
         self._stale = True
 
     def set_layout(self, ready_order: Sequence[int] | None) -> None:
@@ -189,7 +160,6 @@ class Reducer:
                 "the loop body ended without backward()",
                 hint="call backward() once for every mini-batch; it must reach a parameter",
             )
-        assert self._transport is not None, "set_ring comes first"
         opens = slot == 0 and first and not (before is not None and before.guest)
         if opens:
             self._begin_step()
@@ -215,14 +185,13 @@ class Reducer:
         )
 
     def _begin_step(self) -> None:
-        assert self._thread is not None and not self._thread.busy
+        self.collectives.begin_step()
         self.gradients.release()
         if self._stale:
             self._reallocate()
         assert self._slots is not None
         self.gradients.begin_step(self._slots)
-        self.failure, self._given_up = None, ""
-        self._message = None
+        self.failure = None
         self._used = bytearray(len(self._params))
 
     @property
@@ -251,62 +220,20 @@ class Reducer:
         self._turn = None
         self.gradients.end_step()
 
-    def keep_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Copy EST 0's buffers at the end of its turn, for `broadcast_buffers`; called by EST 0's host."""
-        self._message = self._spare_message()
-        self._message.hold(buffers)
-
-    def broadcast_buffers(self) -> None:
-        """Send or receive EST 0's buffers with this step.
-
-        Called once a step by every member, at the latest when all gradients of the last turn are in. The
-        buffers are in `next_buffers` when backward() of the last turn returns.
-        """
-        if self._me == 0:
-            assert self._message is not None, "the host of EST 0 has EST 0's buffers"
-        else:
-            self._message = self._spare_message()
-
-    def _spare_message(self) -> Message:
-        message, self._spare = self._spare, None
-        return message or self._packing.message()
-
-    def _give_up(self, why: str) -> None:
-        """Abort the ring, because no worker may apply this step. why: reason, for `failure`."""
-        assert self._transport is not None
-        self._given_up = why
-        self._transport.abort()
-
     def drop(self) -> None:
-        """Discard the step in flight without waiting for it; the next step begins with the same gradients.
-
-        A ring in which a step was dropped while its messages were in transit must not be used again, so it is
-        aborted if it still works.
-        """
-        self._abort_if_busy()
-        if self._thread is not None:
-            with suppress(RingError):  # error of the aborted collective
-                self._thread.finish()
-            if self._thread.left:
-                self._slots, self._stale = None, True  # the thread may still write to this memory
+        """Discard the step in flight without waiting for it; the next step begins with the same gradients."""
+        if self.collectives.drop():
+            self._slots, self._stale = None, True  # the thread may still write to this memory
         if self._turn is not None:
             self.gradients.lose_step()
         self._turn = None
-        self._message = self._spare = None  # others may still write to them
         self.failure = None
 
     def close(self) -> None:
-        """Remove the hooks and end the thread; a collective in flight is aborted. Idempotent."""
-        self._abort_if_busy()
+        """Remove the hooks and end the collectives. Idempotent."""
         for hook in self._hooks:
             hook.remove()
-        if self._thread is not None:
-            self._thread.close()
-
-    def _abort_if_busy(self) -> None:
-        if self._thread is not None and self._thread.busy:
-            assert self._transport is not None
-            self._transport.abort()
+        self.collectives.close()
 
     # ------------------------------------------------------------------ in backward
 
@@ -356,7 +283,7 @@ class Reducer:
             if turn.last:
                 unconfirmed = turn.report is not None and turn.report.first_gradient()
                 # On a single host the last sum is computed by the very thread that would wait for it.
-                turn.held = unconfirmed or len(self._ranges) == 1
+                turn.held = unconfirmed or len(self.collectives.ranges) == 1
         if gradient is slots.averages[index]:
             turn.added[slots.bucket_of[index]] += 1
         if turn.record_order:
@@ -390,7 +317,10 @@ class Reducer:
         if turn.digest is not None:
             turn.digest.add(bucket, slots.plans[bucket].slots[turn.slot])
         if turn.last:
-            self._start_buckets(turn, slots)
+            end = len(slots.plans) - turn.held
+            turn.started = self.collectives.start_buckets(
+                slots.plans, turn.started, end, turn.missing, backward_done=turn.complete
+            )
 
     def _stays(self, index: int) -> bool:
         """True if no hook of the script may write to the parameter's gradient after ours."""
@@ -429,14 +359,6 @@ class Reducer:
             )
             slots.plans[bucket].slots[turn.slot].mul_(self._factor)
 
-    def _start_buckets(self, turn: Turn, slots: Slots) -> None:
-        """All-reduce the complete buckets, in order."""
-        # All hosts must start the buckets in the same order, so a complete bucket waits for those before it.
-        end = len(slots.plans) - turn.held
-        while turn.started < end and not turn.missing[turn.started]:
-            self._submit(partial(self._all_reduce, slots.plans[turn.started], turn.started + 1))
-            turn.started += 1
-
     def _check_zeroed(self, bucket: int, turn: Turn, slots: Slots) -> None:
         """Raise UnsupportedError if gradients were added to the last step's averages without zeroing them.
 
@@ -449,54 +371,6 @@ class Reducer:
                 "gradients were added to those of the step before",
                 hint="call optimizer.zero_grad() in every turn, before backward()",
             )
-
-    def _submit(self, task: Callable[[], None]) -> None:
-        """Give the ring's thread a task on tensors for which the current stream has queued work."""
-        assert self._thread is not None
-        if self._stream is None:
-            alone = len(self._ranges) == 1 and self.backward_done and not self._thread.busy
-            (self._thread.run if alone else self._thread.submit)(task)
-            return
-        stream, written = self._stream, torch.cuda.current_stream().record_event()
-
-        def on_stream() -> None:
-            with torch.cuda.stream(stream):
-                stream.wait_event(written)
-                task()
-
-        self._thread.submit(on_stream)
-
-    def _all_reduce(self, plan: CanonicalAllreduce, tag: int) -> None:
-        assert self._transport is not None
-        with torch.no_grad():
-            plan.run(self._transport, tag)
-
-    def _spread(self, message: Tensor) -> None:
-        """Send or receive the message with EST 0's buffers."""
-        transport, hosts = self._transport, len(self._ranges)
-        assert transport is not None
-        if self._spreads is not None:
-            self._spreads.run(transport, message, BUFFERS_TAG)
-            return
-        transport.check()
-        if self._me == 0:
-            transfers = transport.exchange([(message, peer) for peer in range(1, hosts)], [], BUFFERS_TAG)
-        else:
-            transfers = transport.exchange([], [(message, 0)], BUFFERS_TAG)
-        for transfer in transfers:
-            transfer.wait()
-
-    def _join_used(self, mine: Tensor, others: dict[int, Tensor], tag: int) -> None:
-        """Exchange the maps of used parameters with all hosts, as DDP all-reduces its map."""
-        transport = self._transport
-        assert transport is not None
-        transport.check()
-        for transfer in transport.exchange(
-            [(mine, peer) for peer in others], [(theirs, peer) for peer, theirs in others.items()], tag
-        ):
-            transfer.wait()
-        for theirs in others.values():
-            mine |= theirs
 
     def _backward_ended(self) -> None:
         """Finish a turn's backward; called by autograd before backward() returns."""
@@ -530,38 +404,17 @@ class Reducer:
         if turn.last:
             why = turn.report.last_gradient() if turn.report is not None else ""
             if why:
-                self._give_up(why)
-            if turn.held:
-                turn.held = False
-                self._start_buckets(turn, slots)
+                self.collectives.give_up(why)
+            self.collectives.start_buckets(
+                slots.plans, turn.started, len(slots.plans), turn.missing, backward_done=True
+            )
             self._finish(turn, slots)
         slots.note_versions()
 
     def _finish(self, turn: Turn, slots: Slots) -> None:
         """Wait for the sums and show them to the script, or the EST's own gradients if the ring ended."""
-        message = self._message
-        if message is not None and self._packing.total_bytes:
-            self._submit(partial(self._spread, message.flat))
-        used = torch.frombuffer(self._used, dtype=torch.uint8)
-        if self._may_be_unused and len(self._ranges) > 1:
-            others = {peer: torch.empty_like(used) for peer in range(len(self._ranges)) if peer != self._me}
-            self._submit(partial(self._join_used, used, others, len(slots.plans) + 1))
-        self._submit(slots.settle)
-        assert self._thread is not None
-        began = perf_counter()
-        try:
-            self._thread.finish()
-        except RingError as error:
-            # Its traceback refers to messages of the old group, which must be released.
-            error.__traceback__ = error.__cause__ = error.__context__ = None
-            self.failure = RingAborted(self._given_up) if self._given_up else error
-        else:
-            if self._stream is not None:
-                torch.cuda.current_stream().wait_stream(self._stream)
-            if message is not None:
-                self._spare, self._shown_message = self._shown_message, message
-                self.next_buffers = message.tensors
-        self.waited_seconds += perf_counter() - began
+        used = torch.frombuffer(self._used, dtype=torch.uint8) if self._may_be_unused else None
+        self.failure = self.collectives.finish(slots, used)
         shown = slots.averages if self.failure is None else slots.views[turn.slot]
         for index, param in enumerate(self._params):
             # As under DDP, the gradient of a parameter that no EST used is left unchanged.
@@ -576,10 +429,9 @@ class Reducer:
         shown = any(param.grad is not None for param in self._params)
         pool = old.recycled(sums=not shown) if old is not None else {}
         self._slots = None
-        assert self._transport is not None
-        members = self._transport.members
+        ring = self.collectives
         slots = self._slots = allocate(
-            self._layout(), self._ranges, self._me, len(self._params), pool, members
+            self._layout(), ring.ranges, ring.me, len(self._params), pool, ring.members
         )
         self._stale = False
         if old is not None and shown:
@@ -593,7 +445,3 @@ class Reducer:
         if self._layout_order is None:
             return first_layout(self._params)
         return rebuilt_layout(self._params, self._layout_order, self._bucket_cap_mb)
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -99,7 +99,7 @@ class StepReporter:
                 parts.trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
             self._keep(turn)
         if parts.buffers.tensors:
-            parts.reducer.broadcast_buffers()
+            parts.reducer.collectives.broadcast_buffers()
         probes.reached("all_reduce", turn.step)
         # An early report that turns out wrong may be durable. Nobody has applied the step: this worker still
         # withholds a bucket.
@@ -122,7 +122,7 @@ class StepReporter:
         parts = self._parts
         parts.sentinel.ended(turn)
         if turn.rank == 0:
-            parts.reducer.keep_buffers(parts.buffers.tensors)
+            parts.reducer.collectives.keep_buffers(parts.buffers.tensors)
             turn.buffer_versions = parts.buffers.versions()
 
     def _report(self, turn: Turn, *, in_backward: bool = False) -> None:

@@ -151,7 +151,7 @@ class StepRunner:
             )
         parts.buffers.check_turn(turn)
         parts.contexts.now = parts.contexts.known = turn.state.contexts
-        parts.buffers.end_step(self._reducer.next_buffers)
+        parts.buffers.end_step(self._reducer.collectives.buffers)
         if parts.trace is not None:
             parts.trace.step_applied(turn.step)
         self.turn = None
@@ -165,7 +165,7 @@ class StepRunner:
         """Count an applied step."""
         figures = self._parts.figures
         figures.step = state.step + 1
-        figures.all_reduce_wait_seconds = self._reducer.waited_seconds
+        figures.all_reduce_wait_seconds = self._reducer.collectives.waited_seconds
         figures.step_done(seconds, replayed=state.is_replay)
         self._attendance.spans.applied(state.step, seconds, replayed=state.is_replay)
 
@@ -221,7 +221,7 @@ class StepRunner:
             probes.reached("prepared", turn.step)
             if self._attendance.begin_apply(turn.step) and turn.rank != 0:
                 # From here on the body acts on the model once a step, so it must see rank 0's buffers.
-                self._parts.buffers.show(self._reducer.next_buffers)
+                self._parts.buffers.show(self._reducer.collectives.buffers)
         return state.is_claimed
 
     def log(self, values: dict[str, Any]) -> None:

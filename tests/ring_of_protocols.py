@@ -19,6 +19,7 @@ from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import ring_pb2
 
 STEPS_PER_EPOCH = 4
+HEARD = ("welcome", "prepare", "prepared", "load", "go")
 
 
 class RingWorker:
@@ -60,21 +61,11 @@ class RingWorker:
         return f"{self.name}-{self.pid}-{self.sessions}"
 
     def heard(self, message: ring_pb2.AttendResponse) -> Outcome:
-        protocol = self.protocol
-        match message.WhichOneof("message"):
-            case "welcome":
-                return protocol.welcome(message.welcome)
-            case "prepare":
-                return protocol.prepare(message.prepare)
-            case "prepared":
-                return protocol.prepared(message.prepared)
-            case "load":
-                return protocol.load_requested(message.load)
-            case "go":
-                members = {member.worker_id: member.ests for member in message.go.members}
-                self.ranks = range(members[self.name].start, members[self.name].end)
-                return protocol.go_ahead(message.go)
-        return Outcome()
+        kind = message.WhichOneof("message")
+        if kind == "go":
+            members = {member.worker_id: member.ests for member in message.go.members}
+            self.ranks = range(members[self.name].start, members[self.name].end)
+        return self.protocol.receive(message) if kind in HEARD else Outcome()
 
     def works(self) -> Outcome:
         """The next thing its script's thread would do."""

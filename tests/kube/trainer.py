@@ -127,27 +127,12 @@ class Trainer:
             self._out.put_nowait(message)
 
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
-        protocol = self.protocol
-        match message.WhichOneof("message"):
-            case "prepare":
-                self._tell(protocol.prepare(message.prepare))
-            case "prepared":
-                self._tell(protocol.prepared(message.prepared))
-                self._apply()
-            case "go":
-                self._tell(protocol.go_ahead(message.go))
-            case "load":
-                self._tell(protocol.load_requested(message.load))
-            case "welcome":
-                self._tell(protocol.welcome(message.welcome))
-            case "checkpoint" if message.checkpoint.manifest:
-                self._complete(message.checkpoint)
-            case "checkpoint":
-                protocol.checkpoint = message.checkpoint
-            case "drain":
-                protocol.drain = message.drain
-            case "done":
-                protocol.done = message.done
+        outcome = self.protocol.receive(message)
+        self._tell(outcome)
+        if outcome.manifest is not None:
+            self._complete(outcome.manifest)
+        if message.HasField("prepared"):
+            self._apply()
         self._settle()
 
     def _tell(self, outcome: Outcome) -> None:

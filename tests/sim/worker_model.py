@@ -267,7 +267,11 @@ class WorkerModel:
             self.is_welcome = True
             self._heartbeat_seconds = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
         in_ring = self.protocol.generation
-        outcome = self._dispatch(message)
+        outcome = self.protocol.receive(message)
+        if outcome.manifest is not None:
+            self.process.spawn(self._write_manifest(outcome.manifest))
+        if message.HasField("drain") or message.HasField("done"):
+            self.told_to_end_at = self.world.now
         if outcome.abort and message.HasField("prepare") and message.prepare.generation == in_ring:
             self.world.fail("one ring", f"{self.name} leaves ring {in_ring} because of its own Prepare")
         self._send(*outcome.send)
@@ -276,34 +280,6 @@ class WorkerModel:
         if message.HasField("welcome") and self.said_bye is not None:
             self._send(ring_pb2.AttendRequest(bye=self.said_bye))
         self.notify()
-
-    def _dispatch(self, message: ring_pb2.AttendResponse) -> Outcome:
-        protocol, kind = self.protocol, message.WhichOneof("message")
-        match kind:
-            case "prepare":
-                return protocol.prepare(message.prepare)
-            case "prepared":
-                return protocol.prepared(message.prepared)
-            case "interval_decided":
-                return protocol.interval_decided(message.interval_decided)
-            case "go":
-                return protocol.go_ahead(message.go)
-            case "load":
-                return protocol.load_requested(message.load)
-            case "welcome":
-                return protocol.welcome(message.welcome)
-            case "checkpoint" if message.checkpoint.manifest:
-                self.process.spawn(self._write_manifest(message.checkpoint))
-            case "checkpoint":
-                protocol.checkpoint = message.checkpoint
-            case "drain":
-                protocol.drain = message.drain
-                self.told_to_end_at = self.world.now
-            case "done":
-                protocol.done = message.done
-                self.told_to_end_at = self.world.now
-                return Outcome(abort=True)
-        return Outcome()
 
     async def _evicted(self) -> None:
         self.protocol.put_out()

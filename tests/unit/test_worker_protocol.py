@@ -314,3 +314,24 @@ def test_what_was_asked_in_a_ring_that_is_over_is_forgotten() -> None:
     protocol.entered(2, 1, [])
     assert protocol.check is None
     assert kinds(protocol.welcome(ring_pb2.Welcome(generation=2, resumed=True))) == []
+
+
+def test_what_a_worker_must_do_itself_is_in_the_outcome() -> None:
+    protocol, response = in_ring(), ring_pb2.AttendResponse
+    manifest = ring_pb2.Checkpoint(checkpoint="c", manifest=[ring_pb2.Saved(file="f")])
+    assert protocol.receive(response(checkpoint=manifest)) == Outcome(manifest=manifest)
+    assert protocol.checkpoint is None
+    explain = ring_pb2.Explain(generation=1, step=4)
+    assert protocol.receive(response(compare=ring_pb2.Compare(explain=explain))) == Outcome(explain=explain)
+    assert protocol.receive(response()) == Outcome(unknown="None")
+
+
+def test_what_is_asked_at_the_next_boundary_is_kept_and_done_aborts() -> None:
+    protocol, response = in_ring(), ring_pb2.AttendResponse
+    checkpoint, drain = ring_pb2.Checkpoint(checkpoint="c", step=1), ring_pb2.Drain(reason="spot notice")
+    assert protocol.receive(response(checkpoint=checkpoint)) == Outcome()
+    assert protocol.receive(response(drain=drain)) == Outcome()
+    assert (protocol.checkpoint, protocol.drain) == (checkpoint, drain) and protocol.changing
+    done = ring_pb2.Done(phase="succeeded")
+    assert protocol.receive(response(done=done)) == Outcome(abort=True)
+    assert protocol.done == done

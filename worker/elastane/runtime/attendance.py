@@ -288,7 +288,8 @@ class Attendance:
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         with self._changed:
             self.spans.heard(message, in_ring=self.protocol.generation > 0)
-            outcome = self._dispatch(message)
+            outcome = self.protocol.receive(message)
+            self._carry_out(outcome)
             self.spans.said(outcome.send)
             if self._session is not None:
                 self._session.send(*outcome.send)
@@ -299,41 +300,16 @@ class Attendance:
         if outcome.abort and transport is not None:
             transport.abort()
 
-    def _dispatch(self, message: ring_pb2.AttendResponse) -> Outcome:
-        protocol = self.protocol
-        match message.WhichOneof("message"):
-            case "prepare":
-                return protocol.prepare(message.prepare)
-            case "prepared":
-                return protocol.prepared(message.prepared)
-            case "interval_decided":
-                return protocol.interval_decided(message.interval_decided)
-            case "go":
-                return protocol.go_ahead(message.go)
-            case "load":
-                return protocol.load_requested(message.load)
-            case "welcome":
-                return protocol.welcome(message.welcome)
-            case "checkpoint" if message.checkpoint.manifest:
-                assert self._duties is not None
-                self._duties.write_manifest(message.checkpoint)
-            case "checkpoint":
-                protocol.checkpoint = message.checkpoint
-            case "drain":
-                protocol.drain = message.drain
-            case "compare" if message.compare.HasField("explain"):
-                # In a thread: hashing the state takes a while, and the master's messages must still be
-                # received.
-                asked = message.compare.explain
-                threading.Thread(target=self._explain, args=(asked,), daemon=True).start()
-            case "compare":
-                return protocol.compared(message.compare)
-            case "done":
-                protocol.done = message.done
-                return Outcome(abort=True)
-            case kind:
-                _log.warning("unknown message from the master", kind=kind)
-        return Outcome()
+    def _carry_out(self, outcome: Outcome) -> None:
+        """Do what the master asked for and no answer of the protocol covers."""
+        if outcome.manifest is not None:
+            assert self._duties is not None
+            self._duties.write_manifest(outcome.manifest)
+        if outcome.explain is not None:
+            # In a thread: hashing the state takes a while, and the master's messages must still be received.
+            threading.Thread(target=self._explain, args=(outcome.explain,), daemon=True).start()
+        if outcome.unknown:
+            _log.warning("unknown message from the master", kind=outcome.unknown)
 
     def _explain(self, asked: ring_pb2.Explain) -> None:
         """Send names, digests and values of the state while the script's thread waits for Prepared."""

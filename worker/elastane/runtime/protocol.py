@@ -25,10 +25,18 @@ training, minutes of most."""
 
 @dataclass
 class Outcome:
-    """Result of a message: messages to send in order, and whether to abort the collective."""
+    """What must be done after a message, or after the trainer's progress."""
 
+    #: Messages to send, in order.
     send: list[ring_pb2.AttendRequest] = field(default_factory=list)
+    #: Abort the collective in flight, and a group that is being formed.
     abort: bool = False
+    #: Complete this checkpoint, as the leader.
+    manifest: ring_pb2.Checkpoint | None = None
+    #: Answer with the parts of the state (`explained`).
+    explain: ring_pb2.Explain | None = None
+    #: A message of this kind is not known, and has been ignored.
+    unknown: str = ""
 
 
 @dataclass
@@ -92,6 +100,38 @@ class WorkerProtocol:
         return not self.changing and self.prepared_until > step
 
     # ------------------------------------------------------------------ the master's messages
+
+    def receive(self, message: ring_pb2.AttendResponse) -> Outcome:
+        """Handle a message of the master."""
+        match message.WhichOneof("message"):
+            case "prepare":
+                return self.prepare(message.prepare)
+            case "prepared":
+                return self.prepared(message.prepared)
+            case "interval_decided":
+                return self.interval_decided(message.interval_decided)
+            case "go":
+                return self.go_ahead(message.go)
+            case "load":
+                return self.load_requested(message.load)
+            case "welcome":
+                return self.welcome(message.welcome)
+            case "checkpoint" if message.checkpoint.manifest:
+                return Outcome(manifest=message.checkpoint)
+            case "checkpoint":
+                self.checkpoint = message.checkpoint
+            case "drain":
+                self.drain = message.drain
+            case "compare" if message.compare.HasField("explain"):
+                return Outcome(explain=message.compare.explain)
+            case "compare":
+                return self.compared(message.compare)
+            case "done":
+                self.done = message.done
+                return Outcome(abort=True)
+            case kind:
+                return Outcome(unknown=str(kind))
+        return Outcome()
 
     def prepare(self, message: ring_pb2.Prepare) -> Outcome:
         """Handle an unplanned change: fence at once, unless the optimizer or the backward of a reported step

@@ -43,16 +43,12 @@ class RingWorker:
             steps_per_epoch=STEPS_PER_EPOCH,
             epochs=self.steps // STEPS_PER_EPOCH,
         )
-        message = ring_pb2.Hello(
+        message = self.protocol.hello(
             worker_id=self.name,
             role=ring_pb2.WORKER_ROLE_RING,
             signature=signature,
             pid=self.pid,
             store_address=f"{self.name}:1",
-            generation=self.protocol.fenced,
-            applied_step=self.protocol.applied_step,
-            holds_state=self.protocol.holds_state,
-            history_generation=self.protocol.history_generation,
         )
         return hello(message, self.session)
 

@@ -75,10 +75,9 @@ class Trainer:
     # ------------------------------------------------------------------ session
 
     async def _attend(self, stub: ring_pb2_grpc.RingServiceStub) -> None:
-        protocol = self.protocol
         call = stub.Attend()
         self._out = asyncio.Queue()
-        hello = ring_pb2.Hello(
+        hello = self.protocol.hello(
             job=self.job,
             worker_id=self.worker_id,
             role=ring_pb2.WORKER_ROLE_RING,
@@ -90,9 +89,6 @@ class Trainer:
             ),
             host=self.worker_id,
             store_address=f"{self.worker_id}:1",
-            generation=protocol.fenced,
-            applied_step=protocol.applied_step,
-            holds_state=protocol.holds_state,
         )
         with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; handled below
             await call.write(ring_pb2.AttendRequest(hello=hello))

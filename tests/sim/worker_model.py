@@ -230,8 +230,7 @@ class WorkerModel:
             lambda payload: self._receive(stream, payload),
             lambda end: ended.done() or ended.set_result(end),
         )
-        protocol = self.protocol
-        hello = ring_pb2.Hello(
+        hello = self.protocol.hello(
             job=JOB,
             worker_id=self.name,
             role=ring_pb2.WORKER_ROLE_RING,
@@ -239,10 +238,6 @@ class WorkerModel:
             host="host",
             pid=self.pid,
             store_address=f"{self.name}:1",
-            generation=protocol.fenced,
-            applied_step=protocol.applied_step,
-            holds_state=protocol.holds_state,
-            history_generation=protocol.history_generation,
             version="1",
         )
         stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
@@ -412,14 +407,9 @@ class WorkerModel:
 
     async def _next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
         protocol = self.protocol
-
-        def asked() -> object:
-            running = protocol.generation > 0 and not protocol.changing
-            return protocol.done or protocol.drain or protocol.load or protocol.go or running
-
         self._at_boundary = True
         self.notify()
-        await self.wait_for(asked)
+        await self.wait_for(lambda: protocol.must_act)
         self._at_boundary = False
         if protocol.done is not None and protocol.done.phase == "succeeded":
             raise ScriptEnds(ring_pb2.BYE_REASON_FINISHED)

@@ -335,3 +335,31 @@ def test_what_is_asked_at_the_next_boundary_is_kept_and_done_aborts() -> None:
     done = ring_pb2.Done(phase="succeeded")
     assert protocol.receive(response(done=done)) == Outcome(abort=True)
     assert protocol.done == done
+
+
+def test_hello_says_where_a_worker_is() -> None:
+    protocol = WorkerProtocol()
+    entered(protocol, 3, 5, history=2)
+    protocol.prepare(ring_pb2.Prepare(generation=4))
+    assert protocol.hello(job="j", pid=7) == ring_pb2.Hello(
+        job="j", pid=7, generation=4, applied_step=5, holds_state=True, history_generation=2
+    )
+
+
+def test_at_a_boundary_a_worker_waits_until_it_runs_or_is_asked() -> None:
+    protocol = WorkerProtocol()
+    assert not protocol.must_act
+    protocol.prepare(ring_pb2.Prepare(generation=1))
+    assert not protocol.must_act
+    protocol.load_requested(ring_pb2.Load(generation=1))
+    assert protocol.must_act
+    protocol.loaded(ring_pb2.Loaded(generation=1))
+    assert not protocol.must_act
+    protocol.go_ahead(ring_pb2.Go(generation=1))
+    assert protocol.must_act
+    protocol.entered(1, 0, [])
+    assert protocol.must_act
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    assert not protocol.must_act
+    protocol.drain = ring_pb2.Drain()
+    assert protocol.must_act

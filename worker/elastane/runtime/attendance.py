@@ -181,16 +181,11 @@ class Attendance:
         is done.
         """
         protocol = self.protocol
-
-        def asked() -> object:
-            running = protocol.generation > 0 and not protocol.changing
-            return protocol.done or protocol.drain or protocol.load or protocol.go or running
-
         self.tell(protocol.end_backward)  # the script may have left backward by an exception
         with self._changed:
             self._at_boundary = True
             self._changed.notify_all()
-        self.wait_for(asked)
+        self.wait_for(lambda: protocol.must_act)
         with self._changed:
             self._at_boundary = False
             load, go, drain, done = protocol.load, protocol.go, protocol.drain, protocol.done
@@ -357,8 +352,7 @@ class Attendance:
         assert self._store is not None and self._duties is not None
         signature = self._duties.signature()
         with self._changed:
-            protocol = self.protocol
-            return ring_pb2.Hello(
+            return self.protocol.hello(
                 job=self._environment.job,
                 worker_id=self._environment.worker_id,
                 role=ring_pb2.WORKER_ROLE_RING,
@@ -368,10 +362,6 @@ class Attendance:
                 store_address=self._store.address,
                 rendezvous_key=self._store.key,
                 process=self._process,
-                generation=protocol.fenced,
-                applied_step=protocol.applied_step,
-                holds_state=protocol.holds_state,
                 version=str(versions.PROTOCOL),
                 capacity=self._environment.capacity_type(),
-                history_generation=protocol.history_generation,
             )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from elastane.runtime.step_state import Stage, StepState
 from elastane_proto.v1 import ring_pb2
@@ -98,6 +99,26 @@ class WorkerProtocol:
     def may_apply(self, step: int) -> bool:
         """True if all contexts after `step` are durable and the ring is unchanged."""
         return not self.changing and self.prepared_until > step
+
+    @property
+    def must_act(self) -> bool:
+        """True if this worker, at a step boundary, runs in a ring or is asked for something; else it waits.
+
+        `done` and `drain` end the script, `load` and `go` are carried out first.
+        """
+        is_running = self.generation > 0 and not self.changing
+        asked = self.done is not None or self.drain is not None or self.load is not None
+        return is_running or asked or self.go is not None
+
+    def hello(self, **facts: Any) -> ring_pb2.Hello:
+        """Build Hello from the current position. facts: the fields about the process and its script."""
+        return ring_pb2.Hello(
+            generation=self.fenced,
+            applied_step=self.applied_step,
+            holds_state=self.holds_state,
+            history_generation=self.history_generation,
+            **facts,
+        )
 
     # ------------------------------------------------------------------ the master's messages
 

@@ -3,6 +3,7 @@
 carrying       what a loop carries from turn to turn into the result
 across_epochs  what it carries from epoch to epoch
 launcher       variables that a script may ask a launcher for
+epoch_body     runs the body of a loop over epochs
 body           runs the loop's body, and what it calls of the script, in the abstract
 callees        which function a call runs, and what its names stand for
 attributes     what a class carries along in its attributes

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from elastane.script_source import ClassSource, Role, carried_attributes, carried_values, loop_at, with_bases
+from elastane.script_source.across_epochs import epoch_values
 from elastane.script_source.body import Place
+from elastane.script_source.epoch_body import Inputs
 from elastane.script_source.loops import loops_in
 
 ROLES: dict[str, Role] = {
@@ -268,3 +270,101 @@ def test_no_script_of_ours_is_suspected() -> None:
         tree = ast.parse(path.read_text())
         for loop in loops_in(tree):
             assert carried_values(tree, loop, roles, {"slip": None}) == [], f"{path}:{loop.lineno}"
+
+
+EPOCHS = "opt.zero_grad(); f(net(x), y).backward(); opt.step()"
+#: Before, and behind the loop over mini-batches of an epoch -> what is found: name, what it decides, origin.
+ACROSS: dict[str, tuple[str, str, str, list[tuple[str, str, str]]]] = {
+    "a teacher of every epoch": (
+        "teacher = copy.deepcopy(net)", "f(net(x), teacher(x)).backward()", "",
+        [("teacher", "the loss", "model")],
+    ),
+    "a teacher that is set": (
+        "teacher.load_state_dict(net.state_dict())", "f(net(x), teacher(x)).backward()", "",
+        [("teacher", "the loss", "model")],
+    ),
+    "weights from an evaluation": (
+        "w = check(net)", "(w * f(net(x), y)).backward()", "", [("w", "the loss", "model")],
+    ),
+    "weights of the model": (
+        "old = [p.detach().clone() for p in net.parameters()]", "f(net(x), old).backward()", "",
+        [("old", "the loss", "model")],
+    ),
+    "labels of the dataset": (
+        "data.y[3:] = net(data.x)", EPOCHS, "", [("data.y", "the mini-batches", "model")],
+    ),
+    "an order that goes on": (
+        "", EPOCHS, "data.order = data.order[perm()]", [("data.order", "the mini-batches", "carried")],
+    ),
+    "what is switched off once": (
+        "if epoch == 3: data.mosaic = False", EPOCHS, "",
+        [("data.mosaic", "the mini-batches", "carried")],
+    ),
+    "a temperature": (
+        "", EPOCHS, "net.tau = max(.1, net.tau * .9)", [("net.tau", "what the model does", "carried")],
+    ),
+    "parts of the model": (
+        "", EPOCHS, "for m in net.modules(): m.p = m.p + .1",
+        [("net.*.p", "what the model does", "carried")],
+    ),
+    "unfrozen by a function": (
+        "if epoch == 2: unfreeze(net.body)", EPOCHS, "",
+        [("net.body.*.requires_grad", "what the model does", "carried")],
+    ),
+    "the loss of the epoch before": (
+        "", EPOCHS, "v = check(net)\nif v > m:\n    for g in opt.param_groups: g['lr'] *= .5\nm = v",
+        [("m", 'param_group["lr"]', "carried")],
+    ),
+    "the best is saved": (
+        "", EPOCHS, "v = check(net)\nif v < m:\n    m = v\n    torch.save(net.state_dict(), 'best')",
+        [("m", "which weights are saved", "carried")],
+    ),
+    "the best is kept": (
+        "", EPOCHS, "v = check(net)\nif v < m:\n    m = v\n    best = copy.deepcopy(net.state_dict())",
+        [("m", "which weights are saved", "carried")],
+    ),
+    "a mean of the epoch's losses": (
+        "total = 0", f"loss = f(net(x), y); total += loss.item(); {EPOCHS}", "state.step(total / 9)",
+        [("total", "the lr, by state.step()", "turns")],
+    ),
+    "by a function": (
+        "", EPOCHS, "t = train(net, loader, opt)\nif t < .1: break", [("t", "when to stop", "turns")],
+    ),
+    "nothing: from the epoch": (
+        "net.tau = .9 ** epoch; data.level = epoch\nif epoch >= 3:\n    unfreeze(net.body); m = 1",
+        "(m * f(net(x), y)).backward()", "", [],
+    ),
+    "nothing: what only prints": (
+        "total = 0; n = sum(p.numel() for p in net.parameters())",
+        f"loss = f(net(x), y) / n; total += loss.item(); {EPOCHS}", "print(total, check(net))\nsave(net)", [],
+    ),
+    "nothing: what is made of the mini-batch": (
+        "net.train(); ps = [p for p in net.parameters()]",
+        "with no_grad(): t = net(x)\nloss = f(net(x), t); clip_grad_norm_(ps, 1); loss.backward()", "", [],
+    ),
+    "nothing: an evaluation that schedules": ("", EPOCHS, "state.step(check(net))", []),
+}  # fmt: skip
+FUNCTIONS = """
+def check(model):
+    return f(model(held))
+def unfreeze(part):
+    for p in part.parameters(): p.requires_grad = True
+def train(net, batches, opt):
+    mean = 0
+    for x, y in batches:
+        loss = f(net(x), y); loss.backward(); mean += loss.item()
+    return mean
+"""
+
+
+@pytest.mark.parametrize("case", ACROSS)
+def test_what_lives_across_epochs_and_what_begins_in_them_is_found(case: str) -> None:
+    before, turn, behind, expected = ACROSS[case]
+    loader_loop = f"for x, y in loader:\n{textwrap.indent(turn, '    ')}"
+    body = "\n".join(filter(None, [before, loader_loop, behind]))
+    tree = ast.parse(f"m = 9.\nfor epoch in job.epochs(9):\n{textwrap.indent(body, '    ')}\n{FUNCTIONS}")
+    loop = loop_at(tree, 2)
+    assert loop is not None
+    inputs = Inputs(frozenset({"loader"}), frozenset({"data"}))
+    carried = epoch_values(tree, loop, {**ROLES, "loader": "other"}, inputs=inputs)
+    assert [(one.name, one.decides, one.origin) for one in carried] == expected

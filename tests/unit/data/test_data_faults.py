@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from elastane.context import ContextError, EstContext
 from elastane.data import BatchSource, DataWorkerError
@@ -367,6 +367,20 @@ def test_drawing_from_a_generator_of_the_dataset_is_refused(start: Start, worker
     run_all(start(DataLoader(HoldsGenerator(False), batch_size=4, num_workers=workers), 1))
     with pytest.raises(UnsupportedError, match=r"draws from its own generator, dataset\.parts"):
         run_all(start(DataLoader(HoldsGenerator(True), batch_size=4, num_workers=workers), 1))
+
+
+AROUND = np.random.default_rng(5)
+
+
+def with_noise(samples: list[Any]) -> Any:
+    return default_collate(samples), AROUND.random()
+
+
+def test_drawing_from_a_global_generator_in_a_data_worker_is_refused(start: Start) -> None:
+    run_all(start(DataLoader(DrawingDataset(), batch_size=4, num_workers=2), 1))
+    loader = DataLoader(DrawingDataset(), batch_size=4, num_workers=2, collate_fn=with_noise)
+    with pytest.raises(UnsupportedError, match=r"draws from its own generator, AROUND.*\"AROUND\", AROUND"):
+        run_all(start(loader, 1))
 
 
 def set_offset(number: int) -> None:

@@ -275,3 +275,22 @@ def test_sampler_whose_rank_is_fixed_is_refused() -> None:
     sampler = FixedRank(DrawingDataset(SIZE), num_replicas=2, rank=0)
     with pytest.raises(UnsupportedError, match="rank of a FixedRank cannot be set"):
         BatchSource(DataLoader(DrawingDataset(SIZE), sampler=sampler, batch_size=1), 2)
+
+
+def test_of_a_sampler_that_does_not_know_ranks_a_warning_says_so() -> None:
+    data = DrawingDataset(SIZE)
+    weighted = WeightedRandomSampler([1.0] * SIZE, SIZE)
+    ranked = DistributedSampler(data, num_replicas=2, rank=0)
+    loaders = {
+        "WeightedRandomSampler": DataLoader(data, 4, sampler=weighted),
+        "DrawingSampler": DataLoader(data, batch_sampler=BatchSampler(DrawingSampler(data), 4, False)),
+    }
+    for name, loader in loaders.items():
+        assert BatchSource(loader, 2).order_warning().startswith(f"the loader's {name} does not know ranks")
+        assert not BatchSource(loader, 1).order_warning()
+    for loader in (
+        DataLoader(data, 4, shuffle=True),
+        DataLoader(data, 4),
+        DataLoader(data, 4, sampler=ranked),
+    ):
+        assert not BatchSource(loader, 2).order_warning()

@@ -237,6 +237,38 @@ BROKEN = [
         id="temperature",
     ),
     pytest.param(
+        {"last": "score = evaluate(net)\nif score > best:\n    best = score\n    torch.save(net, 'best.pt')"},
+        "torch.save",
+        "saved weights",
+        "differs",
+        "best lives across epochs and decides which weights are saved",
+        id="the best one is saved",
+    ),
+    pytest.param(
+        {"first": "teacher = copy.deepcopy(net)", "then": "loss = loss + teacher(x).mean()"},
+        "loss.backward()",
+        "epoch variable",
+        "differs",
+        "teacher is computed from the model between epochs and decides the loss",
+        id="a teacher",
+    ),
+    pytest.param(
+        {"last": "for m in net.modules(): m.p = m.p + 0.1"},
+        "for m in net.modules()",
+        "epoch variable",
+        "differs",
+        "net.*.p lives across epochs and decides what the model does",
+        id="an attribute of the model's parts",
+    ),
+    pytest.param(
+        {"first": "mean = 0", "end": "mean = mean + loss.item()", "last": "if mean < 0.1: break"},
+        "break",
+        "epoch variable",
+        "differs",
+        "mean is made of a worker's mini-batches and decides when to stop",
+        id="a mean of the epoch",
+    ),
+    pytest.param(
         {"last": "if evaluate(net) < 0.1: break"},
         "break",
         "break",
@@ -502,11 +534,15 @@ def test_each_rule_names_the_line(
             {"step": "for p in net.parameters(): p.grad.clamp_(-1, 1)\nopt.step()"}, id="clipped by hand"
         ),
         pytest.param(
+            {"last": "score = evaluate(net)\nif score > best:\n    best = score\n    print(score)"},
+            id="the best one is only shown",
+        ),
+        pytest.param(
             {
-                "last": "score = evaluate(net)\nif score > best:\n    best = score\n    torch.save(net, "
-                "'best.pt')"
+                "first": "net.tau = 0.9 ** epoch\nif epoch >= 2:\n    for p in net.parameters(): "
+                "p.requires_grad = True"
             },
-            id="the best one is only saved",
+            id="attributes set in every epoch",
         ),
         pytest.param(
             {

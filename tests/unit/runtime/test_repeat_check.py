@@ -23,24 +23,36 @@ ACCUMULATED = 2
 
 
 class Drawing(Dataset[torch.Tensor]):
-    """A sample with noise. counts: and with the number of samples that were read."""
+    """A sample with noise. counts: and with the number of samples that were read. keeps: those once made."""
 
-    def __init__(self, counts: bool) -> None:
+    def __init__(self, counts: bool, keeps: bool = False) -> None:
         self.counts, self.read = counts, 0
+        self.keeps, self.kept = keeps, dict[int, torch.Tensor]()
 
     def __len__(self) -> int:
         return 40
 
     def __getitem__(self, index: int) -> torch.Tensor:
         self.read += self.counts
-        return index + self.read + torch.rand(2)
+        if index not in self.kept:
+            sample = index + self.read + torch.rand(2)
+            self.kept = {**self.kept, index: sample} if self.keeps else {}
+            return sample
+        return self.kept[index]
 
 
 class Run:
     """Steps as the trainer makes them, of two ESTs. gradient: of a mini-batch."""
 
-    def __init__(self, gradient: Callable[[Any], torch.Tensor], *, counts: bool, enabled: bool) -> None:
-        self.source = BatchSource(DataLoader(Drawing(counts), 2), 2, accumulation_steps=ACCUMULATED)
+    def __init__(
+        self,
+        gradient: Callable[[Any], torch.Tensor],
+        *,
+        counts: bool = False,
+        keeps: bool = False,
+        enabled: bool = True,
+    ) -> None:
+        self.source = BatchSource(DataLoader(Drawing(counts, keeps), 2), 2, accumulation_steps=ACCUMULATED)
         self.source.start()
         self.generators = Generators()
         self.contexts: dict[int, EstContext] = initial_contexts(2)
@@ -159,6 +171,15 @@ def test_a_mini_batch_that_is_not_the_same_again_is_refused() -> None:
     run = Run(drawn, counts=True, enabled=True)
     with pytest.raises(
         TurnRepeatError, match=r"a mini-batch of EST 0 in step 2 was loaded twice .*collate_fn"
+    ):
+        run.epoch(0, 5)
+    run.source.close()
+
+
+def test_samples_that_are_kept_as_they_were_drawn_are_refused() -> None:
+    run = Run(drawn, keeps=True)
+    with pytest.raises(
+        TurnRepeatError, match=r"loaded twice .* drew other random numbers: the dataset keeps"
     ):
         run.epoch(0, 5)
     run.source.close()

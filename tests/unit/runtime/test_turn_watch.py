@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import nn
 
 from elastane.errors import StepError
@@ -281,6 +282,21 @@ def test_of_a_bare_list_a_warning_says_so_once(capsys: pytest.CaptureFixture[str
         watch.end_turn(turn)
     said = capsys.readouterr()
     assert (said.out + said.err).count("a copy of the weights changes in every turn") == 1
+
+
+def test_of_an_average_that_is_updated_between_epochs_a_warning_says_so_once() -> None:
+    net = nn.Linear(3, 2)
+    averaged, best, frozen = copy.deepcopy(net), copy.deepcopy(net), copy.deepcopy(net)
+    prepared = copy.deepcopy(net)
+    watch, _ = looked(net, prepared)
+    with capture_logs() as said:
+        for _ in range(3):
+            watch.begin()
+            for one in (net, averaged, prepared):
+                move(one)
+            best = copy.deepcopy(net)
+    assert [line["variable"] for line in said] == ["averaged"]
+    assert "not prepared changes between epochs" in said[0]["event"] and best is not frozen
 
 
 # ---------------------------------------------------------------------- forwards

@@ -285,6 +285,8 @@ def test_a_line_of_the_script_goes_before_our_own_fault() -> None:
     cause = likely_cause(wrong_sum, findings=found)
     assert (cause.text, cause.hint, cause.ours) == ("t.py:3: a after the step", "mend it", False)
     assert likely_cause(wrong_sum, findings=found[:1]).ours, "a break out of epochs changes no weight"
+    saved = [finding("saved weights")]
+    assert likely_cause(wrong_sum, findings=saved).ours, "which weights are saved changes none of them"
     of_loss = [finding("loop variable"), finding("module state")]
     assert likely_cause(wrong_sum, findings=of_loss).ours, "gradients were equal"
     assert not likely_cause(Difference(3, "gradient"), findings=of_loss).ours

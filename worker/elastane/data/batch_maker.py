@@ -94,7 +94,7 @@ class BatchMaker:
         self._work = work
         self._generators = Generators()
         self._fetcher = None if work.iterable else work.map_fetcher()
-        self._own = None if work.iterable else OwnGenerators(work.dataset, work.registry.objects)
+        self._own = None if work.iterable else _own_generators(work, work.dataset)
         self._streams: dict[int, IterableStream] = {}
         self._initialised = False
         self._states: dict[int, Parts] = {}
@@ -213,7 +213,7 @@ class BatchMaker:
             self._initialised = True
             self._work.init_fn(self._number)
             if self._own is not None:
-                self._own = OwnGenerators(dataset, self._work.registry.objects)
+                self._own = _own_generators(self._work, dataset)
 
     def _set_info(self, task: StreamTask, dataset: Any) -> None:
         _utils.worker._worker_info = WorkerInfo(
@@ -222,6 +222,10 @@ class BatchMaker:
             seed=task.base_seed + self._number,
             dataset=dataset,
         )
+
+
+def _own_generators(work: DataWork, dataset: object) -> OwnGenerators:
+    return OwnGenerators(dataset, work.registry.objects, (work.collate_fn, work.init_fn))
 
 
 def wrapped(number: int) -> ExceptionWrapper:

@@ -184,6 +184,11 @@ class ScriptOrders(_CountedOrders):
         super().__init__(order.batches, num_ests, accumulation_steps)
         self._order = order
 
+    @property
+    def dealt(self) -> str:
+        """The sampler's class if it does not know ranks, so that its batches are dealt out; else empty."""
+        return "" if self._order.knows_ranks else self._order.kind
+
     def batch(self, epoch: int, rank: int, batch: int) -> BatchInfo:
         return BatchInfo(*self._bounds(rank, batch), (), self.index(epoch, rank, batch))
 

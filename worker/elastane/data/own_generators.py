@@ -12,13 +12,16 @@ from __future__ import annotations
 import pickle
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from elastane.errors import UnsupportedError
 from elastane.rng import HAS_NUMPY
+from elastane.script_source.places import is_script_file
 
 if HAS_NUMPY:
     import numpy as np
@@ -33,33 +36,45 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, torch.T
 class OwnGenerators:
     """Generators found in the attributes of `dataset`, at a bounded depth.
 
-    registered: objects whose state the ESTs' contexts hold; they may be drawn from.
+    registered: objects whose state the ESTs' contexts hold; they may be drawn from. code: functions that are
+    watched with the globals of their modules, and those of the dataset's classes: in a data worker nothing
+    else draws from these.
     """
 
-    def __init__(self, dataset: object, registered: Iterable[object] = ()) -> None:
+    def __init__(
+        self, dataset: object, registered: Iterable[object] = (), code: Iterable[object] | None = None
+    ) -> None:
+        registered = tuple(registered)
+        found = [(path, value) for path, value in walk(dataset, skip=registered)]
+        states = {path: state for path, value in found if (state := _state_of(value)) is not None}
         self._found = [
-            (path, state)
-            for path, value in walk(dataset, skip=registered)
-            if (state := _state_of(value)) is not None
+            ("dataset" + _written(path), _item_name(path), state) for path, state in states.items()
         ]
-        self._states = [state() for _, state in self._found]
+        if code is not None:
+            held = {id(value) for value in (*registered, *(value for _, value in found))}
+            for module in _modules_of((dataset, *(value for _, value in found), *code)):
+                self._found += [
+                    (name, name, state)
+                    for name, value in vars(module).items()
+                    if id(value) not in held and (state := _state_of(value)) is not None
+                ]
+        self._states = [state() for _, _, state in self._found]
 
     def check(self) -> None:
         """Raise UnsupportedError if a generator was drawn from since the last call.
 
         Cheap if there are none.
         """
-        for index, (path, state) in enumerate(self._found):
+        for index, (name, item, state) in enumerate(self._found):
             present = state()
             if present != self._states[index]:
                 # Recorded first, so that a script that catches the error is not refused for the draw twice.
                 self._states[index] = present
-                name = "dataset" + "".join(part if part.startswith("[") else f".{part}" for part in path)
                 raise UnsupportedError(
                     f"the dataset draws from its own generator, {name}, whose state no EST context holds",
-                    hint=f'write job.register("{_item_name(path)}", {name}) before prepare, or draw from '
+                    hint=f'write job.register("{item}", {name}) before prepare, or draw from '
                     "random, numpy.random or torch's global generator",
-                    generator=".".join(path),
+                    generator=name.removeprefix("dataset."),
                 )
 
 
@@ -88,6 +103,22 @@ def walk(root: object, *, skip: Iterable[object] = ()) -> Iterator[tuple[tuple[s
                 waiting.append(((*path, name), child))
             count += 1
             yield (*path, name), child
+
+
+def _modules_of(objects: Sequence[object]) -> list[ModuleType]:
+    """Return the script's own modules that define these objects' classes, or these functions."""
+    kinds = (getattr(one, "__module__", None) if callable(one) else type(one).__module__ for one in objects)
+    modules = (sys.modules.get(name) for name in sorted({name for name in kinds if isinstance(name, str)}))
+    return [
+        module
+        for module in modules
+        if module is not None and is_script_file(getattr(module, "__file__", "") or "")
+    ]
+
+
+def _written(path: Iterable[str]) -> str:
+    """Return the path as the script would write it behind the object's name."""
+    return "".join(part if part.startswith("[") else f".{part}" for part in path)
 
 
 def _item_name(path: tuple[str, ...]) -> str:

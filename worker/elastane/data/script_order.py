@@ -69,7 +69,8 @@ class ScriptOrder:
     The order is that of `loader.batch_sampler`, or of `loader.sampler` if the loader does not batch. It is
     iterated only as far as batches are requested, and only the last few are kept: a sampler may be of any
     length. rounds_kept: number of past batches of an EST that can be requested without iterating the epoch
-    from its start. Attributes: batches (of one EST in an epoch; the same in every epoch).
+    from its start. Attributes: batches (of one EST in an epoch; the same in every epoch),
+    kind (the sampler's class).
     """
 
     def __init__(self, loader: DataLoader[Any], num_ests: int, *, rounds_kept: int = 1) -> None:
@@ -80,6 +81,7 @@ class ScriptOrder:
         given: Any = loader.batch_sampler if self.batched else loader.sampler
         # As at prepare. The dataset is shared, not copied: copying it could take minutes.
         self._template = _copied(given, loader.dataset)
+        self.kind = type(given.sampler if type(given) is BatchSampler else given).__name__
         self.batch_size = _declared(given, "batch_size", loader.batch_size) if self.batched else 1
         self.drop_last = bool(_declared(given, "drop_last", loader.drop_last))
         ranked = _ranked(self._template)

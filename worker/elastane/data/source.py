@@ -37,7 +37,7 @@ from elastane.data.dataset_attributes import DatasetAttributes
 from elastane.data.iterable import ITERATOR, StreamEnd
 from elastane.data.loader_generator import GENERATOR, LoaderGenerator
 from elastane.data.local import LocalMaker
-from elastane.data.order import BatchInfo, orders_of
+from elastane.data.order import BatchInfo, ScriptOrders, orders_of
 from elastane.data.pinning import Pinner
 from elastane.data.pool import Answer, DataWorkerPool
 from elastane.data.stock import ended_early
@@ -147,6 +147,16 @@ class BatchSource:
         self._pool.close()
         if self._pinner is not None:
             self._pinner.close()
+
+    def order_warning(self) -> str:
+        """Say what a sampler that does not know ranks leads to; empty for any other."""
+        dealt = self._orders.dealt if self.num_ests > 1 and isinstance(self._orders, ScriptOrders) else ""
+        return dealt and (
+            f"the loader's {dealt} does not know ranks: its batches are dealt out to the {self.num_ests} "
+            "ESTs, and drawn anew in each epoch from the number of the epoch. Under DistributedDataParallel "
+            "each rank goes through a sampler of its own: for its result give the sampler the attributes "
+            "num_replicas and rank, as DistributedSampler has them"
+        )
 
     def batches_in_step(self, step: int) -> int:
         """Return the mini-batches of each EST in step `step`: accumulation_steps, or the remainder."""

@@ -47,6 +47,7 @@ CODES: Final = {
     "loop variable": "ELA512",
     "after the step": "ELA513",
     "epoch variable": "ELA514",
+    "saved weights": "ELA514",
     "break": "ELA515",
     "between epochs": "ELA516",
     "distributed": "ELA517",

@@ -4,7 +4,8 @@ network.
 A copy that was not prepared is not part of the job's state, and a body that updates it does so in every EST's
 turn: from intermediate weights, and N times a step. Any object that holds tensors with the shapes of all
 trained parameters, in a local variable of the loop's function or a global one, counts as a copy. The first
-steps after the start, after a ring change and at the beginning of an epoch are watched. Changes show in norms
+steps after the start, after a ring change and at the beginning of an epoch are watched, and what changed in
+between is warned of. Changes show in norms
 rather than tensor versions, since an average is usually written through `.data`.
 """
 
@@ -65,8 +66,17 @@ class CopyWatch:
         self._warned: set[str] = set()
 
     def begin(self) -> None:
-        """Record the copies that exist before the body runs."""
-        self._seen = self._take()
+        """Record the copies that exist before the body runs, and warn of those changed between epochs."""
+        before, self._seen = self._seen, self._take()
+        for name, (owner, now) in self._seen.items():
+            known, then = before.get(name, (None, []))
+            if known is owner and repr(then) != repr(now) and not self._is_prepared(owner):
+                self._warn(
+                    name,
+                    "a copy of the weights that was not prepared changes between epochs, and a worker that "
+                    "joins begins with its own: pass it to prepare, as a module or an object with "
+                    "state_dict and load_state_dict",
+                )
 
     def end_turn(self, turn: Turn) -> None:
         """Compare with the previous turn.
@@ -82,7 +92,7 @@ class CopyWatch:
                 self._changed(turn, name, owner)
 
     def _changed(self, turn: Turn, name: str, owner: object) -> None:
-        if any(owner is extra for extra in self._prepared.extras.values()):
+        if self._is_prepared(owner):
             if not (turn.applied and (turn.asked_stepped or self._alone)):
                 raise TurnError(
                     f"{name} was changed in step {turn.step} in the turn of EST {turn.rank}",
@@ -93,15 +103,13 @@ class CopyWatch:
                     variable=name,
                 )
         elif isinstance(owner, list | tuple | dict):
-            if name not in self._warned:
-                self._warned.add(name)
-                _log.warning(
-                    "a copy of the weights changes in every turn, and workers that join will not have it: "
-                    "keep it in a module, pass the module to prepare, and update it under `if "
-                    "job.stepped:`",
-                    variable=name,
-                    step=turn.step,
-                )
+            self._warn(
+                name,
+                "a copy of the weights changes in every turn, and workers that join will not have it: "
+                "keep it in a module, pass the module to prepare, and update it under `if "
+                "job.stepped:`",
+                step=turn.step,
+            )
         else:
             raise CopyNotPreparedError(
                 f"{name} holds a copy of the weights that was not prepared, and was changed in step "
@@ -114,6 +122,15 @@ class CopyWatch:
                 ),
                 variable=name,
             )
+
+    def _is_prepared(self, owner: object) -> bool:
+        return any(owner is extra for extra in self._prepared.extras.values())
+
+    def _warn(self, name: str, text: str, **facts: int) -> None:
+        """Log a warning of a variable, once for each."""
+        if name not in self._warned:
+            self._warned.add(name)
+            _log.warning(text, variable=name, **facts)
 
     def _take(self) -> dict[str, tuple[object, list[float]]]:
         """Return, by variable name, the copy that it holds and the norms of its tensors."""

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import structlog
 from torch.utils.data import DataLoader
 
 from elastane.data import current
@@ -37,6 +38,8 @@ from elastane.runtime.trainer import Trainer
 from elastane.runtime.wrapper_names import give_wrapper_names
 from elastane.script_source.places import place_of
 from elastane.tracking.process import TrackerProcesses
+
+_log = structlog.get_logger(__name__)
 
 
 class LeaderUnknownError(UnsupportedError):
@@ -78,6 +81,7 @@ class ElasticJob(Job):
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
         self._epoch_values: EpochValues | None = None
+        self._order_warning = ""
         #: Until prepare, only seeds derived from the rank are looked for, and only if prepare does not seed.
         self._watch = RngWatch(lambda place: None, lambda names, done: None)
         if self._seed is None:
@@ -186,6 +190,7 @@ class ElasticJob(Job):
         self._trainer = trainer
         self._epoch_values = EpochValues(prepared, source.registry.objects)
         self._note_schedules(prepared, source.steps_per_epoch)
+        self._order_warning = source.order_warning()
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
@@ -209,6 +214,8 @@ class ElasticJob(Job):
         )
         if trainer.is_leader and trainer.applied_step == 0:
             self._warn_of_schedules(count)
+            if self._order_warning:
+                _log.warning(self._order_warning)
         assert self._epoch_values is not None
         self._epoch_values.begin(
             sys._getframe(1),

@@ -1,4 +1,4 @@
-"""Find variables of the running script that live across epochs without `job.carry`.
+"""Find variables of the running script that live across epochs, or begin in them, without `job.carry`.
 
 While a worker that has trained from the beginning is alive, its values are the correct ones, and fingerprints
 show which other workers differ. When all workers are lost and the job resumes from a checkpoint, nobody has
@@ -7,23 +7,30 @@ the values and there is nothing to compare with. So the source is read when trai
     at the beginning                    a warning names the line, once a job
     in a worker that joins later        a warning: its values are the first ones
     from a checkpoint of a later epoch  refused, in all workers (`EpochsClosed.lost` travels with the state)
+
+What decides no more than which weights are saved is only warned of. So are attributes of the model and the
+dataset, what is computed from the model before the loop over mini-batches, and what is summed over a worker's
+mini-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
+from typing import Final
 
 import structlog
 
 from elastane.errors import UnsupportedError
-from elastane.runtime.loop_carried import roles_in
+from elastane.runtime.loop_carried import roles_in, with_attributes
 from elastane.runtime.prepared import Prepared
 from elastane.script_source import Carried, loop_at
-from elastane.script_source.across_epochs import carry_line, epoch_values, in_words
+from elastane.script_source.across_epochs import carry_line, epoch_values, in_words, is_attribute
+from elastane.script_source.epoch_body import Inputs
 from elastane.script_source.places import display_name, is_script_file, tree_of
 
 _log = structlog.get_logger(__name__)
+_PREPARED_LOADER: Final = "ElasticLoader"
 
 
 class LostValuesError(UnsupportedError):
@@ -39,6 +46,8 @@ class EpochValues:
         self._prepared, self._registered = prepared, tuple(registered)
         self._file = ""
         self._found: list[Carried] = []
+        self._of_the_model: list[Carried] = []
+        self._of_turns: list[Carried] = []
 
     def begin(self, frame: FrameType | None, epoch: int, *, leads: bool, lost: bool) -> None:
         """Examine the loop when the script's first epoch here begins.
@@ -51,8 +60,12 @@ class EpochValues:
             loop = loop_at(tree, frame.f_lineno) if tree is not None else None
             if tree is not None and loop is not None:
                 roles = roles_in(frame, self._prepared, self._registered)
+                names = {**frame.f_globals, **frame.f_locals}
                 self._file = display_name(file)
-                self._found = epoch_values(tree, loop, roles, {**frame.f_globals, **frame.f_locals})
+                found = epoch_values(tree, loop, roles, names, inputs_in(frame, self._prepared))
+                self._found = _once([one for one in found if one.origin == "carried"])
+                self._of_the_model = _once([one for one in found if one.origin == "model"])
+                self._of_turns = _once([one for one in found if one.origin == "turns"])
                 break
             frame = frame.f_back
         if lost:
@@ -60,29 +73,70 @@ class EpochValues:
         elif self._found and epoch:
             _log.warning(
                 f"this worker begins at epoch {epoch} without the values that the script's variables have "
-                f"in other workers: {self._words}. A different result is noticed only while one of the "
-                f"earlier workers is alive: {carry_line(self._found)}"
+                f"in other workers: {self._words(self._found)}. A different result is noticed only while "
+                f"one of the earlier workers is alive: {carry_line(self._found)}"
             )
         elif self._found and leads:
+            lost = ", and the job could not continue from a checkpoint" if self._lost else ""
             _log.warning(
-                f"variables of the script live across epochs: {self._words}. A worker that joins later "
-                "does not have them, and the job could not continue from a checkpoint: "
-                f"{carry_line(self._found)}"
+                f"variables of the script live across epochs: {self._words(self._found)}. A worker that "
+                f"joins later does not have them{lost}: {carry_line(self._found)}"
             )
+        if leads or epoch:
+            self._warn_of_origins(epoch)
 
     def refuse_lost(self, epoch: int) -> None:
         """Raise LostValuesError if the script carries values, because no worker has them any more."""
-        if self._found:
+        if self._lost:
             raise LostValuesError(
                 f"the job continues at epoch {epoch} from a checkpoint, which does not contain the values "
-                f"of the script's variables: {self._words}",
+                f"of the script's variables: {self._words(self._lost)}",
                 hint=(
-                    f"{carry_line(self._found)}: checkpoints then contain it. Start a new job with that "
+                    f"{carry_line(self._lost)}: checkpoints then contain it. Start a new job with that "
                     "change: the values of this job are lost"
                 ),
-                variables=[carried.name for carried in self._found],
+                variables=[carried.name for carried in self._lost],
             )
 
     @property
-    def _words(self) -> str:
-        return f"{self._file}: {'; '.join(map(in_words, self._found))}"
+    def _lost(self) -> list[Carried]:
+        """Those that decide more than which weights are saved, but for attributes: they may be set again."""
+        return [one for one in self._found if one.kind != "kept" and not is_attribute(one)]
+
+    def _warn_of_origins(self, epoch: int) -> None:
+        if self._of_the_model:
+            _log.warning(
+                "what is computed from the model before the loop over mini-batches decides its result: "
+                f"{self._words(self._of_the_model)}. A worker that joins in the middle of an epoch computes "
+                f"it from the weights of that step: {carry_line(self._of_the_model)}; a module is passed to "
+                "prepare instead, and its weights are set there by load_state_dict"
+            )
+        if self._of_turns and not epoch:
+            _log.warning(
+                f"what is summed over mini-batches decides the training: {self._words(self._of_turns)}. A "
+                "worker sums over those of all ranks that it hosts, each of DDP's ranks over its own: "
+                "compute it from what all have alike, such as an evaluation of the whole set in each worker"
+            )
+
+    def _words(self, found: Sequence[Carried]) -> str:
+        return f"{self._file}: {'; '.join(map(in_words, found))}"
+
+
+def inputs_in(frame: FrameType, prepared: Prepared) -> Inputs:
+    """Return the names in a frame that refer to the prepared loader and its dataset."""
+    dataset = getattr(prepared.loader, "dataset", None)
+    loaders, datasets = set[str](), set[str]()
+    for name, value in with_attributes(dict(frame.f_globals) | dict(frame.f_locals)):
+        if value is prepared.loader or type(value).__name__ == _PREPARED_LOADER:
+            loaders.add(name)
+        elif dataset is not None and value is dataset:
+            datasets.add(name)
+    return Inputs(frozenset(loaders), frozenset(datasets))
+
+
+def _once(found: Iterable[Carried]) -> list[Carried]:
+    """Return the first of each variable; one that decides more than which weights are saved comes first."""
+    result: dict[str, Carried] = {}
+    for carried in sorted(found, key=lambda one: one.kind == "kept"):
+        result.setdefault(carried.name, carried)
+    return sorted(result.values(), key=lambda one: one.reaches)

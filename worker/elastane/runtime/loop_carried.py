@@ -118,7 +118,7 @@ def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[ob
     roles[id(prepared.model)] = "model"
     names = dict(frame.f_globals) | dict(frame.f_locals)
     result: dict[str, Role] = {}
-    for name, value in _with_attributes(names):
+    for name, value in with_attributes(names):
         if id(value) in roles:
             result[name] = roles[id(value)]
         elif type(value).__module__.partition(".")[0] == "elastane" or _is_loader(value):
@@ -126,7 +126,8 @@ def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[ob
     return result
 
 
-def _with_attributes(names: dict[str, Any]) -> Iterator[tuple[str, object]]:
+def with_attributes(names: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield names with their values, and the attributes of those that are of the script's own classes."""
     for name, value in names.items():
         yield name, value
         if is_script_class(type(value)):

@@ -104,8 +104,9 @@ class RepeatCheck:
             if not self._kept and self._source.remakes(turn.rank):
                 self._put(before)
                 again = self._source.remake(turn.rank, info)
+                drawn = self._states()
                 self._put(states)
-                _compare_batches(turn, batch, again)
+                _compare_batches(turn, batch, again, drew_the_same=drawn == states)
             self._kept.append(_Batch(batch, info, states, {}))
             return _copied(batch), info
         # The second run gets the same batches, with the generators as they were after making each of them.
@@ -153,15 +154,23 @@ class RepeatCheck:
         self._registry.restore(states)
 
 
-def _compare_batches(turn: Turn, first: Any, second: Any) -> None:
-    """Raise TurnRepeatError if a mini-batch that was made twice differs."""
+def _compare_batches(turn: Turn, first: Any, second: Any, *, drew_the_same: bool) -> None:
+    """Raise TurnRepeatError if a mini-batch that was made twice differs, or drew other random numbers."""
     found, again = tree_flatten(first), tree_flatten(second)
-    if found[1] == again[1] and all(map(_same, found[0], again[0])):
+    same = found[1] == again[1] and all(map(_same, found[0], again[0]))
+    if same and drew_the_same:
         return
+    twice = f"a mini-batch of EST {turn.rank} in step {turn.step} was loaded twice from the same state and"
+    if same:
+        raise TurnRepeatError(
+            f"{twice} drew other random numbers: the dataset keeps samples that it has made with them, and "
+            "another worker would keep others",
+            hint="keep samples as they are before anything random is done to them, or make all at the start",
+            virtual_rank=turn.rank,
+        )
     raise TurnRepeatError(
-        f"a mini-batch of EST {turn.rank} in step {turn.step} was loaded twice from the same state and "
-        "differs: the dataset, transforms, sampler or collate_fn keep something from one mini-batch to "
-        "the next",
+        f"{twice} differs: the dataset, transforms, sampler or collate_fn keep something from one "
+        "mini-batch to the next",
         hint=(
             "let a sample depend only on its index, the global generators and registered objects, not on "
             "the time or on how many samples were read before"

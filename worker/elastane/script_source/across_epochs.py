@@ -1,7 +1,9 @@
 """Variables of a script that live across epochs and decide the result: the best metric, a patience.
 
 A worker that joins later, or a job that goes on from a checkpoint, begins with their first values, unless
-`job.carry` keeps them. Pure, like `carrying`, which it asks.
+`job.carry` keeps them. Two other kinds are found beside them: what is computed from the model before the loop
+over mini-batches, and what is summed over a worker's mini-batches (see `epoch_body`). Pure, like `carrying`,
+which it asks.
 """
 
 from __future__ import annotations
@@ -9,11 +11,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Final
 
-from elastane.script_source.body import HYPERPARAMETERS, Role
+from elastane.script_source.body import HYPERPARAMETERS, Place, Role
 from elastane.script_source.carrying import IN_EPOCHS, Carried, carried_values
+from elastane.script_source.epoch_body import Inputs
 from elastane.script_source.loops import Loop
 from elastane.script_source.names import Function
+
+NO_INPUTS: Final = Inputs()
 
 
 def epoch_values(
@@ -21,23 +27,29 @@ def epoch_values(
     loop: Loop,
     roles: Mapping[str, Role],
     names: Mapping[str, object] = MappingProxyType({}),
+    inputs: Inputs = NO_INPUTS,
+    counting: Mapping[str, Place] = MappingProxyType({}),
 ) -> list[Carried]:
-    """What the loop over epochs carries from one epoch into the result of later ones, once for each variable.
+    """What the loop over epochs carries into the result of later steps, by the lines it reaches.
 
     Without what an inner loop over mini-batches carries from turn to turn: that is refused there.
-    roles, names: as of `carried_values`.
+    roles, names, inputs, counting: as of `carried_values`.
     """
     setters = setters_of(tree)
     inside = {
         carried.name
         for inner in _training_loops(loop)
-        for carried in carried_values(tree, inner, roles, names, setters=setters)
+        for carried in carried_values(tree, inner, roles, names, setters=setters, counting=counting)
     }
-    found: dict[str, Carried] = {}
-    for carried in carried_values(tree, loop, roles, names, kinds=IN_EPOCHS, setters=setters):
-        if carried.name not in inside:
-            found.setdefault(carried.name, carried)
-    return list(found.values())
+    found = carried_values(
+        tree, loop, roles, names, kinds=IN_EPOCHS, setters=setters, counting=counting, inputs=inputs
+    )
+    across = {carried.name for carried in found if carried.origin == "carried"}
+    return [
+        carried
+        for carried in found
+        if carried.name not in inside and (carried.origin == "carried" or carried.name not in across)
+    ]
 
 
 def in_words(carried: Carried) -> str:
@@ -47,9 +59,24 @@ def in_words(carried: Carried) -> str:
 
 def carry_line(found: Sequence[Carried]) -> str:
     """The change that mends it."""
-    names = list(dict.fromkeys(carried.name.rpartition(".")[2] for carried in found))
+    names = list(dict.fromkeys(one.name.rpartition(".")[2] for one in found if not is_attribute(one)))
     given = ", ".join(f"{name}=..." for name in names)
-    return f"write `state = job.carry({given})` before the loop over epochs, and `state.{names[0]}` in it"
+    lines = []
+    if names:
+        lines.append(
+            f"write `state = job.carry({given})` before the loop over epochs, and `state.{names[0]}` in it"
+        )
+    if parts := [one.name for one in found if is_attribute(one)]:
+        lines.append(
+            f"set {', '.join(dict.fromkeys(parts))} in every epoch before the loop over mini-batches, from "
+            "the number of the epoch or from values of job.carry"
+        )
+    return "; ".join(lines)
+
+
+def is_attribute(carried: Carried) -> bool:
+    """Whether it is an attribute of the model or the dataset, which job.carry cannot take the place of."""
+    return carried.kind == "attribute" and carried.name == carried.target
 
 
 def setters_of(tree: ast.AST) -> dict[str, str]:

@@ -21,9 +21,10 @@ Role = Literal["model", "optimizer", "other"]
 """Kind of object managed by Elastane that a name stands for: the prepared model; an optimizer or a scaler;
 another prepared or registered object, or the job."""
 
-Kind = Literal["setting", "loss", "steps", "clipping", "model", "stop", "weights"]
+Kind = Literal["setting", "loss", "steps", "clipping", "model", "stop", "weights", "attribute", "kept"]
 """What is decided: a hyperparameter, the loss, whether the step's calls are made, how gradients are clipped,
-what the model does; when the loop ends, which weights are loaded."""
+what the model does; when the loop ends, which weights are loaded, an attribute of the model or its dataset
+that is set between epochs, which weights are saved."""
 
 #: Keys of param_groups that affect the optimizer's step.
 HYPERPARAMETERS: Final = frozenset(
@@ -101,6 +102,8 @@ class Body:
         self._setters = setters
         self._moving = moving
         self._loops = 0  # inside the body, around the statement
+        #: Loops over the prepared loader around the statement; only `EpochBody` counts them.
+        self._training = 0
         #: What decides whether the statement is run; of an `if` with its line.
         self._control: list[tuple[Deps, int]] = []
         self._calls: list[_Call] = []
@@ -566,6 +569,7 @@ class Body:
             inner |= {root: given for name, root in scope.roots.items() if root == mark + name}
         seen = (
             callee.function, frozenset(scope.roots.items()), frozenset(inner.items()), tuple(self._control),
+            self._training,
         )  # fmt: skip
         if seen not in self._known:
             frame = _Call([], [])

@@ -20,12 +20,13 @@ from typing import Final
 
 from elastane.script_source.body import Body, Kind, Place, Role, Values
 from elastane.script_source.callees import Callees, loop_scope
+from elastane.script_source.epoch_body import EpochBody, Inputs, Origin, origin_of
 from elastane.script_source.loops import Loop, node_of, turn_counter
 from elastane.script_source.names import Function, parameters, stored, walk_scope, within
 
 #: Decisions that affect the result of a step. Loading weights and ending the loop matter only across epochs.
 IN_TURNS: Final[frozenset[Kind]] = frozenset({"setting", "loss", "steps", "clipping", "model"})
-IN_EPOCHS: Final[frozenset[Kind]] = IN_TURNS | {"stop", "weights"}
+IN_EPOCHS: Final[frozenset[Kind]] = IN_TURNS | {"stop", "weights", "attribute", "kept"}
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Carried:
 
     name: as written in the loop, "it" or "self.it". line: where it is changed. counts: it counts turns.
     decides: what it reaches, in words, at line `reaches`. kind: of what it reaches. target: "lr", of a
-    setting; what is called, "opt.step", of steps. at: the line of the call, of steps; else `reaches`. file,
-    reaches_file: of these lines, where they are in another file than the loop; else "".
+    setting; what is called, "opt.step", of steps; the attribute. at: the line of the call, of steps; else
+    `reaches`. file, reaches_file: of these lines, where they are in another file than the loop; else "".
+    origin: where the value comes from, if that is not the turn or epoch before.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Carried:
     at: int
     file: str = ""
     reaches_file: str = ""
+    origin: Origin = "carried"
 
 
 def carried_values(
@@ -59,6 +62,7 @@ def carried_values(
     kinds: Container[Kind] = IN_TURNS,
     setters: Mapping[str, str] = MappingProxyType({}),
     counting: Mapping[str, Place] = MappingProxyType({}),
+    inputs: Inputs | None = None,
 ) -> list[Carried]:
     """Find the values that a loop carries into its result, sorted by the lines that they affect.
 
@@ -67,7 +71,8 @@ def carried_values(
     loop begins; with them, functions of other files are followed too, and branches that the script's options
     rule out are skipped. kinds: restricts
     what is looked for. setters: functions that write to param_groups, and the key. counting: attributes of
-    the model that its own methods change in every turn, as the loop writes them, and where.
+    the model that its own methods change in every turn, as the loop writes them, and where. inputs: of the
+    training, if the loop is one over epochs.
     """
     home = _home(tree, loop)
     function = home if isinstance(home, Function) else None
@@ -76,7 +81,11 @@ def carried_values(
     inside = {name for name in stored(loop.target) if not within(name, roles)}
     fresh = _only_inside(home, loop)
     while True:  # what the calls of the body change is only known once it has run
-        body = Body(scope, callees, roles, inside, setters)
+        body = (
+            Body(scope, callees, roles, inside, setters)
+            if inputs is None
+            else EpochBody(scope, callees, roles, inside, setters, inputs)
+        )
         body.changed |= {name: frozenset({name}) for name in counting}
         body.places |= counting
         begun = {*inside, *counting} - fresh
@@ -87,12 +96,15 @@ def carried_values(
         inside = inside | found
     result: dict[tuple[str, str], Carried] = {}
     for one in body.reached:
-        for name in sorted(one.by) if one.kind in kinds else ():
-            if body.changed.get(name) and (name, one.decides) not in result:
-                where: Place = body.places[name]
+        for by in sorted(one.by) if one.kind in kinds else ():
+            origin, name = origin_of(by)
+            known = body.changed.get(name) if origin == "carried" else by in body.places
+            if known and (name, one.decides) not in result:
+                where: Place = body.places[by]
                 result[name, one.decides] = Carried(
                     name, where.line, name in body.counters,
                     one.decides, one.place.line, one.kind, one.target, one.at, where.file, one.place.file,
+                    origin,
                 )  # fmt: skip
     return sorted(result.values(), key=lambda carried: carried.reaches)
 

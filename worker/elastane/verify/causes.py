@@ -98,6 +98,7 @@ def in_source(what: str, findings: Sequence[Finding]) -> Cause | None:
     """Return the likeliest finding that can explain a difference in `what`, or None."""
     kinds = _EXPLAINS.get(what, tuple(kind for kinds in _EXPLAINS.values() for kind in kinds))
     decisive = [f for f in findings if f.severity in (Severity.REFUSED, Severity.DIFFERS)]
+    decisive = [f for f in decisive if f.kind != "saved weights"]  # that decides nothing of the training
     if what in _AFTER_GRADIENTS:
         decisive = [f for f in decisive if not _decides_the_loss(f)]
     notes = [f for f in findings if f.severity is Severity.NOTE and f.kind in _TELLING]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from elastane.diagnose.findings import Severity
 from elastane.diagnose.source.notes import Notes
 from elastane.diagnose.source.reading import Script, exits, name_of
-from elastane.script_source import IN_EPOCHS
+from elastane.script_source import Carried
+from elastane.script_source.across_epochs import carry_line, is_attribute
 from elastane.script_source.loops import node_of
 from elastane.script_source.words import NUMPY_UNEVEN, PYTHON_UNEVEN
 
@@ -27,37 +28,50 @@ def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
 
     Return the lines that decide when to stop.
     """
-    # Variables that the loader loop itself carries into the result are reported there.
-    inside = {
-        carried.name
-        for one in script.loader_loops
-        if any(node_of(one.node) is node for node in ast.walk(loop))
-        for carried in script.carried(one.node)
-    }
     decided: dict[str, list[str]] = {}
-    lines: dict[str, int] = {}
+    first: dict[str, Carried] = {}
     stops: set[int] = set()
-    for carried in script.carried(loop, IN_EPOCHS):
-        if carried.name in inside:
-            continue
+    for carried in sorted(script.across_epochs(loop), key=lambda one: one.kind == "kept"):
         if carried.kind == "stop":
             stops.add(carried.at)
         words = f"sets {carried.target}" if carried.kind == "setting" else f"decides {carried.decides}"
         if words not in decided.setdefault(carried.name, []):
             decided[carried.name].append(words)
-        lines.setdefault(carried.name, carried.at)
+        first.setdefault(carried.name, carried)
     for name, found in decided.items():
+        what, todo = _origin(first[name])
         notes.add(
             Severity.DIFFERS,
-            "epoch variable",
-            lines[name],
-            f"{name} lives across epochs and {' and '.join(found)}: a worker that joins later does not "
-            "have it, and from a checkpoint the job does not go on",
-            f"state = job.carry({name}=...) before the loop, and state.{name} in it: it travels with the "
-            "model",
+            "saved weights" if first[name].kind == "kept" else "epoch variable",
+            first[name].line if is_attribute(first[name]) else first[name].at,
+            f"{name} {what[0]} and {' and '.join(found)}: {what[1]}",
+            todo,
             variable=name,
         )
     return stops
+
+
+def _origin(carried: Carried) -> tuple[tuple[str, str], str]:
+    """Return what is wrong with a value that comes from there, in two parts, and the remedy."""
+    carry = f"{carry_line([carried])}: it travels with the model"
+    if carried.origin == "model":
+        what = (
+            "is computed from the model between epochs",
+            ("a worker that joins in the middle of an epoch computes it from the weights of that step"),
+        )
+        return what, f"{carry}; a module is passed to prepare instead, and set there by load_state_dict"
+    if carried.origin == "turns":
+        what = (
+            "is made of a worker's mini-batches",
+            ("a worker has those of all ranks that it hosts, DDP's ranks each their own"),
+        )
+        return what, "compute it from what all workers have alike: evaluate the whole set in each worker"
+    lost = (
+        ""
+        if carried.kind == "kept" or is_attribute(carried)
+        else ", and from a checkpoint the job does not go on"
+    )
+    return ("lives across epochs", f"a worker that joins later does not have it{lost}"), carry
 
 
 def _breaks(loop: ast.For, notes: Notes, told: set[int]) -> None:

@@ -7,22 +7,21 @@ functions of the script that are called by name.
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from elastane.script_source import (
-    IN_TURNS,
     Carried,
-    Kind,
     Role,
     carried_values,
     reported_attributes,
     with_bases,
 )
-from elastane.script_source.across_epochs import setters_of
+from elastane.script_source.across_epochs import epoch_values, setters_of
 from elastane.script_source.body import Place
 from elastane.script_source.callees import source_of
+from elastane.script_source.epoch_body import Inputs
 from elastane.script_source.loops import Loop, as_loop, node_of
 from elastane.script_source.names import Function, dotted, walk_here
 
@@ -295,11 +294,24 @@ class Script:
         """Functions that write to param_groups: name -> the first key that decides what an optimizer does."""
         return setters_of(self.tree)
 
-    def carried(self, loop: Loop, kinds: Container[Kind] = IN_TURNS) -> list[Carried]:
+    def carried(self, loop: Loop) -> list[Carried]:
         """Return the values that a loop carries from turn to turn into its result."""
-        return carried_values(
-            self.tree, loop, self.roles, kinds=kinds, setters=self.setters, counting=self.counting
-        )
+        return carried_values(self.tree, loop, self.roles, setters=self.setters, counting=self.counting)
+
+    def across_epochs(self, loop: Loop) -> list[Carried]:
+        """Return the values that a loop over epochs carries into the result of later steps."""
+        return epoch_values(self.tree, loop, self.roles, inputs=self.inputs, counting=self.counting)
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """Names of the training loader, and of the dataset that it is built from."""
+        datasets = {
+            name_of(value.args[0])
+            for name, value in self.assigned
+            if isinstance(value, ast.Call) and last_name(value.func) == "DataLoader" and value.args
+            if name in self.loaders or name in self.kept
+        }
+        return Inputs(self.loaders, frozenset(datasets - {""}))
 
     @cached_property
     def counting(self) -> dict[str, Place]:

@@ -77,10 +77,10 @@ class EpochValues:
                 f"one of the earlier workers is alive: {carry_line(self._found)}"
             )
         elif self._found and leads:
-            lost = ", and the job could not continue from a checkpoint" if self._lost else ""
+            resumes = ", and the job could not continue from a checkpoint" if self._lost else ""
             _log.warning(
                 f"variables of the script live across epochs: {self._words(self._found)}. A worker that "
-                f"joins later does not have them{lost}: {carry_line(self._found)}"
+                f"joins later does not have them{resumes}: {carry_line(self._found)}"
             )
         if leads or epoch:
             self._warn_of_origins(epoch)

@@ -149,7 +149,7 @@ class EpochBody(Body):
             super().bind_target(target, given, values)
             return
         given = self._named(given | self._decided(), name, target.lineno)
-        if not self._training and self._is_attribute_of_model(target):
+        if not self._training and isinstance(target, ast.Attribute) and self._is_attribute_of_model(target):
             for one in (name, self._as_part_of_model(target)):
                 values[one] = given
                 self._change(one, given, target.lineno)

@@ -30,10 +30,10 @@ def epoch_values(
     inputs: Inputs = NO_INPUTS,
     counting: Mapping[str, Place] = MappingProxyType({}),
 ) -> list[Carried]:
-    """What the loop over epochs carries into the result of later steps, by the lines it reaches.
+    """Return the values that the loop over epochs carries into later steps, in the order of lines reached.
 
-    Without what an inner loop over mini-batches carries from turn to turn: that is refused there.
-    roles, names, inputs, counting: as of `carried_values`.
+    Excludes values that an inner loop over mini-batches carries from turn to turn; they are refused there.
+    roles, names, inputs, counting: as for `carried_values`.
     """
     setters = setters_of(tree)
     inside = {
@@ -58,7 +58,7 @@ def in_words(carried: Carried) -> str:
 
 
 def carry_line(found: Sequence[Carried]) -> str:
-    """The change that mends it."""
+    """Return the change to the script that makes the values travel with the job."""
     names = list(dict.fromkeys(one.name.rpartition(".")[2] for one in found if not is_attribute(one)))
     given = ", ".join(f"{name}=..." for name in names)
     lines = []

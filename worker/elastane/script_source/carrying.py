@@ -33,11 +33,11 @@ IN_EPOCHS: Final[frozenset[Kind]] = IN_TURNS | {"stop", "weights", "attribute", 
 class Carried:
     """A value that the loop carries from turn to turn and that decides the result.
 
-    name: as written in the loop, "it" or "self.it". line: where it is changed. counts: it counts turns.
-    decides: what it reaches, in words, at line `reaches`. kind: of what it reaches. target: "lr", of a
-    setting; what is called, "opt.step", of steps; the attribute. at: the line of the call, of steps; else
-    `reaches`. file, reaches_file: of these lines, where they are in another file than the loop; else "".
-    origin: where the value comes from, if that is not the turn or epoch before.
+    name: as written in the loop, "it" or "self.it". line: where it is changed. counts: True if it counts
+    turns. decides: what it affects, in words, at line `reaches`; kind: the kind of that. target: "lr" for a
+    setting, the call such as "opt.step" for steps, or the attribute. at: line of the call for steps, else
+    `reaches`. file, reaches_file: files of these lines if not the loop's; otherwise "". origin: source of the
+    value, if not the previous turn or epoch.
     """
 
     name: str

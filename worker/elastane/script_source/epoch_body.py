@@ -1,12 +1,13 @@
-"""Runs the body of a loop over epochs in the abstract: which of its values a joining worker would not have.
+"""Abstract interpreter for the body of a loop over epochs: finds values that a joining worker lacks.
 
-Beside what `Body` sees, a value between epochs may come from two places that are not the same for everybody:
+In addition to what `Body` finds, a value between epochs may come from two sources that differ from worker to
+worker:
 
     the model     outside the loop over mini-batches: a worker that joins in the middle of an epoch runs that
-                  code with the weights of the step it joins at
-    mini-batches  a sum over the turns of one worker: whose turns they are depends on the ring
+                  code with the weights of the step at which it joins
+    mini-batches  a sum over the turns of one worker: which ESTs it hosts depends on the ring
 
-and it may be kept in an attribute of the model or of the dataset.
+Such a value may be kept in an attribute of the model or of the dataset.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from elastane.script_source.loops import Loop
 from elastane.script_source.names import dotted, within
 
 Origin = Literal["carried", "model", "turns"]
-"""Where a value comes from: an earlier turn or epoch, the model between epochs, a worker's mini-batches."""
+"""Source of a value: an earlier turn or epoch, the model between epochs, or a worker's mini-batches."""
 
 _MODEL: Final = "*model "
 _TURNS: Final = "*turns "
-#: Methods of a module or tensor that tell nothing of its weights.
+#: Methods of a module or tensor whose results do not depend on its weights.
 _STRUCTURE: Final = frozenset(
     {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children"}
     | {"named_children", "train", "eval", "to", "cuda", "cpu", "half", "float", "double", "zero_grad"}
     | {"requires_grad_", "apply", "get_submodule", "get_parameter", "load_state_dict", "numel", "size", "dim"}
     | {"register_buffer", "register_parameter", "add_module", "keys"}
 )
-#: Attributes of modules and parameters that decide nothing here, or are watched while training.
+#: Attributes of modules and parameters that have no effect here, or are checked during training.
 _OTHERS: Final = frozenset({"grad", "data", "training"})
 _SAVES: Final = frozenset({"save", "copyfile", "deepcopy"})
 _IN_TRAINING: Final[frozenset[Kind]] = frozenset(
@@ -43,14 +44,14 @@ _IN_TRAINING: Final[frozenset[Kind]] = frozenset(
 
 @dataclass(frozen=True)
 class Inputs:
-    """Names of what the training reads, as the loop writes them: the prepared loader, and its dataset."""
+    """Names under which the loop uses the prepared loader and its dataset."""
 
     loaders: frozenset[str] = frozenset()
     datasets: frozenset[str] = frozenset()
 
 
 def origin_of(name: str) -> tuple[Origin, str]:
-    """Where a value that another depends on comes from, and the name of its variable."""
+    """Return the origin of a dependency, and the name of its variable."""
     if name.startswith(_MODEL):
         return "model", name.removeprefix(_MODEL)
     if name.startswith(_TURNS):
@@ -59,7 +60,7 @@ def origin_of(name: str) -> tuple[Origin, str]:
 
 
 class EpochBody(Body):
-    """Runs statements; `begin` and `run` are those of `Body`."""
+    """Interprets statements of the loop over epochs; `begin` and `run` are those of `Body`."""
 
     def __init__(
         self,
@@ -72,13 +73,13 @@ class EpochBody(Body):
     ) -> None:
         super().__init__(scope, callees, roles, moving, setters)
         self._inputs = inputs
-        #: Names that loops over the loader have given a value, and the mini-batch of the one that is run.
+        #: Names assigned in loops over the loader, and the mini-batch target of the current one.
         self._of_turns: set[str] = set()
         self._batch: ast.expr | None = None
         self._epochs: set[str | None] = set()
 
     def begin(self, target: ast.expr, source: ast.expr, values: Values) -> None:
-        """A new epoch begins: the target is its number."""
+        """Begin an epoch. target: the variable of its number."""
         self._epochs = {self._scope.path(one) for one in ast.walk(target)} - {None}
         super().begin(target, source, values)
 
@@ -92,7 +93,7 @@ class EpochBody(Body):
             self._goes_over(node.target, node.iter)
             self._loops += 1
             self.bind_target(node.target, self._of(node.iter, values), values)
-            self.run(node.body, values)  # at least once: a model has parts
+            self.run(node.body, values)  # at least once, because a model has parts
             self._loops -= 1
             return
         if not (isinstance(node, Loop) and self._trains(node)):
@@ -115,16 +116,16 @@ class EpochBody(Body):
                     self.places.setdefault(_TURNS + name, self._place(node.lineno))
 
     def _trains(self, loop: Loop) -> bool:
-        """Whether it is the loop over the prepared loader."""
+        """Return True for the loop over the prepared loader."""
         if any(self._scope.path(one) in self._inputs.loaders for one in ast.walk(loop.iter)):
             return True
         return any(getattr(one, "attr", "") == "backward" for one in _outside_of_loops(loop.body))
 
     def _is_for_good(self, test: ast.expr, values: Values) -> bool:
-        """Whether the condition has one answer in all epochs, or stays true: `epoch >= k`, one k for all.
+        """Return True if the condition is the same in all epochs, or stays true, as `epoch >= k` does.
 
-        Whoever begins at a later epoch then goes through what it decides as well, or nobody ever does:
-        nothing is left of what was there before.
+        A worker that begins at a later epoch then runs the branch as well, or no worker ever does, so the
+        earlier values do not matter.
         """
         if self._settled(test) is not None:
             return False
@@ -168,7 +169,7 @@ class EpochBody(Body):
         super()._change(name, given, line)
 
     def _named(self, given: Deps, name: str, line: int) -> Deps:
-        """The same, with the variable that now has the value in the place of what it was computed from."""
+        """Return the dependencies, with `name` in place of the values between epochs it was computed from."""
         origins = {origin_of(one)[0] for one in given} - {"carried"}
         if self._training or not origins:
             return given
@@ -184,7 +185,7 @@ class EpochBody(Body):
         return self._is_model(target.value)
 
     def _is_model(self, node: ast.expr) -> bool:
-        """Whether it is the model, or a part of it or of what a loop over its parts goes through."""
+        """Return True for the model, a part of it, and the variable of a loop over its parts."""
         if self._role(node) == "model":
             return True
         while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
@@ -193,7 +194,7 @@ class EpochBody(Body):
         return source is not None and self._role(source) == "model"
 
     def _as_part_of_model(self, target: ast.Attribute) -> str:
-        """Of `m.p`, in `for m in net.modules()`, it is "net.*.p": the same wherever that loop stands."""
+        """Return "net.*.p" for `m.p` in `for m in net.modules()`, so that all such loops share one name."""
         source = self._over.get(self._scope.path(target.value) or "")
         whole = None if source is None else self._scope.path(_source(source))
         return (self._scope.path(target) or "") if whole is None else f"{whole}.*.{target.attr}"
@@ -232,7 +233,7 @@ class EpochBody(Body):
 
 
 def _outside_of_loops(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes below, but for bodies of loops."""
+    """Iterate over all nodes below, except bodies of loops."""
     for node in nodes:
         if not isinstance(node, Loop | ast.While):
             yield node
@@ -240,7 +241,7 @@ def _outside_of_loops(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _source(node: ast.expr) -> ast.expr:
-    """Of model.state_dict() it is the model."""
+    """Return the object of a chain of method calls: `model` of `model.state_dict()`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         node = node.func.value
     return node

@@ -269,7 +269,7 @@ async def sample(master: Master, load: Load, minute: int) -> Sample:
     assert master._hosts is not None and master._store is not None
     hosts = master._hosts.all()
     # A snapshot ends what is kept since the last one; when that is due depends on real time.
-    state_bytes = sum(len(host.snapshot()) for host in hosts)
+    state_bytes = sum(len(host.machine.snapshot()) for host in hosts)
     gc.collect()
     process = psutil.Process()
     store_connections = sum(count for count, _ in master._store.redis.connection_pool.get_connection_count())

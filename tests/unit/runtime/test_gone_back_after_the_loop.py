@@ -54,6 +54,7 @@ def _job(trainer: FakeTrainer) -> ElasticJob:
     job._epoch_values = SimpleNamespace(begin=lambda *args, **kwargs: None)
     job._shows_progress = lambda progress: False
     job._warn_of_schedules = lambda count: None
+    job._order_warning = ""
     return job  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ from elastane_shards.splitters import POSITION_MAX, Source, list_source, range_s
 class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Settings of a `DynamicQueue`, as shard.proto's DatasetSettings; exactly one source is set.
 
-    The master's defaults, those of `Job.tasks` and the form in which a dataset is stored are those told here.
+    The master's defaults, those of `Job.tasks`, and the stored form of a dataset are defined here.
 
     task_size: positions per task. size: number of positions of a range source. entries: the items of a list
     source. watermark, closed: state of a stream source. lease_seconds: how long a worker may hold a task.

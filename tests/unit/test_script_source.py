@@ -342,6 +342,10 @@ ACROSS: dict[str, tuple[str, str, str, list[tuple[str, str, str]]]] = {
         "net.train(); ps = [p for p in net.parameters()]",
         "with no_grad(): t = net(x)\nloss = f(net(x), t); clip_grad_norm_(ps, 1); loss.backward()", "", [],
     ),
+    "nothing: what the model is made of": (
+        "ps = net.trainable_parameters(); hidden = net.init_hidden(4); crit = net.get_criterion()",
+        "loss = crit(net(x, hidden), y); clip_grad_norm_(ps, 1); loss.backward()", "", [],
+    ),
     "nothing: an evaluation that schedules": ("", EPOCHS, "state.step(check(net))", []),
 }  # fmt: skip
 FUNCTIONS = """

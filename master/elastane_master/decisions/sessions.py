@@ -296,8 +296,10 @@ def _require_signature(state: JobState, event: WorkerJoined) -> None:
     require_level(level, event.signature, event.worker)
     if job is not None:
         require_equal(job, event.signature, event.worker, level)
-    elif event.signature.steps_per_epoch < 0 or event.signature.epochs < 0:
-        raise Rejection("invalid_argument", "a negative number of steps or epochs", worker=event.worker)
+    elif min(event.signature.steps_per_epoch, event.signature.epochs, event.signature.dataset_size) < 0:
+        raise Rejection(
+            "invalid_argument", "a negative number of steps, epochs or samples", worker=event.worker
+        )
 
 
 def _take_signature(turn: Turn, event: WorkerJoined) -> None:

@@ -571,7 +571,8 @@ class JobHosts(HostOwner):
         async with self._opening:
             await self._require_held(name, token)  # what follows would put out whoever leads by now
             try:
-                log, recovered = await JobLog.open(self.store.redis, name, self._options)
+                with self._fenced_steps_down():
+                    log, recovered = await JobLog.open(self.store.redis, name, self._options)
             except (JobDamaged, JobTooNew) as error:
                 self._closed.pop(name, None)
                 self._hold(error)
@@ -655,7 +656,8 @@ class JobHosts(HostOwner):
             return
         # The store lost what was written last. Memory is the truth: it is served again, and written anew.
         options = self._options
-        log, recovered = await JobLog.open(self.store.redis, name, options, accept_loss=True)
+        with self._fenced_steps_down():
+            log, recovered = await JobLog.open(self.store.redis, name, options, accept_loss=True)
         self._require_serving()
         del self._closed[name]
         await self._make_host(host.machine, log, recovered).start()

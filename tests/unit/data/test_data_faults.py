@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -370,6 +371,8 @@ def test_drawing_from_a_generator_of_the_dataset_is_refused(start: Start, worker
 
 
 AROUND = np.random.default_rng(5)
+OF_THE_SYSTEM = random.SystemRandom()
+"""It has no state that could be compared."""
 
 
 def with_noise(samples: list[Any]) -> Any:

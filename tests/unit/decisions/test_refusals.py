@@ -80,7 +80,8 @@ class Fuzzer(JobDriver):
         self.sessions += 1
         signature = self.signature
         if self.rng.random() < 0.2:
-            signature = msgspec.structs.replace(signature, dataset_size=self.rng.choice((65, 64)), epochs=-1)
+            size, epochs = self.rng.choice(((65, -1), (64, -1), (-1, signature.epochs)))
+            signature = msgspec.structs.replace(signature, dataset_size=size, epochs=epochs)
         return events.WorkerJoined(
             self.rng.choice(WORKERS),
             f"s{self.sessions}",

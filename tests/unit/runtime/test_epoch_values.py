@@ -41,7 +41,7 @@ ONLY_WARNED = {
         "have them: set net.scale in every epoch before the loop over mini-batches"
     ),
     "total = 0\nfor x in loader:\n    total += net(x).sum()\nset_lr(optimizer, total)": (
-        "what is summed over mini-batches decides the training: script.py: total, set in line 8, decides"
+        "a sum over mini-batches affects the training: script.py: total, set in line 8, decides"
     ),
 }
 

@@ -179,7 +179,7 @@ def test_a_mini_batch_that_is_not_the_same_again_is_refused() -> None:
 def test_samples_that_are_kept_as_they_were_drawn_are_refused() -> None:
     run = Run(drawn, keeps=True)
     with pytest.raises(
-        TurnRepeatError, match=r"loaded twice .* drew other random numbers: the dataset keeps"
+        TurnRepeatError, match=r"loaded twice .* drew other random numbers: the dataset caches"
     ):
         run.epoch(0, 5)
     run.source.close()

@@ -36,9 +36,9 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, torch.T
 class OwnGenerators:
     """Generators found in the attributes of `dataset`, at a bounded depth.
 
-    registered: objects whose state the ESTs' contexts hold; they may be drawn from. code: functions that are
-    watched with the globals of their modules, and those of the dataset's classes: in a data worker nothing
-    else draws from these.
+    registered: objects whose state the ESTs' contexts hold; they may be drawn from. code: functions; the
+    globals of their modules, and of the modules of the dataset's classes, are watched too. That is for data
+    workers, where nothing else draws from them.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class OwnGenerators:
                 raise UnsupportedError(
                     f"the dataset draws from its own generator, {name}, whose state no EST context holds",
                     hint=f'write job.register("{item}", {name}) before prepare, or draw from '
-                    "random, numpy.random or torch's global generator",
+                    "random, numpy.random or torch's global generator; create a generator that is seeded for "
+                    "each sample where the sample is made",
                     generator=name.removeprefix("dataset."),
                 )
 
@@ -140,9 +141,13 @@ def _children(value: object) -> list[tuple[str, object]]:
 def _state_of(value: object) -> Callable[[], Any] | None:
     """Return a function that reads the state of a non-global generator; None for anything else."""
     if isinstance(value, torch.Generator):
-        return None if value is torch.default_generator else lambda: bytes(value.get_state().tolist())
+        # A data worker must not ask the driver for a device's generator: it is a fork of the trainer.
+        if value is torch.default_generator or value.device.type != "cpu":
+            return None
+        return lambda: bytes(value.get_state().tolist())
     if isinstance(value, random.Random):
-        return None if value is getattr(random, "_inst", None) else value.getstate
+        has_state = value is not getattr(random, "_inst", None) and not isinstance(value, random.SystemRandom)
+        return value.getstate if has_state else None
     if HAS_NUMPY and isinstance(value, np.random.Generator):
         return lambda: pickle.dumps(value.bit_generator.state)
     if HAS_NUMPY and isinstance(value, np.random.RandomState):

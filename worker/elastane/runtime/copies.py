@@ -4,9 +4,9 @@ network.
 A copy that was not prepared is not part of the job's state, and a body that updates it does so in every EST's
 turn: from intermediate weights, and N times a step. Any object that holds tensors with the shapes of all
 trained parameters, in a local variable of the loop's function or a global one, counts as a copy. The first
-steps after the start, after a ring change and at the beginning of an epoch are watched, and what changed in
-between is warned of. Changes show in norms
-rather than tensor versions, since an average is usually written through `.data`.
+steps after the start, after a ring change and at the beginning of an epoch are watched; a change in between
+causes a warning. Changes show in norms rather than tensor versions, since an average is usually written
+through `.data`.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class CopyWatch:
             if known is owner and repr(then) != repr(now) and not self._is_prepared(owner):
                 self._warn(
                     name,
-                    "a copy of the weights that was not prepared changes between epochs, and a worker that "
-                    "joins begins with its own: pass it to prepare, as a module or an object with "
-                    "state_dict and load_state_dict",
+                    "a copy of the weights that was not prepared has changed since the steps that were "
+                    "watched last. Unless it is set anew from the model in every epoch, a worker that joins "
+                    "begins with other values: pass it to prepare, as a module or an object with state_dict "
+                    "and load_state_dict",
                 )
 
     def end_turn(self, turn: Turn) -> None:

@@ -8,8 +8,8 @@ the values and there is nothing to compare with. So the source is read when trai
     in a worker that joins later        a warning: its values are the first ones
     from a checkpoint of a later epoch  refused, in all workers (`EpochsClosed.lost` travels with the state)
 
-What decides no more than which weights are saved is only warned of. So are attributes of the model and the
-dataset, what is computed from the model before the loop over mini-batches, and what is summed over a worker's
+Values that decide only which weights are saved cause a warning. So do attributes of the model and the
+dataset, values computed from the model before the loop over mini-batches, and sums over a worker's
 mini-batches.
 """
 
@@ -113,9 +113,10 @@ class EpochValues:
             )
         if self._of_turns and not epoch:
             _log.warning(
-                f"what is summed over mini-batches decides the training: {self._words(self._of_turns)}. A "
+                f"a sum over mini-batches affects the training: {self._words(self._of_turns)}. A "
                 "worker sums over those of all ranks that it hosts, each of DDP's ranks over its own: "
-                "compute it from what all have alike, such as an evaluation of the whole set in each worker"
+                "compute it from something that all workers have alike, such as an evaluation of the whole "
+                "set in each worker"
             )
 
     def _words(self, found: Sequence[Carried]) -> str:

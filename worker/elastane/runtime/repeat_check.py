@@ -163,9 +163,9 @@ def _compare_batches(turn: Turn, first: Any, second: Any, *, drew_the_same: bool
     twice = f"a mini-batch of EST {turn.rank} in step {turn.step} was loaded twice from the same state and"
     if same:
         raise TurnRepeatError(
-            f"{twice} drew other random numbers: the dataset keeps samples that it has made with them, and "
+            f"{twice} drew other random numbers: the dataset caches samples made with random numbers, and "
             "another worker would keep others",
-            hint="keep samples as they are before anything random is done to them, or make all at the start",
+            hint="cache samples before random transforms, or build the whole cache at the start",
             virtual_rank=turn.rank,
         )
     raise TurnRepeatError(

@@ -32,8 +32,11 @@ _STRUCTURE: Final = frozenset(
     {"parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules", "children"}
     | {"named_children", "train", "eval", "to", "cuda", "cpu", "half", "float", "double", "zero_grad"}
     | {"requires_grad_", "apply", "get_submodule", "get_parameter", "load_state_dict", "numel", "size", "dim"}
-    | {"register_buffer", "register_parameter", "add_module", "keys"}
+    | {"register_buffer", "register_parameter", "add_module", "keys", "bfloat16", "type", "to_empty"}
+    | {"share_memory", "compile"}
 )
+#: Beginnings of names of methods that scripts write for the same: `get_criterion`, `init_hidden`.
+_STRUCTURE_PREFIXES: Final = ("get_", "init_", "num_", "trainable_", "param_")
 #: Attributes of modules and parameters that have no effect here, or are checked during training.
 _OTHERS: Final = frozenset({"grad", "data", "training"})
 _SAVES: Final = frozenset({"save", "copyfile", "deepcopy"})
@@ -218,7 +221,7 @@ class EpochBody(Body):
                 self._mutate(
                     changed, NONE.union(*(self._of(one, values) for one in node.args)), node.lineno, values
                 )
-        if copies or (word not in _STRUCTURE and self._is_model(node.func)):
+        if copies or (not _tells_structure(word) and self._is_model(node.func)):
             return [part | {_MODEL} for part in found]
         return found
 
@@ -230,6 +233,11 @@ class EpochBody(Body):
             left_out.add("model")
         given = frozenset(one for one in given if origin_of(one)[0] not in left_out)
         super()._reach(given, kind, decides, line, target, at)
+
+
+def _tells_structure(method: str | None) -> bool:
+    """Return True for a method of the model whose result does not depend on its weights, by its name."""
+    return method is not None and (method in _STRUCTURE or method.startswith(_STRUCTURE_PREFIXES))
 
 
 def _outside_of_loops(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:

@@ -296,7 +296,7 @@ def test_of_an_average_that_is_updated_between_epochs_a_warning_says_so_once() -
                 move(one)
             best = copy.deepcopy(net)
     assert [line["variable"] for line in said] == ["averaged"]
-    assert "not prepared changes between epochs" in said[0]["event"] and best is not frozen
+    assert "not prepared has changed since" in said[0]["event"] and best is not frozen
 
 
 # ---------------------------------------------------------------------- forwards

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from types import CodeType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -46,12 +48,24 @@ def keep_signals() -> None:
         if number is None or threading.current_thread() is not threading.main_thread():
             before(lost)
             return
-        # Delayed: now, the handler would run inside this hook, which cannot propagate exceptions either.
-        again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        threading.Thread(target=send_again, args=(number,), daemon=True).start()
+
+    def send_again(number: int) -> None:
+        # Inside the hook, the handler's exception could not propagate either, and on a busy machine the main
+        # thread may be in it for any length of time.
+        while _is_running(hook.__code__):
+            time.sleep(_AGAIN_SECONDS)
+        os.kill(os.getpid(), number)
 
     sys.unraisablehook = hook
+
+
+def _is_running(code: CodeType) -> bool:
+    """Return True while the main thread runs this code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _number(lost: UnraisableHookArgs) -> int | None:

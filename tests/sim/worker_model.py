@@ -104,6 +104,7 @@ class WorkerModel:
     ) -> None:
         self.world, self.network, self.checkers = world, network, checkers
         self.script, self.groups, self.masters, self.name, self.pid = script, groups, masters, name, pid
+        self.started_at = world.now
         self.process = Process(world, name)
         self.protocol = WorkerProtocol()
         self.stream: Stream | None = None
@@ -239,7 +240,9 @@ class WorkerModel:
             pid=self.pid,
             store_address=f"{self.name}:1",
             version="1",
+            process_clock="clock of host",
         )
+        hello.process_started.FromNanoseconds(round(self.started_at * 1e9))
         stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
         return await ended
 

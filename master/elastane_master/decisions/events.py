@@ -78,7 +78,9 @@ class StepTask(msgspec.Struct, frozen=True):
 class WorkerJoined(Event, frozen=True, tag=True):
     """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect.
 
-    history_generation: of which history its weights are (claims.py); 0: not known.
+    history_generation: of which history its weights are (claims.py); 0: not known. process,
+    process_started_seconds, process_clock: tell it from another process of the same worker id, and which of
+    them is newer (processes.py).
     """
 
     worker: str
@@ -94,7 +96,9 @@ class WorkerJoined(Event, frozen=True, tag=True):
     capacity: Capacity = "spot"
     history_generation: int = 0
     rendezvous_key: bytes = b""  # of its store, for which the master makes the generations' secrets
-    process: bytes = b""  # tells it from another process of the same worker id (processes.py)
+    process: bytes = b""
+    process_started_seconds: float = 0.0
+    process_clock: str = ""
 
 
 class StreamLost(Event, frozen=True, tag=True):

@@ -1,9 +1,13 @@
-"""Identity of the process behind a worker id: the process that joined last.
+"""Identity of the process behind a worker id: the newest process.
 
-Two processes that have one id, by mistake or because a scheduler started a second one beside the first,
-would put each other out for ever: each is taken for the other's successor. So the processes of an id are
-remembered in the order in which they first said Hello. The newest stays; an older one that comes back is
-refused for good, also when its stream broke, or it slept, while the newer one joined.
+Two processes with one id, by mistake or because a scheduler started a second one beside the first, would
+evict each other without end: each is taken for the other's successor. So the processes of an id are
+remembered in order. The newest stays; an older one that comes back is refused for good, even if its stream
+broke, or it slept, while the newer one joined.
+
+Processes of one machine are ordered by their start. The order in which their Hellos arrive would not do: the
+Hello of a process that was killed as it joined can arrive after its successor's. Machines have no clock in
+common; between them the order of arrival counts.
 """
 
 from __future__ import annotations
@@ -37,8 +41,15 @@ def _place_of(event: WorkerJoined) -> bytes:
 
 def require_newest(state: JobState, event: WorkerJoined) -> None:
     """Raise Rejection for a process that a newer one with its worker id has replaced."""
-    if process_of(event) in state.processes.get(event.worker, ())[:-1]:
+    process, known = process_of(event), state.processes.get(event.worker, ())
+    if process in known[:-1] or (known and process != known[-1] and _started_before_newest(state, event)):
         raise replaced(event.worker)
+
+
+def _started_before_newest(state: JobState, event: WorkerJoined) -> bool:
+    """True if the process is known to have started before the newest one of its worker id."""
+    clock, started_seconds = state.process_starts.get(event.worker, ("", 0.0))
+    return bool(clock) and clock == event.process_clock and event.process_started_seconds < started_seconds
 
 
 def replaced(worker: str) -> Rejection:
@@ -60,13 +71,19 @@ def came(state: JobState, event: WorkerJoined) -> bool:
     if known and known[-1] == _place_of(event):  # stored by an older master, which keeps no `process`
         known = (*known[:-1], process)
     is_other = bool(known) and known[-1] != process
+    if event.process_clock:
+        state.process_starts[event.worker] = (event.process_clock, event.process_started_seconds)
+    else:
+        state.process_starts.pop(event.worker, None)
     state.processes[event.worker] = known if process in known else (*known, process)[-PROCESSES_KEPT:]
     if len(state.processes) > len(state.workers) + IDS_KEPT:
         oldest = next(worker for worker in state.processes if worker not in state.workers)
         del state.processes[oldest]
+        state.process_starts.pop(oldest, None)
     return is_other
 
 
 def left(state: JobState, worker: str) -> None:
     """Forget the processes of a worker that said Bye: its id is free again."""
     state.processes.pop(worker, None)
+    state.process_starts.pop(worker, None)

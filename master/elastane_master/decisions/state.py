@@ -190,7 +190,8 @@ class JobState(msgspec.Struct):
     took effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
     workers have cost (cost.py). waiting_since: since when there have been too few workers, if the wait is
     limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py.
-    processes: of each worker id, in the order they came (processes.py).
+    processes: of each worker id, in the order they came; process_starts: when the newest of them started,
+    as (clock, seconds), if it said so (processes.py).
     """
 
     name: str
@@ -229,6 +230,7 @@ class JobState(msgspec.Struct):
     wait_until: float | None = None
     sentinel: SentinelBook = msgspec.field(default_factory=SentinelBook)
     processes: dict[str, tuple[bytes, ...]] = {}
+    process_starts: dict[str, tuple[str, float]] = {}
 
     @property
     def workers_needed(self) -> int:

@@ -108,6 +108,7 @@ _EVENTS = Codec(
             "store_address": Field(read=lambda address: clip(address, NAME_CHARACTERS_MAX)),
             "rendezvous_key": Field(read=lambda key: key[:KEY_BYTES]),
             "process": Field(read=lambda process: process[: versions.PROCESS_BYTES]),
+            "process_clock": Field(read=lambda clock: clip(clock, NAME_CHARACTERS_MAX)),
         },
         events.ContextDelta: {"parts": Field(get=contexts.context_from_proto)},
         events.StepTask: RANGE,

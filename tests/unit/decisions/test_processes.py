@@ -139,3 +139,31 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         job.lose(f"x{number}")
     assert job.state.processes["w"] == (b"6", b"7", b"8", b"9")
     assert set(job.state.processes) == {"w", "x7", "x8", "x9"}
+
+
+def at(clock: str, seconds: float, process: bytes) -> dict[str, Any]:
+    return {"process_clock": clock, "process_started_seconds": seconds, "process": process}
+
+
+def test_the_process_that_started_later_stays_though_its_hello_came_first() -> None:
+    """That of a process that was killed as it joined may be delayed on its way."""
+    job = running(**at("boot", 5.0, b"later"))
+    refused(job, session="w-2", **at("boot", 4.0, b"first"))
+    assert job.session("w") != "w-2"
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    refused(job, session="w-3", **at("boot", 4.0, b"first"))
+    job.join("w", session="w-4", **at("boot", 6.0, b"last"))
+    assert job.session("w") == "w-4"
+
+
+@pytest.mark.parametrize("other", ["another boot", ""])
+def test_without_a_clock_in_common_the_order_of_arrival_counts(other: str) -> None:
+    job = running(**at("boot", 5.0, b"first"))
+    job.join("w", session="w-2", **at(other, 4.0, b"later"))
+    assert job.session("w") == "w-2"
+
+
+def test_after_bye_the_id_is_free_for_any_process() -> None:
+    job = running(**at("boot", 5.0, b"later"))
+    processes.left(job.state, "w")
+    assert job.state.processes == {} and job.state.process_starts == {}

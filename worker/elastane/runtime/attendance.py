@@ -22,6 +22,7 @@ from elastane.errors import ElastaneError
 from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
+from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession
 from elastane.runtime.step_state import StepState
@@ -71,7 +72,7 @@ class Attendance:
         #: The script's thread is between steps, where it can take part in a ring change.
         self._at_boundary = False
         self._closing = False
-        self._process = secrets.token_bytes(versions.PROCESS_BYTES)
+        self._process = ProcessIdentity()
         self.protocol = WorkerProtocol()
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
@@ -352,7 +353,7 @@ class Attendance:
         assert self._store is not None and self._duties is not None
         signature = self._duties.signature()
         with self._changed:
-            return self.protocol.hello(
+            hello = self.protocol.hello(
                 job=self._environment.job,
                 worker_id=self._environment.worker_id,
                 role=ring_pb2.WORKER_ROLE_RING,
@@ -361,7 +362,7 @@ class Attendance:
                 pid=self.exits.pid,
                 store_address=self._store.address,
                 rendezvous_key=self._store.key,
-                process=self._process,
                 version=str(versions.PROTOCOL),
                 capacity=self._environment.capacity_type(),
             )
+        return self._process.fill(hello)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import secrets
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.leased_ahead import LeasedAhead
+from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.session import MasterSession
 from elastane.task_stream import TaskStream
 from elastane_proto import versions
@@ -200,7 +200,7 @@ class TaskAttendance:
 
     def __init__(self, environment: WorkerEnvironment) -> None:
         self._environment = environment
-        self._process = secrets.token_bytes(versions.PROCESS_BYTES)
+        self._process = ProcessIdentity()
         self.drain: ring_pb2.Drain | None = None
         self.done: ring_pb2.Done | None = None
         self._replaced: WorkerReplacedError | None = None
@@ -244,13 +244,13 @@ class TaskAttendance:
             self.done = message.done
 
     def _hello(self) -> ring_pb2.Hello:
-        return ring_pb2.Hello(
+        hello = ring_pb2.Hello(
             job=self._environment.job,
             worker_id=self._environment.worker_id,
             role=ring_pb2.WORKER_ROLE_TASKS,
             host=self._environment.rendezvous_host(),
             pid=self.exits.pid,
-            process=self._process,
             version=str(versions.PROTOCOL),
             capacity=self._environment.capacity_type(),
         )
+        return self._process.fill(hello)

@@ -36,7 +36,7 @@ ONCE_FAILED = {
     "a deleted job was opened after the answer to its deletion was lost, and called damaged": 157,
     "a job that went back after its last step succeeded at the earlier one": 2402,
     "a leader whose closed job a late takeover had fenced led on, and could not delete it": 2907,
-    "the Hello of a dead process that arrived after its successor's had the successor refused for good": 392172,
+    "a dead process's Hello, behind its successor's, had the successor refused for good": 392172,
     "a job whose opening and deletion were both cut off could not be deleted any more": 18,
 }
 """Seeds that once found a fault of the product or of a checker. They only reproduce it while the simulation's

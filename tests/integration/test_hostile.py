@@ -235,15 +235,17 @@ async def test_every_refusal_is_answered_the_last_one_too(master: Master) -> Non
                 await job_pb2_grpc.JobServiceStub(channel).List(job_pb2.JobServiceListRequest())
             assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
         stub = health_pb2_grpc.HealthStub(channel)
-        answered = ended = 0
+        answered, breaks, is_broken = 0, 0, False
         while answered < 3 * limits.refusals_max:  # as a load balancer does
             try:
                 await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-                answered += 1
+                answered, is_broken = answered + 1, False
             except grpc.aio.AioRpcError as error:
                 assert error.code() in ASKED_AGAIN
-                ended += 1
-        assert ended <= 1, "the connection of the refusals is ended, perhaps under a call; the next one stays"
+                # On a busy machine gRPC gives the next call to the ended connection, too.
+                breaks, is_broken = breaks + (not is_broken), True
+        assert breaks <= 1, "the connection of the refusals is ended, perhaps under a call; the next one stays"
+        assert master.gate.front is not None and master.gate.front.ended <= 1
 
 
 async def test_who_shows_a_token_after_the_last_refusal_stays(master: Master) -> None:

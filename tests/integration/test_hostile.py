@@ -242,10 +242,11 @@ async def test_every_refusal_is_answered_the_last_one_too(master: Master) -> Non
                 answered, is_broken = answered + 1, False
             except grpc.aio.AioRpcError as error:
                 assert error.code() in ASKED_AGAIN
-                # On a busy machine gRPC gives the next call to the ended connection, too.
+                # The end of one connection may fail more than one call in a row.
                 breaks, is_broken = breaks + (not is_broken), True
-        assert breaks <= 1, "the connection of the refusals is ended, perhaps under a call; the next one stays"
-        assert master.gate.front is not None and master.gate.front.ended <= 1
+        front = master.gate.front
+        assert front is not None and front.ended <= 1, "only the connection of the refusals is ended"
+        assert breaks <= 1, "it may be ended under a call; the next one stays"
 
 
 async def test_who_shows_a_token_after_the_last_refusal_stays(master: Master) -> None:

@@ -274,7 +274,7 @@ class MasterWatch:
                     if before is not None and seen != before:
                         self._on_change()
                     before = seen
-            except Exception:  # noqa: BLE001 - what is wrong with the master is told by each look
+            except Exception:  # noqa: BLE001 - each reconciliation reports what is wrong with the master
                 pass
             await asyncio.sleep(_WATCH_PAUSE_SECONDS)
 

@@ -35,8 +35,11 @@ class FakeTrainer:
     def close_epoch(self, epoch: int) -> None:
         pass
 
-    def end_early(self, place: str) -> None:
+    def end_early(self, place: str) -> bool:
+        if self.applied_step >= self.total_steps:
+            return self.finish()
         self.ended_early = True
+        return True
 
     def finish(self) -> bool:
         step = self.goes_back.pop(0) if self.goes_back else None
@@ -88,8 +91,18 @@ def test_a_loop_that_was_left_cannot_go_on() -> None:
     def script() -> None:
         for epoch in _job(trainer).epochs(EPOCHS):
             trainer.applied_step = (epoch + 1) * STEPS_PER_EPOCH
-            if epoch == 1:
+            if epoch == EPOCHS - 1:
                 break
 
     with pytest.raises(StepError, match="went back to step 1 after the loop over epochs was left"):
         script()
+
+
+def test_a_loop_that_all_left_early_is_over_whatever_ring_change_comes_then() -> None:
+    """The script's code after it runs; a change would end the process, or wait for a ring that never is."""
+    trainer = FakeTrainer([1])
+    for epoch in _job(trainer).epochs(EPOCHS):
+        trainer.applied_step = (epoch + 1) * STEPS_PER_EPOCH
+        if epoch == 1:
+            break
+    assert trainer.applied_step == 2 * STEPS_PER_EPOCH and trainer.goes_back == [1]

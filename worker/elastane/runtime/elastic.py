@@ -254,9 +254,8 @@ class ElasticJob(Job):
 
         left_at: where the script left its loop over epochs; empty if the loop ran to its end.
         """
-        if left_at or trainer.ended_early:
-            trainer.end_early(left_at)
-        if not trainer.finish():
+        ends_early = left_at or trainer.ended_early
+        if not (trainer.end_early(left_at) if ends_early else trainer.finish()):
             return False
         if not trackers.finish(trainer.applied_step, meanwhile=trainer.finish):
             trackers.lead(trainer.is_leader)

@@ -199,16 +199,16 @@ class Trainer:
             self._state.load(self._closed_elsewhere)
             self._closed_elsewhere = None
 
-    def end_early(self, place: str) -> None:
+    def end_early(self, place: str) -> bool:
         """Report that the script left its loop over epochs at `place`, and wait until all other workers' did
         so too.
 
+        Returns False if the job goes back to an earlier step instead, as `finish` does after the last step.
         Takes part in ring changes meanwhile, so that no other worker waits for this one. Ends the script with
         the master's message if another worker continues.
         """
         if self.applied_step >= self.total_steps:
-            self.finish()
-            return
+            return self.finish()
         self._closed_elsewhere = None
         self._closed_epochs.count = max(self._closed_epochs.count, self.epoch + 1)
         self._closed_epochs.ended = True
@@ -226,6 +226,7 @@ class Trainer:
             self._attendance.tell(partial(self._protocol.end_early, message))
             self._attendance.wait_for(lambda: self._protocol.all_ended or self._protocol.changing)
         self._attendance.exits.finished = True
+        return True
 
     def finish(self) -> bool:
         """End training after all epochs; first takes part in a pending ring change, so that nobody waits.

@@ -204,6 +204,25 @@ async def test_a_store_that_lost_the_last_write_is_given_it_again(api: Api) -> N
     assert (await api.hosts.find("j")).machine.state.phase == "cancelled"
 
 
+async def test_a_leader_whose_job_is_taken_while_it_writes_it_anew_gives_up_leading(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would lead on with an old token, and refuse the job's requests."""
+    await api.finish("j")
+    failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+    api.hosts._on_failed = failed.set_result
+
+    async def lost(job: str, token: int, sequence: int, record: bytes) -> bool:
+        monkeypatch.setattr(JobLog, "open", taken)
+        return False
+
+    async def taken(*args: object, **options: object) -> None:
+        raise Fenced("another master took it", job="j", token=1, holder="2")
+
+    api.hosts._records.close = lost
+    assert isinstance(await asyncio.wait_for(failed, 30), Fenced)
+
+
 async def test_delete(api: Api) -> None:
     await api.work("j", 3)
     with pytest.raises(grpc.aio.AioRpcError) as refused:

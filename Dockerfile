@@ -23,6 +23,7 @@ WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
 RUN python3 -m venv --without-pip --symlinks /opt/elastane && python3 -m venv /opt/pip
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY common common
 COPY proto proto
 COPY shard_service shard_service
 COPY master master

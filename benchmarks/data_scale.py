@@ -34,7 +34,7 @@ sys.path.append(str(SCRIPTS))
 
 from bare_http2 import BareStream
 
-from elastane.client import MasterClient
+from elastane_common.client import MasterClient
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.jobs import records
 from elastane_master.store.embedded import EmbeddedStore

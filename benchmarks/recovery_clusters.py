@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from peers import peer_python
 
-from elastane.rehearse.cluster import LocalCluster
+from elastane_cli.rehearse.cluster import LocalCluster
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).parent / "peer_scripts" / "recovery_script.py")

@@ -25,7 +25,7 @@ from pathlib import Path
 from harness import Report, Row, Series, in_turn, run_benchmark
 from recovery_clusters import SCRIPT, Marks, until
 
-from elastane.cli.catalogue import COMMANDS
+from elastane_cli.commands.catalogue import COMMANDS
 
 MEMBER = str(Path(__file__).parent / "peer_scripts" / "handover_member.py")
 ELASTANE = [str(Path(sys.executable).with_name("elastane"))]

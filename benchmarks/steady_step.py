@@ -32,8 +32,8 @@ from baton import Segment, Side
 from harness import Report, Row, Series, run_benchmark
 from peers import peer_python
 
-from elastane.rehearse.cluster import LocalCluster
-from elastane.rehearse.stock_run import run_stock_ddp
+from elastane_cli.rehearse.cluster import LocalCluster
+from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).with_name("steady_script.py"))

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from harness import Report, Row, Series, run_benchmark
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_common.client import MasterClient
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2
 

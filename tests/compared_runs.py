@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastane.rehearse.results import Comparison, compare_outcomes, read_elastic, read_stock
+from elastane_cli.rehearse.results import Comparison, compare_outcomes, read_elastic, read_stock
 from elastane_proto.v1 import shard_pb2
 
 

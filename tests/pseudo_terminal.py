@@ -17,8 +17,8 @@ from pathlib import Path
 import pyte
 
 ROOT = Path(__file__).resolve().parents[1]
-PATH = os.pathsep.join(str(ROOT / root) for root in ("proto", "shard_service", "master", "worker"))
-ELASTANE = (sys.executable, "-m", "elastane.cli")
+PATH = os.pathsep.join(str(ROOT / root) for root in ("common", "proto", "shard_service", "master", "worker"))
+ELASTANE = (sys.executable, "-m", "elastane_cli")
 WAIT_SECONDS = 60.0
 _NOT_PASSED_ON = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / folder) for folder in ("proto", "shard_service", "master", "worker")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("common", "proto", "shard_service", "master", "worker")]
 
-from elastane.observe import catalogue as agents  # noqa: E402 - found on the path above
+from elastane_common.observe import catalogue as agents  # noqa: E402 - found on the path above
 from elastane_master.metrics import catalogue  # noqa: E402
 
 PAGE = ROOT / "docs" / "metrics.md"

@@ -21,9 +21,9 @@ from typing import Any, Final
 import psutil
 import torch
 
-from elastane.determinism import DEFAULT_LEVEL, process_environment
-from elastane.rehearse.cluster import ClusterError, local_cluster
-from elastane.rehearse.stock_run import StockRunError, run_stock_ddp
+from elastane_cli.rehearse.cluster import ClusterError, local_cluster
+from elastane_cli.rehearse.stock_run import StockRunError, run_stock_ddp
+from elastane_common.determinism import DEFAULT_LEVEL, process_environment
 from elastane_proto.v1 import job_pb2, shard_pb2
 
 SCRIPT: Final = str(Path(__file__).with_name("train_script.py"))

@@ -26,7 +26,7 @@ from models import MODELS
 from rich.console import Console
 from rich.table import Table
 
-from elastane.rehearse.results import compare_outcomes, read_elastic, read_stock
+from elastane_cli.rehearse.results import compare_outcomes, read_elastic, read_stock
 
 TITLE = "k logical workers in one process beside k processes"
 

@@ -60,9 +60,9 @@ async def main(folder: Path, only: str = "") -> None:
 @contextlib.asynccontextmanager
 async def agent(address: str, state: Path) -> AsyncIterator[None]:
     """`elastane run` of the slow training; interrupted at the end."""
-    sources = os.pathsep.join([*SOURCES, str(ROOT / "worker")])
+    sources = os.pathsep.join([*SOURCES, str(ROOT / "common"), str(ROOT / "worker")])
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from elastane.cli.main import main; main()", "run",
+        sys.executable, "-c", "from elastane_cli.commands.main import main; main()", "run",
         "--master", address, "--job", "digits", "--ests", "4",
         "--workers", "1:3", "--checkpoint", str(state / "checkpoints"), "--spot-price", "0.9",
         "--on-demand-price", "3", str(HERE / "slow_training.py"),

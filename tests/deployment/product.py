@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastane.cli.catalogue import load
-from elastane.credentials import Credentials
 from elastane.runtime.environment import WorkerEnvironment
+from elastane_cli.commands.catalogue import load
+from elastane_common.credentials import Credentials
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.settings import MasterSettings
 

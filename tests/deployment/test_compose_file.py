@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from deployment.product import master_variables, worker_variables
-from elastane.cli.catalogue import load
+from elastane_cli.commands.catalogue import load
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

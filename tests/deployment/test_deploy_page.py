@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from deployment.kustomize import containers, render
 from deployment.product import SECRETS, master_variables, operator_variables, worker_variables
-from elastane.cli.catalogue import COMMANDS, load
+from elastane_cli.commands.catalogue import COMMANDS, load
 from elastane_master.cli import app as master_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,14 @@ def test_the_overlay_it_shows_is_one(tmp_path: Path) -> None:
 def said() -> str:
     """Every text in the product's sources."""
     texts = []
-    for root in ("master/elastane_master", "worker/elastane", "proto/elastane_proto/history"):
+    for root in (
+        "common/elastane_common",
+        "master/elastane_master",
+        "worker/elastane",
+        "worker/elastane_agent",
+        "worker/elastane_cli",
+        "proto/elastane_proto/history",
+    ):
         for path in sorted((ROOT / root).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -151,7 +158,7 @@ def test_there_are_symptoms() -> None:
 
 def test_variables_that_it_names_exist() -> None:
     sources = "\n".join(
-        path.read_text() for root in ("master", "worker") for path in (ROOT / root).rglob("*.py")
+        path.read_text() for root in ("common", "master", "worker") for path in (ROOT / root).rglob("*.py")
     )
     known = (
         master_variables()

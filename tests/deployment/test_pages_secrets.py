@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from deployment.processes import ROOT, MasterOfTheManifest, RedisOfTheManifest
-from elastane.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient, RequestRefusedError
 from elastane_proto.v1 import job_pb2
 
 #: Keeps each secret as a folder with a file for each key; says nothing to anything else.
@@ -47,7 +47,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     commands = folder / "bin"
     commands.mkdir()
     (commands / "kubectl").write_text(KUBECTL)
-    (commands / "elastane").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m elastane.cli "$@"\n')
+    (commands / "elastane").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m elastane_cli "$@"\n')
     for command in commands.iterdir():
         command.chmod(0o755)
     page = (ROOT / "docs/deploy.md").read_text().partition("\n## Kubernetes\n")[2]
@@ -140,7 +140,7 @@ def test_nobody_is_let_in_without_a_token(master: MasterOfTheManifest, caller: p
 def test_a_command_in_the_pod_finds_its_master_healthy(master: MasterOfTheManifest) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
     done = subprocess.run(
-        [sys.executable, "-m", "elastane.cli", "health", "--master", master.address],
+        [sys.executable, "-m", "elastane_cli", "health", "--master", master.address],
         env=clean | master.variables | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip

@@ -11,8 +11,8 @@ import redis
 from redis.exceptions import NoPermissionError
 
 from deployment.processes import ROOT, RedisOfTheManifest
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
 
 PASSWORD = "24-letters-of-a-password"

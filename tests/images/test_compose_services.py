@@ -16,7 +16,7 @@ import pytest
 
 from deployment.processes import free_port
 from deployment.test_compose_file import DEPLOY, read
-from elastane.client import MasterClient
+from elastane_common.client import MasterClient
 from elastane_master.store.embedded import find_server_binary
 from elastane_proto.v1 import job_pb2
 from images.conftest import RunningMaster

@@ -12,8 +12,8 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from compared_runs import compare_runs
-from elastane.client import MasterClient
-from elastane.rehearse.stock_run import run_stock_ddp
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
 from images.conftest import RunningMaster, start_master
 from images.engine import Engine, EngineError
@@ -105,7 +105,7 @@ def test_workers_outside_train_with_the_bits_of_stock_ddp(master: RunningMaster,
     reports = tmp_path / "reports"
     done = subprocess.run(
         [
-            sys.executable, "-m", "elastane.cli", "run", "--master", master.address, "--job", "outside",
+            sys.executable, "-m", "elastane_cli", "run", "--master", master.address, "--job", "outside",
             "--ests", str(ESTS), "--workers", "1:2", "--seed", "3", str(SCRIPT), *ARGUMENTS, "--seed", "3",
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ELASTANE_REPORT_DIR": str(reports)},

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from compared_runs import compare_runs
-from elastane.client import MasterClient
-from elastane.rehearse.stock_run import run_stock_ddp
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
 from images.conftest import RunningMaster
 from images.engine import Container, Engine

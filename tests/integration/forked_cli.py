@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
-from elastane.determinism import Level, process_environment
-from elastane.processes.child import ChildProcess
+from elastane_common.determinism import Level, process_environment
+from elastane_common.processes.child import ChildProcess
 from integration import forkserver
 from integration.forkserver import FIXED, ForkServer, start_forked
 
@@ -87,7 +87,7 @@ def main() -> None:
             start_afresh(child)
 
     ChildProcess.start = start  # type: ignore[method-assign]
-    runpy.run_module("elastane.cli", run_name="__main__", alter_sys=True)
+    runpy.run_module("elastane_cli", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from elastane.processes.child import ChildProcess
+from elastane_common.processes.child import ChildProcess
 
 #: Prefixes of variables that libraries read once, when they are loaded.
 FIXED = (

@@ -37,7 +37,7 @@ from typing import Any
 import grpc
 import trustme
 
-from elastane.agent.master_process import EmbeddedMaster
+from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 from integration.security_support import entry, token_of
 

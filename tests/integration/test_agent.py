@@ -17,16 +17,18 @@ from typing import Any
 import psutil
 import pytest
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.audit import audit
-from elastane.client import MasterClient
-from elastane.explain import explain
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_cli.audit import audit
+from elastane_cli.explain import explain
+from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
 from slow import slow
 
 SOURCES = Path(__file__).parents[2]
 TRAINER = Path(__file__).parent / "scripts" / "fake_trainer.py"
-PATH = os.pathsep.join(str(SOURCES / root) for root in ("proto", "shard_service", "master", "worker"))
+PATH = os.pathsep.join(
+    str(SOURCES / root) for root in ("common", "proto", "shard_service", "master", "worker")
+)
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PATH}
 WAIT_SECONDS = 60.0
 
@@ -42,7 +44,7 @@ class Run:
         self.lines: list[Line] = []
         self._news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "elastane.cli", command, "--json", *arguments],
+            [sys.executable, "-u", "-m", "elastane_cli", command, "--json", *arguments],
             env=ENVIRONMENT | (environment or {}),
             stdout=subprocess.PIPE,
             text=True,
@@ -357,7 +359,7 @@ def test_looking_at_a_job(start: Callable[..., Run]) -> None:
 
     def elastane(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "elastane.cli", *arguments, "--master", address],
+            [sys.executable, "-m", "elastane_cli", *arguments, "--master", address],
             env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from test_matrix import Config
 
-from elastane.client import RequestRefusedError
-from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
-from elastane.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_common.client import RequestRefusedError
+from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 from elastane_proto.v1 import job_pb2, shard_pb2
 from slow import slow
 

@@ -1,15 +1,15 @@
 """Every fault of `elastane chaos`, struck once by its engine; one test for each row of docs/reliability.md.
 
 All faults share one job (two, if its steps run out): each test looks at what came of its own. What must hold
-after every fault (bits, history, audit, events) is in `elastane.chaos.promises`.
+after every fault (bits, history, audit, events) is in `elastane_cli.chaos.promises`.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from elastane.chaos.plan import ChaosResult, Injection
-from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
+from elastane_cli.chaos.plan import ChaosResult, Injection
+from elastane_cli.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
 from slow import slow
 
 pytestmark = slow  # one job under every fault in turn takes a minute or more

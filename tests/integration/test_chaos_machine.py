@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from elastane.chaos.machine import FalseClock, MemoryCage, SmallDisk, has_ip
-from elastane.chaos.network import Namespace, NetworkError, Relay
-from elastane.chaos.store_server import StoreServer
+from elastane_cli.chaos.machine import FalseClock, MemoryCage, SmallDisk, has_ip
+from elastane_cli.chaos.network import Namespace, NetworkError, Relay
+from elastane_cli.chaos.store_server import StoreServer
 
 QUIET_SECONDS = 0.3
 WAIT_SECONDS = 60.0

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient, RequestRefusedError
 from elastane.collective.rendezvous import RendezvousStore
-from elastane.credentials import on_loopback, open_channel, worker_environment
-from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane.runtime.session import MasterSession
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.credentials import on_loopback, open_channel, worker_environment
+from elastane_common.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane_proto.v1 import job_pb2, ring_pb2
 from integration.security_support import Certificates, entry, token_of
 
@@ -245,7 +245,7 @@ def test_workers_get_their_own_token_and_not_the_agents() -> None:
 
 def elastane(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "elastane.cli", *arguments],
+        [sys.executable, "-m", "elastane_cli", *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ from click.testing import Result
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
-from elastane.cli.main import build_app
+from elastane_cli.commands.main import build_app
 from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store

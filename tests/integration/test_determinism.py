@@ -20,20 +20,22 @@ import pytest
 import torch
 
 from compared_runs import compare_runs
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
-from elastane.determinism import Level, process_environment
-from elastane.errors import EXIT_REFUSED
-from elastane.processes.child import ExitStatus
-from elastane.rehearse.cluster import LocalCluster, local_cluster
-from elastane.rehearse.results import leader_report
-from elastane.rehearse.stock_run import run_stock_ddp
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.results import leader_report
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.client import MasterClient
+from elastane_common.determinism import Level, process_environment
+from elastane_common.errors import EXIT_REFUSED
+from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
 from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_levels.py"
 SOURCES = Path(__file__).parents[2]
-PATH = os.pathsep.join(str(SOURCES / root) for root in ("proto", "shard_service", "master", "worker"))
+PATH = os.pathsep.join(
+    str(SOURCES / root) for root in ("common", "proto", "shard_service", "master", "worker")
+)
 ESTS, STEPS_PER_EPOCH, EPOCHS = 2, 4, 2
 #: What torch says of the instruction set when nothing is pinned.
 OWN = torch.backends.cpu.get_cpu_capability()
@@ -146,7 +148,7 @@ def run_agent(address: str, reports: Path, shell: dict[str, str]) -> subprocess.
     options = ["--ests", str(ESTS), "--workers", "2:2", "--local-workers", "1", "--job", "unlike"]
     options += ["--determinism", "d2", "--master", address]
     return subprocess.Popen(
-        [sys.executable, "-m", "elastane.cli", "run", *options, str(SCRIPT)],
+        [sys.executable, "-m", "elastane_cli", "run", *options, str(SCRIPT)],
         env={**os.environ, **shell, "ELASTANE_REPORT_DIR": str(reports)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -169,7 +171,7 @@ def test_at_d2_agents_of_unlike_machines_give_the_same_bits(tmp_path: Path) -> N
             job = client.get_job("unlike")
             history = list(client.audit_log("unlike"))
         shown = subprocess.run(
-            [sys.executable, "-m", "elastane.cli", "status", "unlike", "--master", master.address, "--json"],
+            [sys.executable, "-m", "elastane_cli", "status", "unlike", "--master", master.address, "--json"],
             capture_output=True,
             text=True,
             check=True,

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from elastane.cli.catalogue import COMMANDS, load
+from elastane_cli.commands.catalogue import COMMANDS, load
 from integration.forked_cli import shared_server
 from slow import slow
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from elastane.cli.main import build_app
 from elastane.diagnose.examine import Examination, ScriptFailedError
 from elastane.diagnose.findings import Finding, Report, Severity, is_fault
+from elastane_cli.commands.main import build_app
 from integration.forkserver import ForkServers
 from slow import slow
 
@@ -153,7 +153,7 @@ def test_a_script_that_never_ends_is_ended(servers: ForkServers, tmp_path: Path)
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "elastane.cli", "doctor", *arguments],
+        [sys.executable, "-m", "elastane_cli", "doctor", *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,

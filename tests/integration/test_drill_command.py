@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
 def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "elastane.cli", "drill", "--json", "--ests", "2", "--seed", "7"),
+            *(sys.executable, "-m", "elastane_cli", "drill", "--json", "--ests", "2", "--seed", "7"),
             *("--spot-price", "36", "--on-demand-price", "108", "--keep", str(tmp_path / "kept")),
             *(str(SCRIPT), "--epochs", "1", "--size", "80", "--batch-size", "5", "--seed", "3"),
         ],

@@ -21,10 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_agent import Run
 from test_matrix import Config, reference
 
-from elastane.client import MasterClient
-from elastane.observe.figures import LINE
-from elastane.rehearse.results import PARTS, leader_report
 from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane_cli.rehearse.results import PARTS, leader_report
+from elastane_common.client import MasterClient
+from elastane_common.observe.figures import LINE
 from elastane_proto.v1 import job_pb2
 from slow import slow
 
@@ -215,7 +215,7 @@ def test_hosts_come_and_go_and_the_others_stay(
 
 def node_of(run: Run, worker: str) -> psutil.Process:
     """The agent of a worker on another host."""
-    nodes = run.running("elastane.agent.node")
+    nodes = run.running("elastane_agent.supervisor.node")
     (found,) = [process for process in nodes if process.environ()["ELASTANE_WORKER_ID"] == worker]
     return found
 

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from elastane.processes.child import ChildProcess, ExitStatus
-from elastane.rehearse.stock_run import run_stock_ddp
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.processes.child import ChildProcess, ExitStatus
 from integration.forkserver import ForkedProcess, ForkServers
 from slow import slow
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from elastane.errors import reason_of
-from elastane.rehearse.cluster import local_cluster
-from elastane.verify.run import REPEAT_CHECK_VARIABLE, Verdict, VerifyResult, run_verify
+from elastane_cli.rehearse.cluster import local_cluster
+from elastane_cli.verify.run import REPEAT_CHECK_VARIABLE, Verdict, VerifyResult, run_verify
+from elastane_common.errors import reason_of
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers
 from slow import slow, slow_except

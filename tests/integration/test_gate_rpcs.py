@@ -15,7 +15,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from elastane.agent.master_process import EmbeddedMaster
+from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2
 from integration.security_support import (
     ABSENT,

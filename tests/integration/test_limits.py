@@ -12,9 +12,9 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
-from elastane.client import MasterClient, RequestRefusedError
-from elastane.errors import ElastaneError
 from elastane.runtime.session import MasterSession
+from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.errors import ElastaneError
 from elastane_master.app import Master
 from elastane_proto.v1 import (
     common_pb2,

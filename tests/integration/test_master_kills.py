@@ -11,9 +11,9 @@ import pytest
 from test_matrix import SIZE, Config
 
 from compared_runs import compare_runs
-from elastane.audit import audit
-from elastane.rehearse.cluster import local_cluster
-from elastane.rehearse.stock_run import run_stock_ddp
+from elastane_cli.audit import audit
+from elastane_cli.rehearse.cluster import local_cluster
+from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2, shard_pb2
 from slow import slow
 

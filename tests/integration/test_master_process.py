@@ -15,8 +15,8 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
-from elastane.agent.first_checks import is_full
-from elastane.agent.master_process import EmbeddedMaster, MasterStartError
+from elastane_agent.supervisor.first_checks import is_full
+from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import ASKED_AGAIN, SOURCES, MasterProcess, master_process, private_store

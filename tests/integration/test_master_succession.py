@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastane.client import MasterClient
+from elastane_common.client import MasterClient
 from elastane_master.store.connection import Store
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import (

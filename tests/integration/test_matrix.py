@@ -18,10 +18,10 @@ import pytest
 from trace_receiver import Receiver, Span, receiver  # noqa: F401 - a fixture
 
 from compared_runs import compare_runs
-from elastane.processes.child import ExitStatus
-from elastane.rehearse.cluster import LocalCluster, local_cluster
-from elastane.rehearse.stock_run import run_stock_ddp
 from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
 from slow import slow_except
 

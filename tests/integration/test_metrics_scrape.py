@@ -26,9 +26,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from test_agent import ENVIRONMENT, Run
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
-from elastane.observe import catalogue as agents
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_common.client import MasterClient
+from elastane_common.observe import catalogue as agents
 from elastane_master.metrics import catalogue
 from elastane_proto.v1 import job_pb2, shard_pb2, shard_pb2_grpc
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from elastane.cli.main import build_app
+from elastane_cli.commands.main import build_app
 from elastane_master import settings
 from elastane_master.decisions import machine
 from elastane_master.decisions.machine import VERSION

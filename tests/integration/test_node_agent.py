@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from elastane.observe.figures import figures_of_line
+from elastane_common.observe.figures import figures_of_line
 
 SOURCES = Path(__file__).parents[2]
-PATH = os.pathsep.join(str(SOURCES / root) for root in ("proto", "worker"))
+PATH = os.pathsep.join(str(SOURCES / root) for root in ("common", "proto", "worker"))
 
 #: Drains as a worker does, and says what it was told of the node.
 WORKER = """
@@ -34,7 +34,16 @@ class Node:
     """One node's agent with that worker."""
 
     def __init__(self, *options: str, worker: str = WORKER) -> None:
-        command = [sys.executable, "-m", "elastane.agent.node", *options, "--", sys.executable, "-c", worker]
+        command = [
+            sys.executable,
+            "-m",
+            "elastane_agent.supervisor.node",
+            *options,
+            "--",
+            sys.executable,
+            "-c",
+            worker,
+        ]
         self.process = subprocess.Popen(
             command, env={**os.environ, "PYTHONPATH": PATH}, stdout=subprocess.PIPE, text=True
         )
@@ -82,7 +91,7 @@ def test_a_hang_up_drains_the_worker(node: Callable[..., Node], number: int) -> 
 def test_figures_of_the_worker_are_told_between_its_lines(node: Callable[..., Node]) -> None:
     trains = WORKER.replace(
         "signal.signal(",
-        "from elastane.observe.figures import WorkerFigures, write_figures\n"
+        "from elastane_common.observe.figures import WorkerFigures, write_figures\n"
         "file = pathlib.Path(os.environ['ELASTANE_METRICS_FILE'])\n"
         "write_figures(file, WorkerFigures(step=7))\n"
         "signal.signal(",

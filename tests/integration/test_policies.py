@@ -11,10 +11,10 @@ import pytest
 from test_agent import TRAINER, Run
 from test_matrix import Config, reference
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
-from elastane.rehearse.cluster import LocalCluster, local_cluster
-from elastane.rehearse.results import PARTS, leader_report
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.results import PARTS, leader_report
+from elastane_common.client import MasterClient
 from elastane_proto.v1 import common_pb2, job_pb2, job_pb2_grpc, ring_pb2
 from integration.master_support import Worker, reason_of, serving_master
 

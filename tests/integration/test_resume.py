@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from test_matrix import Config, reference
 
-from elastane.rehearse.cluster import LocalCluster, local_cluster
-from elastane.rehearse.results import PARTS, leader_report
+from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_proto.v1 import job_pb2
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)

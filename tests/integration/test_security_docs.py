@@ -45,7 +45,7 @@ def test_every_test_and_target_that_a_claim_names_is_there() -> None:
 def test_the_commands_work_as_written(tmp_path: Path) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
-    (commands / "elastane").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m elastane.cli "$@"\n')
+    (commands / "elastane").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m elastane_cli "$@"\n')
     (commands / "elastane").chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
     done = subprocess.run(

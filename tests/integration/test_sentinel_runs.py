@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from compared_runs import compare_runs
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
-from elastane.exit_codes import CODE_UNDECIDED
-from elastane.rehearse.results import Comparison
-from elastane.rehearse.stock_run import run_stock_ddp
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_cli.rehearse.results import Comparison
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.client import MasterClient
+from elastane_common.exit_codes import CODE_UNDECIDED
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 ESTS, EVERY, WORKERS = 4, 4, 3
@@ -51,7 +51,7 @@ def run(
     )
     job.join_window.FromMilliseconds(100)
     job.MergeFrom(job_pb2.JobSettings(**settings))
-    command = [sys.executable, "-m", "elastane.cli", "run", "--job", "sums", "--master", master.address]
+    command = [sys.executable, "-m", "elastane_cli", "run", "--job", "sums", "--master", master.address]
     with MasterClient(master.address, timeout_seconds=30.0) as client:
         client.create_job("sums", job)
         agent = subprocess.Popen(

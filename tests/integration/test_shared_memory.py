@@ -28,7 +28,7 @@ from elastane.collective.transport import (
     RingTransport,
     _Forming,
 )
-from elastane.errors import RefusedError
+from elastane_common.errors import RefusedError
 from integration.ring_threads import form_ring, in_threads
 
 #: Far more than an ended wait takes, far less than the transports' timeout.

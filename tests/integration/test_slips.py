@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from elastane.errors import EXIT_REFUSED
-from elastane.processes.child import ExitStatus
-from elastane.rehearse.cluster import local_cluster
+from elastane_cli.rehearse.cluster import local_cluster
+from elastane_common.errors import EXIT_REFUSED
+from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "slips.py")

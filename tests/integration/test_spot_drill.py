@@ -15,10 +15,10 @@ import pytest
 from test_agent import Run
 from test_matrix import Config, reference
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
-from elastane.rehearse.results import PARTS, leader_report
 from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_cli.rehearse.results import PARTS, leader_report
+from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2, ring_pb2
 from metadata_fakes import Metadata, metadata_service
 from slow import slow

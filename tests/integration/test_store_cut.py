@@ -7,7 +7,7 @@ import copy
 import shutil
 from pathlib import Path
 
-from elastane.chaos.store_server import StoreServer
+from elastane_cli.chaos.store_server import StoreServer
 from elastane_master.decisions import effects
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.jobs import records

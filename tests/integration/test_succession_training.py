@@ -16,9 +16,9 @@ import pytest
 from test_matrix import SIZE, Config, reference
 
 from compared_runs import compare_runs
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient
-from elastane.rehearse.cluster import LocalCluster
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_cli.rehearse.cluster import LocalCluster
+from elastane_common.client import MasterClient
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, shard_pb2
 from integration.forkserver import ForkServers

@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane.agent.master_process import EmbeddedMaster
-from elastane.client import MasterClient, RequestRefusedError
 from elastane.task_stream import TaskStream
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_common.client import MasterClient, RequestRefusedError
 from elastane_proto.v1 import job_pb2, shard_pb2, shard_pb2_grpc
 from spoken_version import TellsVersion
 

@@ -9,12 +9,12 @@ import signal
 import time
 from pathlib import Path
 
-from elastane.explain import explain
-from elastane.logged import StepStream, get_series
-from elastane.rehearse.cluster import local_cluster
-from elastane.report.facts import gather
-from elastane.report.markdown import as_markdown
 from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane_cli.explain import explain
+from elastane_cli.rehearse.cluster import local_cluster
+from elastane_cli.report.facts import gather
+from elastane_cli.report.markdown import as_markdown
+from elastane_common.logged import StepStream, get_series
 from elastane_proto.history_wire import told_of
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers

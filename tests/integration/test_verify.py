@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastane.rehearse.watcher import Watcher
-from elastane.verify.run import RunFailed, Verdict, VerifyResult, run_verify
+from elastane_cli.rehearse.watcher import Watcher
+from elastane_cli.verify.run import RunFailed, Verdict, VerifyResult, run_verify
 from integration.forkserver import ForkServers
 from slow import slow
 
@@ -74,7 +74,7 @@ def test_equal_under_three_paths_with_kills(prove, tmp_path: Path) -> None:
 def test_the_same_seed_makes_the_same_churn(prove) -> None:
     result = prove(FLAWED, steps=8, seed="again", kills=1)
     assert result.equal and result.steps == 8
-    from elastane.verify.plan import make_plan
+    from elastane_cli.verify.plan import make_plan
 
     assert result.runs[0].plan == make_plan("again/0", ests=2, steps=8, kills=1)
 
@@ -157,7 +157,7 @@ def left_over() -> list[psutil.Process]:
 
 
 def elastane(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "elastane.cli", "verify", *arguments]
+    command = [sys.executable, "-m", "elastane_cli", "verify", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=280, check=False, **options
@@ -237,7 +237,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int, 
         "TMPDIR": str(tmp_path / "tmp"),
         "FLAWED_TELLS": str(told),
     }
-    command = [sys.executable, "-m", "elastane.cli", "verify", "--ests", "2", *flawed("slow")]
+    command = [sys.executable, "-m", "elastane_cli", "verify", "--ests", "2", *flawed("slow")]
     pipe = os.open(told, os.O_RDWR)  # both ways: it never ends, and nobody waits to open it
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 

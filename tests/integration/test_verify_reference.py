@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastane.determinism import Level
-from elastane.verify.elastic_run import RunFailed
-from elastane.verify.reference import (
+from elastane_cli.verify.elastic_run import RunFailed
+from elastane_cli.verify.reference import (
     OriginalError,
     OriginalRanksError,
     OtherArchitectureError,
@@ -21,7 +20,8 @@ from elastane.verify.reference import (
     parse_reference,
     run_original,
 )
-from elastane.verify.run import Verdict, VerifyResult, run_verify
+from elastane_cli.verify.run import Verdict, VerifyResult, run_verify
+from elastane_common.determinism import Level
 from integration.forkserver import ForkServers
 from slow import slow
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_compared_is_said(
 def test_a_reference_that_hangs_after_its_last_step_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastane.verify.reference._EXIT_SECONDS", 1.0)
+    monkeypatch.setattr("elastane_cli.verify.reference._EXIT_SECONDS", 1.0)
     command = [sys.executable, str(SCRIPTS / "hangs_at_its_end.py")]
     settings = {"directory": tmp_path, "determinism": Level.D1, "threads": 1, "traced": False}
     original = run_original(tmp_path / "run", command, environment={}, timeout_seconds=120.0, **settings)
@@ -144,7 +144,7 @@ def test_a_reference_that_hangs_after_its_last_step_is_ended(
 def test_a_reference_that_gives_nothing_has_an_exit_code_of_its_own(
     tmp_path: Path, reference: str, code: int, words: str
 ) -> None:
-    command = [sys.executable, "-m", "elastane.cli", "verify", "--json", "--timeout", "2"]
+    command = [sys.executable, "-m", "elastane_cli", "verify", "--json", "--timeout", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [*command, "--reference", reference, CONVERTED],

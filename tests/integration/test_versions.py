@@ -9,9 +9,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane.client import MasterClient, RequestRefusedError
-from elastane.errors import ElastaneError, RefusedError
 from elastane.runtime.session import MasterSession
+from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.errors import ElastaneError, RefusedError
 from elastane_master.decisions.machine import VERSION
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import StoreFormatUnknown

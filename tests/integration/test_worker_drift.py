@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from elastane.errors import EXIT_REFUSED
-from elastane.processes.child import ExitStatus
-from elastane.rehearse.cluster import local_cluster
 from elastane.runtime.rehearsal import Rehearsal, give_order
+from elastane_cli.rehearse.cluster import local_cluster
+from elastane_common.errors import EXIT_REFUSED
+from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "drifting.py")

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from elastane.verify.run import REPEAT_CHECK_VARIABLE
+from elastane_cli.verify.run import REPEAT_CHECK_VARIABLE
 from sim.mutants import Mutant
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -159,7 +159,7 @@ def verify(control: Control, worker: Path, *, on: bool, runs: int, kills: int, s
     command = [
         sys.executable,
         "-m",
-        "elastane.cli.main",
+        "elastane_cli.commands.main",
         "verify",
         "--ests",
         str(control.ests),

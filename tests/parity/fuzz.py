@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from elastane.errors import ElastaneError
-from elastane.processes.child import ChildProcess
-from elastane.verify.run import REPEAT_CHECK_VARIABLE, run_verify
+from elastane_cli.verify.run import REPEAT_CHECK_VARIABLE, run_verify
+from elastane_common.errors import ElastaneError
+from elastane_common.processes.child import ChildProcess
 from integration.forkserver import fork_servers
 from parity.cases import Case, random_case
 

@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from elastane.processes.child import ChildProcess
+from elastane_common.processes.child import ChildProcess
 from integration.forked_cli import shared_server
 from integration.forkserver import ForkServer, start_forked
 from recipes import strikes

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from elastane.audit import audit
+from elastane_cli.audit import audit
 from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.jobs import records
 from elastane_master.servers.translate_shard import audit_entries

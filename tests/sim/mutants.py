@@ -30,7 +30,7 @@ from rich.table import Table
 
 SEEDS_MAX = 600
 TESTS = Path(__file__).resolve().parents[1]
-SOURCES = [str(TESTS.parent / name) for name in ("proto", "shard_service", "master", "worker")]
+SOURCES = [str(TESTS.parent / name) for name in ("common", "proto", "shard_service", "master", "worker")]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane.audit import AuditResult, audit
+from elastane_cli.audit import AuditResult, audit
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from elastane.backoff import SECONDS_MAX, backoff_seconds
+from elastane_common.backoff import SECONDS_MAX, backoff_seconds
 
 
 def test_backoff_leaves_the_scripts_generator_alone() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from elastane import client
-from elastane.client import MasterClient, RequestRefusedError
+from elastane_common import client
+from elastane_common.client import MasterClient, RequestRefusedError
 from elastane_master.decisions.events import Rejection
 from elastane_master.servers.errors import status_of
 from elastane_proto import versions

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from elastane.demo import scenario
-from elastane.errors import MasterUnreachableError
+from elastane_cli.demo import scenario
+from elastane_common.errors import MasterUnreachableError
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 EVENTS = [ring_pb2.Event(sequence=sequence) for sequence in range(4)]

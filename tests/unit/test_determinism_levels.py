@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from elastane.determinism import (
+from elastane.runtime.environment import read_environment
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.determinism import (
     DEFAULT_LEVEL,
     Level,
     cpu_vendor,
@@ -20,16 +22,14 @@ from elastane.determinism import (
     pins,
     process_environment,
 )
-from elastane.errors import EXIT_REFUSED, RefusedError
-from elastane.rehearse.stock_run import run_stock_ddp
-from elastane.runtime.environment import read_environment
+from elastane_common.errors import EXIT_REFUSED, RefusedError
 from elastane_proto.v1 import job_pb2
 
 #: Applies the level of the environment, runs each argument and says what the process is after it.
 PROGRAM = """
 import json, os, sys, torch
-from elastane import determinism
-from elastane.errors import ElastaneError
+from elastane_common import determinism
+from elastane_common.errors import ElastaneError
 from elastane.runtime.environment import read_environment
 torch.set_num_threads(1)
 try:

@@ -19,7 +19,7 @@ from docs_site.assemble import relinked
 from docs_site.build import build
 from docs_site.paths import DOCS, ROOT
 
-from elastane.cli.catalogue import COMMANDS
+from elastane_cli.commands.catalogue import COMMANDS
 
 #: myst-parser's own, of what a later Sphinx will not have.
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning:myst_parser")

@@ -14,16 +14,16 @@ import pytest
 from docs_site import errors_page
 from typer.testing import CliRunner
 
-from elastane.cli.main import build_app
-from elastane.client import RequestRefusedError
 from elastane.diagnose.findings import CODES
-from elastane.errors import StepError, UnsupportedError, reason_of
+from elastane_cli.commands.main import build_app
+from elastane_common.client import RequestRefusedError
+from elastane_common.errors import StepError, UnsupportedError, reason_of
 from elastane_master.cli import app as master_app
 from elastane_proto.error_codes import entries, find, wire_code
 from elastane_proto.v1 import errors_pb2
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [path for top in ("worker", "master", "deploy") for path in (ROOT / top).rglob("*.py")]
+SOURCES = [path for top in ("common", "worker", "master", "deploy") for path in (ROOT / top).rglob("*.py")]
 #: Whoever derives from these is an error that a user can meet.
 BASES = {"ElastaneError", "StoreError", "CannotListen", "TooFewDescriptors", "BadSecurityFile"}
 ENTRIES = entries()
@@ -103,7 +103,7 @@ def test_a_traceback_and_a_line_have_the_code_and_the_text_has_not() -> None:
     assert error.line() == "no optimizer.step() (call it) [ELA302]"
     shown = "".join(traceback.format_exception(error))
     reason, pointer = shown.splitlines()[-2:]
-    assert reason_of(shown) == reason == f"elastane.errors.StepError: {error}"
+    assert reason_of(shown) == reason == f"elastane_common.errors.StepError: {error}"
     assert pointer == "  [ELA302] elastane errors ELA302: what causes it, and what to do"
 
 
@@ -112,7 +112,7 @@ def test_the_reason_of_a_text_is_its_last_line_that_is_no_pointer() -> None:
     inner = "".join(traceback.format_exception(UnsupportedError("a", hint="b"))).rstrip()
     outer = "".join(traceback.format_exception(UnsupportedError(f"Caught it in worker 0.\n{inner}")))
     assert outer.count("elastane errors ELA301") == 2
-    assert reason_of(outer) == "elastane.errors.UnsupportedError: a (b)"
+    assert reason_of(outer) == "elastane_common.errors.UnsupportedError: a (b)"
     assert (
         reason_of("ValueError: [ELA302] is no pointer here\n\n") == "ValueError: [ELA302] is no pointer here"
     )

@@ -42,15 +42,18 @@ def python(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_its_commands_tell_their_version(installed: Path) -> None:
-    for module, name in (("elastane.cli.main", "elastane"), ("elastane_operator.cli", "elastane-operator")):
+    for module, name in (
+        ("elastane_cli.commands.main", "elastane"),
+        ("elastane_operator.cli", "elastane-operator"),
+    ):
         done = python(installed, "-c", f"from {module} import main; main()", "--version")
         assert (done.returncode, done.stdout) == (0, f"{name} {version('elastane')}\n"), done.stderr
 
 
 def test_the_demo_trains_the_script_of_the_wheel(installed: Path) -> None:
-    code = "from elastane.demo.run import demo_script; print(demo_script())"
+    code = "from elastane_cli.demo.run import demo_script; print(demo_script())"
     script = Path(python(installed, "-c", code).stdout.strip())
-    assert script == installed / "elastane" / "demo" / "digits_cnn.py"
+    assert script == installed / "elastane_cli" / "demo" / "digits_cnn.py"
     assert script.read_text() == (ROOT / "examples" / "digits_cnn.py").read_text()
 
 
@@ -80,4 +83,4 @@ def test_the_images_build_it_of_what_the_dockerfile_copies(tmp_path: Path) -> No
                 shutil.copyfile(ROOT / source, place)
     [wheel] = WheelBuilder(str(tmp_path)).build(directory=str(tmp_path / "dist"), versions=["standard"])
     with zipfile.ZipFile(wheel) as archive:
-        assert "elastane/demo/digits_cnn.py" in archive.namelist()
+        assert "elastane_cli/demo/digits_cnn.py" in archive.namelist()

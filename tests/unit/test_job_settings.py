@@ -10,8 +10,8 @@ import pytest
 import typer
 import yaml
 
-from elastane.cli.catalogue import load
-from elastane.cli.job_options import job_parameters, job_settings, settings_message
+from elastane_cli.commands.catalogue import load
+from elastane_cli.commands.job_options import job_parameters, job_settings, settings_message
 from elastane_operator.decisions.spec import JobSpec, Workers
 from elastane_proto import message_codec
 from elastane_proto.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, out_of_bounds

@@ -131,7 +131,7 @@ def test_a_logger_that_has_written_takes_up_what_is_configured_later(lines: Any)
 def test_in_a_workers_process_the_scripts_logging_stays_its_own() -> None:
     code = """
         import logging, structlog
-        from elastane.logs import configure_logs, say_where
+        from elastane_common.logs import configure_logs, say_where
         configure_logs("info", "json")
         assert not logging.getLogger().handlers
         say_where(lambda: {"job": "j", "worker": "w", "generation": 2, "step": 5})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from elastane.cli.catalogue import COMMANDS
+from elastane_cli.commands.catalogue import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 SUFFIXES = {".py", ".html", ".js", ".toml", ".yaml", ".yml", ".proto", ".json"}

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from elastane.plot import draw
+from elastane_cli.plot import draw
 
 
 def dots(lines: list[str]) -> list[tuple[int, int]]:

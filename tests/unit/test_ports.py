@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastane import ports
+from elastane_common import ports
 
 
 def test_a_port_is_none_that_the_kernel_gives_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastane.errors import RefusedError
 from elastane.runtime.rehearsal import VARIABLE, Gate, Rehearsal, give_order
+from elastane_common.errors import RefusedError
 
 # Says where it is before each point, so that the test knows how far it came.
 WORKER = """

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 
 from docs_site.tables import cell, code_cell
-from elastane.cli.catalogue import COMMANDS, load
-from elastane.cli.main import EPILOG, build_app
+from elastane_cli.commands.catalogue import COMMANDS, load
+from elastane_cli.commands.main import EPILOG, build_app
 
 
 def commands() -> dict[str, Any]:

@@ -25,11 +25,11 @@ PARTS: Final = (
     Part("worker/elastane/__init__.py", "init", "elastane.init"),
     Part("worker/elastane/runtime/job.py", "Job", "Job"),
     Part("worker/elastane/runtime/options.py", "TrainOptions", "Options of Job.prepare", members=False),
-    Part("worker/elastane/errors.py", "ElastaneError", "elastane.ElastaneError"),
-    Part("worker/elastane/errors.py", "RefusedError", "elastane.RefusedError"),
-    Part("worker/elastane/errors.py", "MasterUnreachableError", "elastane.MasterUnreachableError"),
-    Part("worker/elastane/errors.py", "UnsupportedError", "elastane.UnsupportedError"),
-    Part("worker/elastane/errors.py", "StepError", "elastane.StepError"),
+    Part("common/elastane_common/errors.py", "ElastaneError", "elastane.ElastaneError"),
+    Part("common/elastane_common/errors.py", "RefusedError", "elastane.RefusedError"),
+    Part("common/elastane_common/errors.py", "MasterUnreachableError", "elastane.MasterUnreachableError"),
+    Part("common/elastane_common/errors.py", "UnsupportedError", "elastane.UnsupportedError"),
+    Part("common/elastane_common/errors.py", "StepError", "elastane.StepError"),
 )
 
 _HEAD = """\

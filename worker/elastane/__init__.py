@@ -14,7 +14,7 @@ import os
 import random
 from typing import TYPE_CHECKING
 
-from elastane.errors import (
+from elastane_common.errors import (
     ElastaneError,
     MasterUnreachableError,
     RefusedError,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from elastane.errors import ElastaneError
+from elastane_common.errors import ElastaneError
 from elastane_proto import contexts as wire
 from elastane_proto.v1 import common_pb2
 

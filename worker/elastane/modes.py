@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from elastane.errors import ElastaneError
-from elastane.logs import configure_logs, say_where
 from elastane.runtime import forks
 from elastane.runtime.environment import read_environment
 from elastane.runtime.job import Job
+from elastane_common.errors import ElastaneError
+from elastane_common.logs import configure_logs, say_where
 
 
 def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:

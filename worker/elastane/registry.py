@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from elastane.errors import EXIT_REFUSED, ElastaneError
 from elastane.state.codec import (
     Exported,
     StateFormatError,
@@ -31,6 +30,7 @@ from elastane.state.codec import (
     from_flat_bytes,
     specs_of,
 )
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 ITEM: Final = "item/"
 #: Prefix of Elastane's own names (the loader's generator, iterators), never the script's.

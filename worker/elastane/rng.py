@@ -25,8 +25,8 @@ from typing import Final
 
 import torch
 
-from elastane.errors import ElastaneError
 from elastane.generator_memory import NumpyMemory, PythonMemory, find_numpy, find_python, numpy_bytes
+from elastane_common.errors import ElastaneError
 
 try:
     import numpy as np

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from elastane.client import (
+from elastane_common.client import (
     ATTEMPT_SECONDS,
     MasterClient,
     StreamEndedError,

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from elastane.credentials import SYSTEM, read_credentials
-from elastane.errors import RefusedError
+from elastane_common.credentials import SYSTEM, read_credentials
+from elastane_common.errors import RefusedError
 from elastane_operator.decisions.spec import Identity, JobSpec
 from elastane_operator.edge.kube import KubeClient, KubeError
 from elastane_operator.edge.masters import Access, MasterAwayError

@@ -18,8 +18,8 @@ import grpc
 import msgspec
 from google.rpc import status_pb2
 
-from elastane.addresses import AddressBook
-from elastane.credentials import on_loopback
+from elastane_common.addresses import AddressBook
+from elastane_common.credentials import on_loopback
 from elastane_operator.decisions.observed import MasterView
 from elastane_operator.decisions.spec import JobSpec
 from elastane_operator.edge import translate

@@ -48,7 +48,7 @@ SIGNALLED = "SIGTERM"
 """Reason given by a worker that leaves without a termination notice for its node."""
 
 BY_AGENT = "asked for by its agent"
-"""Beginning of the reason if its agent sent the signal and gave a cause (`elastane.agent.policy`)."""
+"""Beginning of the reason if its agent sent the signal and gave a cause (its module `policy`)."""
 
 ANEW = "history went back behind what this process has trained"
 GENERATIONS_AHEAD_MAX = 1000

@@ -13,9 +13,10 @@ from urllib.request import urlopen
 import pytest
 import typer
 
-from elastane.cli.run_options import metrics_address
-from elastane.observe.exposition import AgentCollector, MetricsPort, MetricsPortError
-from elastane.observe.figures import (
+from elastane.runtime.figure_report import FigureReport
+from elastane_agent.observe.exposition import AgentCollector, MetricsPort, MetricsPortError
+from elastane_cli.commands.run_options import metrics_address
+from elastane_common.observe.figures import (
     STEP_BOUNDS,
     AgentCounts,
     HostFigures,
@@ -25,7 +26,6 @@ from elastane.observe.figures import (
     read_figures,
     write_figures,
 )
-from elastane.observe.reporting import FigureReport
 
 
 def test_figures_come_back_as_they_were_written(tmp_path: Path) -> None:

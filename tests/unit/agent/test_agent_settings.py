@@ -15,12 +15,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane.agent.agent import Agent, _JobNews, _MasterAway, is_undecided, sent_away
-from elastane.agent.budget import RestartBudget
-from elastane.agent.settings import AgentSettings
-from elastane.client import RequestRefusedError
-from elastane.determinism import Level, process_environment
-from elastane.processes.output import Output
+from elastane_agent.supervisor.agent import Agent, _JobNews, _MasterAway, is_undecided, sent_away
+from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.settings import AgentSettings
+from elastane_common.client import RequestRefusedError
+from elastane_common.determinism import Level, process_environment
+from elastane_common.processes.output import Output
 from elastane_proto.v1 import job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, serving
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane.agent.budget import RestartBudget
+from elastane_agent.supervisor.budget import RestartBudget
 
 
 def test_allows_up_to_the_maximum_within_the_window() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastane.agent.first_checks import room_fault
-from elastane.agent.master_process import EmbeddedMaster, MasterStartError
-from elastane.processes.child import ExitStatus
+from elastane_agent.supervisor.first_checks import room_fault
+from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
+from elastane_common.processes.child import ExitStatus
 
 WAIT_SECONDS = 30.0
 
@@ -166,10 +166,10 @@ def test_a_stale_port_file_is_not_believed(tmp_path: Path) -> None:
 
 
 def started_by(code: str, tmp_path: Path) -> subprocess.Popen[str]:
-    worker = Path(__file__).parents[3] / "worker"
+    roots = os.pathsep.join(str(Path(__file__).parents[3] / name) for name in ("common", "worker"))
     return subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "state")],
-        env={**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{worker}"},
+        env={**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{roots}"},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -178,7 +178,7 @@ def started_by(code: str, tmp_path: Path) -> subprocess.Popen[str]:
 def test_it_and_its_store_end_when_their_starter_is_killed(tmp_path: Path) -> None:
     code = (
         "import signal, sys, pathlib\n"
-        "from elastane.agent.master_process import EmbeddedMaster\n"
+        "from elastane_agent.supervisor.master_process import EmbeddedMaster\n"
         "master = EmbeddedMaster(pathlib.Path(sys.argv[1]))\n"
         "master.start()\n"
         "print(master.pid, flush=True)\n"
@@ -196,7 +196,7 @@ def test_it_and_its_store_end_when_their_starter_is_killed(tmp_path: Path) -> No
 def test_the_store_of_a_dead_master_ends_when_the_starter_is_killed(tmp_path: Path) -> None:
     code = (
         "import signal, sys, pathlib\n"
-        "from elastane.agent.master_process import EmbeddedMaster\n"
+        "from elastane_agent.supervisor.master_process import EmbeddedMaster\n"
         "master = EmbeddedMaster(pathlib.Path(sys.argv[1]))\n"
         "master.start()\n"
         "master.sigkill()\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastane.exit_codes import CODE_NO_JOB, CODE_UNREACHABLE, TRANSIENT, exit_code
+from elastane_common.exit_codes import CODE_NO_JOB, CODE_UNREACHABLE, TRANSIENT, exit_code
 
 
 @pytest.mark.parametrize(("code", "in_a_pod"), [(CODE_UNREACHABLE, 204), (CODE_NO_JOB, 206)])

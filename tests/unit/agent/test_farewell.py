@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastane.agent.farewell import what_was_kept
+from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_proto.v1 import job_pb2
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from elastane.agent.notices.detect import check_choice, chosen_source, detect_source
-from elastane.agent.notices.fetch import Reply, Request, fetcher
-from elastane.agent.notices.node import NodeNotices
-from elastane.agent.notices.notice import LEFT_MIN_SECONDS, Notice, NoticeFormatError
-from elastane.agent.notices.sources import CLOUDS, Source
-from elastane.agent.notices.watch import NoticeWatch
-from elastane.errors import RefusedError
 from elastane.runtime.environment import WorkerEnvironment
+from elastane_agent.supervisor.notices.detect import check_choice, chosen_source, detect_source
+from elastane_agent.supervisor.notices.fetch import Reply, Request, fetcher
+from elastane_agent.supervisor.notices.node import NodeNotices
+from elastane_agent.supervisor.notices.notice import LEFT_MIN_SECONDS, Notice, NoticeFormatError
+from elastane_agent.supervisor.notices.sources import CLOUDS, Source
+from elastane_agent.supervisor.notices.watch import NoticeWatch
+from elastane_common.errors import RefusedError
 from metadata_fakes import azure_event, metadata_service
 
 AT = "2026-11-21T08:22:00Z"

@@ -11,7 +11,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane.processes.output import LineSplitter, Output
+from elastane_common.processes.output import LineSplitter, Output
 
 
 def lines_of(data: bytes, cuts: list[int], limit: int = 64) -> list[str]:

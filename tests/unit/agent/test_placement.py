@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane.agent.budget import RestartBudget
-from elastane.agent.node_policy import NodePolicy
-from elastane.agent.placement import Placement
-from elastane.agent.policy import (
+from elastane_agent.hosts.rests import FAILURES_MAX, REST_SECONDS, UNREACHABLE_MIN_SECONDS
+from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.node_policy import NodePolicy
+from elastane_agent.supervisor.placement import Placement
+from elastane_agent.supervisor.policy import (
     Action,
     Announce,
     Finish,
@@ -22,9 +23,8 @@ from elastane.agent.policy import (
     SupervisorPolicy,
     Terminate,
 )
-from elastane.exit_codes import CODE_OK, CODE_UNREACHABLE, EXIT_DRAINED, EXIT_RECLAIMED
-from elastane.hosts.rests import FAILURES_MAX, REST_SECONDS, UNREACHABLE_MIN_SECONDS
-from elastane.processes.child import ExitStatus
+from elastane_common.exit_codes import CODE_OK, CODE_UNREACHABLE, EXIT_DRAINED, EXIT_RECLAIMED
+from elastane_common.processes.child import ExitStatus
 
 RUNNING = JobView("running", workers_max=3, step=5, steps=100)
 DRAINED, RAISED = ExitStatus(EXIT_DRAINED), ExitStatus(1)

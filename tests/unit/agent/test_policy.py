@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastane.agent.budget import RestartBudget
-from elastane.agent.policy import (
+from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.policy import (
     CODE_FAILED,
     CODE_OK,
     CODE_REFUSED,
@@ -27,8 +27,8 @@ from elastane.agent.policy import (
     SupervisorPolicy,
     Terminate,
 )
-from elastane.errors import EXIT_START_ANEW
-from elastane.processes.child import ExitStatus
+from elastane_common.errors import EXIT_START_ANEW
+from elastane_common.processes.child import ExitStatus
 
 RUNNING = JobView("running", workers_max=4, step=5, steps=100)
 KILLED = ExitStatus(-signal.SIGKILL)

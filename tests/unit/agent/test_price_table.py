@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane.agent.price_table import (
+from elastane_agent.supervisor.price_table import (
     PriceFeed,
     PriceRow,
     PriceTable,
@@ -18,7 +18,7 @@ from elastane.agent.price_table import (
     parse_price_table,
     read_price_table,
 )
-from elastane.errors import RefusedError
+from elastane_common.errors import RefusedError
 
 CSV = "# of zone a\nat, spot, on-demand\n0, 0.3123, 0.98\n\n3600,0.35,\n7200.5,,1\n"
 ROWS = (PriceRow(0, 312_300, 980_000), PriceRow(3600, 350_000, None), PriceRow(7200.5, None, 1_000_000))

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from elastane.processes.child import ChildProcess, ExitStatus
+from elastane_common.processes.child import ChildProcess, ExitStatus
 
 WAIT_SECONDS = 30.0
 SOURCES = Path(__file__).parents[3]
@@ -154,7 +154,7 @@ def test_no_child_outlives_a_killed_parent() -> None:
             textwrap.dedent(
                 """
                 import sys, signal
-                from elastane.processes.child import ChildProcess
+                from elastane_common.processes.child import ChildProcess
                 for number in range(2):
                     child = ChildProcess(f"w{number}", [sys.executable, "-u", "-c",
                         "import os, signal; print(os.getpid()); signal.pause()"],
@@ -165,7 +165,10 @@ def test_no_child_outlives_a_killed_parent() -> None:
             ),
         ],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(SOURCES / "worker")},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(SOURCES / root) for root in ("common", "proto", "worker")),
+        },
         text=True,
     )
     assert parent.stdout is not None
@@ -178,7 +181,7 @@ def test_no_child_outlives_a_killed_parent() -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
-    launch = SOURCES / "worker/elastane/processes/launch.py"
+    launch = SOURCES / "common/elastane_common/processes/launch.py"
     not_the_parent = os.getppid()
     done = subprocess.run(
         [

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from elastane.chaos.plan import ChaosResult, Deck, FaultsError, Injection, RunSummary, choose
+from elastane_cli.chaos.plan import ChaosResult, Deck, FaultsError, Injection, RunSummary, choose
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from elastane.chaos.run import Chaos, _State
-from elastane.rehearse.faults import Fault, Strike
-from elastane.rehearse.results import Outcome
+from elastane_cli.chaos.run import Chaos, _State
+from elastane_cli.rehearse.faults import Fault, Strike
+from elastane_cli.rehearse.results import Outcome
 
 
 class Promises:

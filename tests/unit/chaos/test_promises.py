@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from elastane.chaos.promises import Promises, fixed_digests, read_applied
-from elastane.chaos.watch import Seen
-from elastane.rehearse.faults import Strike
+from elastane_cli.chaos.promises import Promises, fixed_digests, read_applied
+from elastane_cli.chaos.watch import Seen
+from elastane_cli.rehearse.faults import Strike
 from elastane_proto.v1 import ring_pb2, shard_pb2
 
 ESTS, STEPS_PER_EPOCH = 2, 4

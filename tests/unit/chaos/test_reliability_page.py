@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastane.chaos.run import FAULTS
+from elastane_cli.chaos.run import FAULTS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "reliability.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastane.addresses import AddressBook, look_up, parse_addresses
+from elastane_common.addresses import AddressBook, look_up, parse_addresses
 
 
 @pytest.mark.parametrize("text", ["m:1", "m:1,n:2", " m:1 , [::1]:2 ,", "10.0.0.1:65535"])

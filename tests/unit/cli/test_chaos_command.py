@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from elastane.chaos.plan import ChaosResult, Injection, RunSummary
-from elastane.chaos.run import FAULTS
-from elastane.cli.chaos import print_result
-from elastane.cli.main import build_app
+from elastane_cli.chaos.plan import ChaosResult, Injection, RunSummary
+from elastane_cli.chaos.run import FAULTS
+from elastane_cli.commands.chaos import print_result
+from elastane_cli.commands.main import build_app
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -20,15 +20,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from elastane.audit import EpochAudit
-from elastane.cli import events as events_command
-from elastane.cli.audit import fold_epochs
-from elastane.cli.catalogue import COMMANDS, load
-from elastane.cli.main import build_app, main
-from elastane.cli.run import default_job_name
-from elastane.cli.track import _end_with
-from elastane.demo.run import demo_script
-from elastane.errors import MasterUnreachableError
+from elastane_cli.audit import EpochAudit
+from elastane_cli.commands import events as events_command
+from elastane_cli.commands.audit import fold_epochs
+from elastane_cli.commands.catalogue import COMMANDS, load
+from elastane_cli.commands.main import build_app, main
+from elastane_cli.commands.run import default_job_name
+from elastane_cli.commands.track import _end_with
+from elastane_cli.demo.run import demo_script
+from elastane_common.errors import MasterUnreachableError
 from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2, shard_pb2
 from tensorboard_files import shown
 from unit.cli.fake_master import FakeMaster, serving
@@ -37,7 +37,7 @@ SOURCES = Path(__file__).parents[3]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
-        str(SOURCES / root) for root in ("proto", "shard_service", "master", "worker")
+        str(SOURCES / root) for root in ("common", "proto", "shard_service", "master", "worker")
     ),
 }
 
@@ -177,7 +177,7 @@ def test_delete_asks_and_takes_no_silence_for_an_answer(master: FakeMaster) -> N
 def test_delete_does_nothing_when_the_answer_is_no(
     master: FakeMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastane.cli.operate._can_ask", lambda: True)
+    monkeypatch.setattr("elastane_cli.commands.operate._can_ask", lambda: True)
     arguments = ["delete", "--master", master.address, "train", "--force"]
     declined = CliRunner().invoke(build_app(), arguments, input="n\n")
     assert declined.exit_code == 1 and master.requests == []
@@ -269,7 +269,7 @@ def test_following_a_job_that_is_over_ends(master: FakeMaster) -> None:
 def test_following_a_job_that_never_leaves_its_workers_ends(
     master: FakeMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("elastane.cli.events"), "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(importlib.import_module("elastane_cli.commands.events"), "LEAVE_SECONDS", 0.1)
     master.change("train", phase=job_pb2.JOB_PHASE_SUCCEEDED)
     _, thread = followed_in_thread(master)
     thread.join(60)
@@ -397,7 +397,7 @@ def test_every_command_has_help_with_an_example() -> None:
 def test_status_imports_neither_torch_nor_numpy(master: FakeMaster) -> None:
     code = (
         "import sys\n"
-        "from elastane.cli.main import main\n"
+        "from elastane_cli.commands.main import main\n"
         "assert 'grpc' not in sys.modules, 'grpc at import'\n"
         "try:\n    main(['status'])\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
         "assert 'grpc' in sys.modules\n"
@@ -410,7 +410,7 @@ def test_status_imports_neither_torch_nor_numpy(master: FakeMaster) -> None:
 
 def test_the_help_of_a_command_is_the_same_with_options_before_it() -> None:
     name = "run"
-    command = [sys.executable, "-m", "elastane.cli"]
+    command = [sys.executable, "-m", "elastane_cli"]
     environment = {**ENVIRONMENT, "COLUMNS": "100"}
     for option in ("--help", "-h"):
         short, long = (
@@ -426,8 +426,8 @@ def test_help_imports_nothing_slow() -> None:
     """No command's module for the list of all of them, and nothing heavy for the help of any."""
     code = (
         "import sys\n"
-        "from elastane.cli.catalogue import COMMANDS\n"
-        "from elastane.cli.main import main\n"
+        "from elastane_cli.commands.catalogue import COMMANDS\n"
+        "from elastane_cli.commands.main import main\n"
         "def ask(*arguments):\n"
         "    try:\n        main([*arguments, '--help'])\n"
         "    except SystemExit as end:\n        assert end.code == 0\n"
@@ -435,7 +435,7 @@ def test_help_imports_nothing_slow() -> None:
         "    slow = {name for name in names if name in sys.modules}\n"
         "    assert not slow, slow\n"
         "ask()\n"
-        "require_none(*(f'elastane.cli.{entry.module}' for entry in COMMANDS.values()))\n"
+        "require_none(*(f'elastane_cli.commands.{entry.module}' for entry in COMMANDS.values()))\n"
         "for name in set(COMMANDS) - {'master'}:\n"  # that one becomes another program
         "    ask(name)\n"
         "require_none('torch', 'numpy', 'grpc', 'google.protobuf', 'tenacity', 'structlog', 'pydantic')\n"
@@ -445,7 +445,7 @@ def test_help_imports_nothing_slow() -> None:
 
 def test_ctrl_c_leaves_quietly(master: FakeMaster) -> None:
     watching = subprocess.Popen(
-        [sys.executable, "-u", "-m", "elastane.cli", "events", "--follow", "--json"],
+        [sys.executable, "-u", "-m", "elastane_cli", "events", "--follow", "--json"],
         env={**ENVIRONMENT, "ELASTANE_MASTER": master.address},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -467,7 +467,7 @@ def test_master_becomes_the_masters_program(tmp_path: Path) -> None:
     (package / "__main__.py").write_text("import os, sys; print(os.getpid(), sys.argv[1:])")
     environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "elastane.cli", "master", "--listen", ":1", "--help", "x"],
+        [sys.executable, "-m", "elastane_cli", "master", "--listen", ":1", "--help", "x"],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -487,7 +487,7 @@ def test_the_list_of_commands_says_what_each_command_says(name: str) -> None:
 def test_every_command_of_a_module_is_in_the_list() -> None:
     for module in {entry.module for entry in COMMANDS.values()}:
         app = typer.Typer()
-        importlib.import_module(f"elastane.cli.{module}").register(app)
+        importlib.import_module(f"elastane_cli.commands.{module}").register(app)
         assert {command.name for command in app.registered_commands} <= set(COMMANDS), module
 
 

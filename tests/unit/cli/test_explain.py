@@ -9,8 +9,8 @@ import pytest
 from google.protobuf import timestamp_pb2
 from typer.testing import CliRunner
 
-from elastane.cli.main import build_app
-from elastane.explain import explain, known_workers
+from elastane_cli.commands.main import build_app
+from elastane_cli.explain import explain, known_workers
 from elastane_master.jobs.limits import clip
 from elastane_proto.history.events import Place
 from elastane_proto.history_wire import told_of

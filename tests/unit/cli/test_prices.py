@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from elastane.cli.cost import cost_line, prices_line
-from elastane.cli.main import build_app
-from elastane.prices import currency_code, price_micros
+from elastane_cli.commands.cost import cost_line, prices_line
+from elastane_cli.commands.main import build_app
+from elastane_common.prices import currency_code, price_micros
 from elastane_proto.amounts import money_text, price_text
 from elastane_proto.v1 import job_pb2
 from unit.cli.fake_master import FakeMaster, serving

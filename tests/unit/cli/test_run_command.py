@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from elastane.agent import agent
-from elastane.agent.first_checks import try_checkpoint_url
-from elastane.agent.settings import AgentSettings
-from elastane.cli.catalogue import load
-from elastane.cli.main import build_app
-from elastane.cli.run_options import variable
+from elastane_agent.supervisor import agent
+from elastane_agent.supervisor.first_checks import try_checkpoint_url
+from elastane_agent.supervisor.settings import AgentSettings
+from elastane_cli.commands.catalogue import load
+from elastane_cli.commands.main import build_app
+from elastane_cli.commands.run_options import variable
 from elastane_proto.v1 import job_pb2
 from unit.cli.fake_master import FakeMaster, running_job, serving
 

@@ -10,8 +10,8 @@ import pytest
 
 COMMAND = """
 import signal, sys, threading
-from elastane.cli import main as cli
-from elastane.cli.signals import sigterm_cleans_up
+from elastane_cli.commands import main as cli
+from elastane_cli.commands.signals import sigterm_cleans_up
 
 class Dies:
     def __del__(self):

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from elastane.cli.run import worker_prefix
+from elastane_cli.commands.run import worker_prefix
 
 
 def test_agents_in_containers_on_one_hosts_network_have_workers_of_their_own(

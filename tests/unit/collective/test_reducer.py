@@ -15,7 +15,7 @@ from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.reducer import Reducer
 from elastane.collective.transport import RingAborted, RingTransport
-from elastane.errors import StepError, UnsupportedError
+from elastane_common.errors import StepError, UnsupportedError
 
 
 def _alone():

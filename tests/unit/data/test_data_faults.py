@@ -23,8 +23,8 @@ from elastane.context import ContextError, EstContext
 from elastane.data import BatchSource, DataWorkerError
 from elastane.data.batch_maker import DataWork, StreamTask
 from elastane.data.pool import DataWorkerPool
-from elastane.errors import UnsupportedError
 from elastane.rng import Generators, seed_all
+from elastane_common.errors import UnsupportedError
 from unit.data.loader_runs import (
     DrawingDataset,
     Record,

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from elastane.data import BatchSource, current
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 from slow import slow_except
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic
 from unit.data.loader_runs import DrawingDataset

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from elastane.data import BatchSource, DataError, current, set_epoch, stock_loader
 from elastane.data.pool import DataWorkerPool
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 from slow import slow_except
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic, run_stock_ranks
 

@@ -22,8 +22,8 @@ from torch.utils.data import (
 )
 
 from elastane.data import BatchSource, DataError, set_epoch, stock_loader
-from elastane.errors import UnsupportedError
 from elastane.rng import Generators
+from elastane_common.errors import UnsupportedError
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 

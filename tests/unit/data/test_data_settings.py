@@ -11,7 +11,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 from elastane.data import BatchSource, OrderKind, SamplerSettings, check_loader, sampler_settings
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 
 
 class Numbers(Dataset[int]):

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from elastane.data import DataError, script_order, stock_loader
 from elastane.data.order import orders_of
 from elastane.data.script_order import ScriptOrder
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 
 DATA = list(range(1000))
 

@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from elastane.cli.catalogue import load
+from elastane_cli.commands.catalogue import load
 from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_pod
 from elastane_operator.settings import OperatorSettings

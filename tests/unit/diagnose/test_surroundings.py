@@ -12,8 +12,6 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from elastane.chaos.store_server import StoreServer
-from elastane.cli.main import build_app
 from elastane.diagnose import remote, surroundings
 from elastane.diagnose.findings import Finding, Severity
 from elastane.diagnose.gpus import GpuFacts, judge_gpus
@@ -24,6 +22,8 @@ from elastane.diagnose.surroundings import (
     surrounding_facts,
     unmet_requirements,
 )
+from elastane_cli.chaos.store_server import StoreServer
+from elastane_cli.commands.main import build_app
 from elastane_proto.error_codes import entries
 
 GOOD = SurroundingFacts(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane.drill.plan import STEPS_MIN, DrillPlanError, make_plan
+from elastane_cli.drill.plan import STEPS_MIN, DrillPlanError, make_plan
 
 
 @given(st.text(max_size=5), st.integers(1, 16), st.integers(STEPS_MIN, 10_000))

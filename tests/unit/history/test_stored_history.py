@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastane.explain import explain
-from elastane.report.facts import gather
+from elastane_cli.explain import explain
+from elastane_cli.report.facts import gather
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.effects import Note
 from elastane_master.jobs import records

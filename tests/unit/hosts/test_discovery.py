@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from elastane.errors import ElastaneError
-from elastane.hosts.discovery import Discovery, DiscoveryError, ask_hosts
+from elastane_agent.hosts.discovery import Discovery, DiscoveryError, ask_hosts
+from elastane_common.errors import ElastaneError
 
 
 def script(tmp_path: Path, body: str) -> Path:

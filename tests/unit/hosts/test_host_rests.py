@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastane.hosts.rests import FAILURES_MAX, REST_SECONDS, UNREACHABLE_MIN_SECONDS, HostRests
+from elastane_agent.hosts.rests import FAILURES_MAX, REST_SECONDS, UNREACHABLE_MIN_SECONDS, HostRests
 
 
 def test_a_host_that_fails_again_and_again_rests_unless_it_is_alone() -> None:

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from elastane.errors import RefusedError
-from elastane.hosts.remote import out_of_reach, remote_command, remote_variables, require_reach
+from elastane_agent.hosts.remote import out_of_reach, remote_command, remote_variables, require_reach
+from elastane_common.errors import RefusedError
 
 
 def test_variables_for_another_host() -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane.errors import RefusedError
-from elastane.hosts.remote import remote_command
-from elastane.hosts.slots import HostsFormatError, Slot, parse_hosts
-from elastane.launch.plan import choose, environment, processes, tf_config
+from elastane_agent.hosts.remote import remote_command
+from elastane_agent.hosts.slots import HostsFormatError, Slot, parse_hosts
+from elastane_agent.launch.plan import choose, environment, processes, tf_config
+from elastane_common.errors import RefusedError
 
 hosts = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), max_size=6)
 

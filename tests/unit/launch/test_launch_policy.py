@@ -6,10 +6,8 @@ import signal
 
 import pytest
 
-from elastane.agent.budget import RestartBudget
-from elastane.agent.policy import Finish, Kill, Say, Terminate
-from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS
-from elastane.launch.policy import (
+from elastane_agent.hosts.rests import CALM_SECONDS, REST_SECONDS
+from elastane_agent.launch.policy import (
     CODE_FAILED,
     CODE_MAX_WAIT,
     Action,
@@ -17,7 +15,9 @@ from elastane.launch.policy import (
     StartRound,
     ranks,
 )
-from elastane.processes.child import ExitStatus
+from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.policy import Finish, Kill, Say, Terminate
+from elastane_common.processes.child import ExitStatus
 
 OK, RAISED, KILLED = ExitStatus(0), ExitStatus(1), ExitStatus(-9)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastane.observe import catalogue as agents
+from elastane_common.observe import catalogue as agents
 from elastane_master.metrics import catalogue
 from elastane_master.metrics.measures import CALL_SECONDS, Histogram
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from elastane.rehearse import cluster as module
-from elastane.rehearse.cluster import ClusterError, LocalCluster
+from elastane_cli.rehearse import cluster as module
+from elastane_cli.rehearse.cluster import ClusterError, LocalCluster
 from elastane_proto.v1 import job_pb2
 
 RUNNING, SUCCEEDED, FAILED = (

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from elastane.rehearse.results import ResultError, audit_history, compare_outcomes, read_elastic, read_stock
-from elastane.verify.causes import audit_cause, likely_cause, steps_cause
+from elastane_cli.rehearse.results import (
+    ResultError,
+    audit_history,
+    compare_outcomes,
+    read_elastic,
+    read_stock,
+)
+from elastane_cli.verify.causes import audit_cause, likely_cause, steps_cause
 from elastane_proto.v1 import shard_pb2
 
 FINGERPRINT = {"weights": "aa", "optimizer": "bb", "buffers": "cc"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastane.rehearse.stock_run import PORT_ATTEMPTS, StockRunError, run_stock_ddp
+from elastane_cli.rehearse.stock_run import PORT_ATTEMPTS, StockRunError, run_stock_ddp
 
 SCRIPT = """
 import os, pathlib, sys

@@ -11,13 +11,13 @@ import pytest
 from google.protobuf import timestamp_pb2
 from typer.testing import CliRunner
 
-from elastane.cli.main import build_app
-from elastane.logged import LoggedStep
-from elastane.report.facts import Facts, gather
-from elastane.report.html import as_html
-from elastane.report.markdown import as_markdown
-from elastane.report.steps import BUCKETS_MAX, DURATIONS_MAX, StepFold
-from elastane.report.texts import checkpoints
+from elastane_cli.commands.main import build_app
+from elastane_cli.report.facts import Facts, gather
+from elastane_cli.report.html import as_html
+from elastane_cli.report.markdown import as_markdown
+from elastane_cli.report.steps import BUCKETS_MAX, DURATIONS_MAX, StepFold
+from elastane_cli.report.texts import checkpoints
+from elastane_common.logged import LoggedStep
 from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, serving
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from elastane.errors import StepError
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.step_state import Stage, StepState
 from elastane.runtime.trainer import Trainer
 from elastane.runtime.turn import EpochsClosed, Turn
 from elastane.state.codec import StateNotCarriedError, decode, encode
 from elastane.state.optimizer_state import StateError
+from elastane_common.errors import StepError
 
 
 def test_values_are_attributes_and_travel() -> None:

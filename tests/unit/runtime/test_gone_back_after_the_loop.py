@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elastane.errors import StepError
 from elastane.runtime.elastic import ElasticJob
+from elastane_common.errors import StepError
 
 STEPS_PER_EPOCH, EPOCHS = 2, 3
 

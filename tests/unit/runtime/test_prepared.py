@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from elastane.errors import UnsupportedError
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import (
     LateGroupError,
@@ -21,6 +20,7 @@ from elastane.runtime.prepared import (
     refuse_new_groups,
     refuse_other_scalers,
 )
+from elastane_common.errors import UnsupportedError
 
 
 class Counter:

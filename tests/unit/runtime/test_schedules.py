@@ -11,10 +11,10 @@ from torch import nn
 from torch.optim import lr_scheduler as lr
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from elastane.errors import UnsupportedError
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.runtime.stock import PlainJob
+from elastane_common.errors import UnsupportedError
 
 BEFORE, AFTER, EPOCHS = 40, 10, 32
 Build = Callable[[torch.optim.Optimizer], Any]

@@ -14,9 +14,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from elastane.errors import ElastaneError
 from elastane.runtime import session
 from elastane.runtime.session import MasterSession
+from elastane_common.errors import ElastaneError
 from elastane_proto import versions
 from elastane_proto.v1 import ring_pb2, ring_pb2_grpc
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from elastane.errors import StepError
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.stock import PlainJob
+from elastane_common.errors import StepError
 
 
 class Recorded:

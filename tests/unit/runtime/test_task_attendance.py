@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from elastane.errors import ElastaneError, RefusedError, WorkerReplacedError
 from elastane.runtime import tasks
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.tasks import TaskAttendance, lease_tasks
+from elastane_common.errors import ElastaneError, RefusedError, WorkerReplacedError
 from elastane_proto.v1 import shard_pb2
 
 

@@ -9,7 +9,6 @@ import torch
 from structlog.testing import capture_logs
 from torch import nn
 
-from elastane.errors import StepError
 from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
 from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
 from elastane.runtime.interval import BuffersChangedError
@@ -19,6 +18,7 @@ from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.step_state import Stage, StepState
 from elastane.runtime.turn import Turn, TurnError
 from elastane.runtime.turn_watch import CLOSE_STEPS, TurnWatch, differing, hyperparameters
+from elastane_common.errors import StepError
 
 
 class Body:

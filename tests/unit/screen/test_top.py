@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from elastane.screen.keys import decode
-from elastane.screen.news import JobNews, News, held_key
-from elastane.screen.pages import age, picture, plain, rows_of
-from elastane.screen.view import Row, View, press
+from elastane_cli.screen.keys import decode
+from elastane_cli.screen.news import JobNews, News, held_key
+from elastane_cli.screen.pages import age, picture, plain, rows_of
+from elastane_cli.screen.view import Row, View, press
 from elastane_proto.event_filter import EventFilter
 from elastane_proto.v1 import ring_pb2, shard_pb2
 from pseudo_terminal import WAIT_SECONDS, Terminal

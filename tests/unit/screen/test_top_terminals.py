@@ -8,13 +8,13 @@ import signal
 import termios
 from collections.abc import Callable
 
-from elastane.explain import explain
-from elastane.screen.news import JobNews, News
-from elastane.screen.pages import picture, plain
-from elastane.screen.view import View
-from elastane.views.curves import curve_lines
-from elastane.views.events import event_line
-from elastane.views.explanation import explanation_lines
+from elastane_cli.explain import explain
+from elastane_cli.screen.news import JobNews, News
+from elastane_cli.screen.pages import picture, plain
+from elastane_cli.screen.view import View
+from elastane_cli.views.curves import curve_lines
+from elastane_cli.views.events import event_line
+from elastane_cli.views.explanation import explanation_lines
 from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2, shard_pb2
 from pseudo_terminal import ELASTANE, Terminal
 from unit.cli.fake_master import FakeMaster, running_job, serving

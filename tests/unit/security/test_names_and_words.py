@@ -11,7 +11,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastane.cli.run import default_job_name
 from elastane.registry import Registry, RegistryError
 from elastane.state.checkpoint import (
     MANIFEST,
@@ -20,6 +19,7 @@ from elastane.state.checkpoint import (
     load_newest,
     write_shard,
 )
+from elastane_cli.commands.run import default_job_name
 from elastane_master.decisions.events import Rejection
 from elastane_master.servers.translate import checked_name, shown
 from elastane_master.servers.translate_session import attend_event, hello

@@ -18,8 +18,6 @@ import fsspec
 import pytest
 import torch
 
-from elastane.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED
-from elastane.state import storage
 from elastane.state.checkpoint import (
     CheckpointError,
     CheckpointTooNewError,
@@ -34,6 +32,8 @@ from elastane.state.checkpoint import (
 )
 from elastane.state.codec import decode, encode
 from elastane.state.shard_file import MAGIC
+from elastane_common import storage
+from elastane_common.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED
 from unit.state.checkpoints import CONTEXTS, ESTS, a_state, save
 from unit.state.models import OPTIMIZERS, build, train
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from elastane.errors import RefusedError
-from elastane.logged import LoggedStep
 from elastane.tracking.follow import tracker_of, write_steps
 from elastane.tracking.process import TrackerProcesses
 from elastane.tracking.tracker import Cursor, Feed, TrackedRun, TrackerSpec, parse_specs
+from elastane_common.errors import RefusedError
+from elastane_common.logged import LoggedStep
 from tensorboard_files import shown
 
 RUN = TrackedRun("train", 1_700_000_000.0)

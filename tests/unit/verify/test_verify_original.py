@@ -11,15 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from elastane.determinism import Level
 from elastane.diagnose.findings import Finding, Severity
-from elastane.processes.child import ExitStatus
 from elastane.reference_hook import elastane_reference as hook
-from elastane.rehearse.results import NOTHING, Row, Taken, shown
-from elastane.verify.causes import conversion_cause, event_in_words, held_cause, likely_cause, refusal_in
-from elastane.verify.compare import Difference
-from elastane.verify.original import compare_taken, first_event_difference, read_events, unlike
-from elastane.verify.reference import (
+from elastane_cli.rehearse.results import NOTHING, Row, Taken, shown
+from elastane_cli.verify.causes import conversion_cause, event_in_words, held_cause, likely_cause, refusal_in
+from elastane_cli.verify.compare import Difference
+from elastane_cli.verify.original import compare_taken, first_event_difference, read_events, unlike
+from elastane_cli.verify.reference import (
     HOOK,
     OriginalEmptyError,
     OriginalError,
@@ -28,7 +26,9 @@ from elastane.verify.reference import (
     parse_reference,
     reference_environment,
 )
-from elastane.verify.workplace import COPIED_FILES_MAX, absolute_command, workplace
+from elastane_cli.verify.workplace import COPIED_FILES_MAX, absolute_command, workplace
+from elastane_common.determinism import Level
+from elastane_common.processes.child import ExitStatus
 
 
 def trained(*models: nn.Module, seed: int = 1) -> list[torch.optim.Optimizer]:

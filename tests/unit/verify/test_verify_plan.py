@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elastane.verify.plan import HAND_OVER, STEP_POINTS, ChurnPlan, PlanError, make_plan, parse_paths
+from elastane_cli.verify.plan import HAND_OVER, STEP_POINTS, ChurnPlan, PlanError, make_plan, parse_paths
 
 
 def replayed(plan: ChurnPlan) -> list[int]:

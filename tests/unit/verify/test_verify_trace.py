@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from elastane.state.value_digests import digest_any, digest_tensor
-from elastane.verify.causes import likely_cause, place_in_words
-from elastane.verify.compare import Difference, RunTrace, first_difference, read_traces
+from elastane_cli.verify.causes import likely_cause, place_in_words
+from elastane_cli.verify.compare import Difference, RunTrace, first_difference, read_traces
 from unit.verify.traced_training import Net, Twist, elastic, reference, write_trace
 
 

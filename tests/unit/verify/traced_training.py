@@ -16,7 +16,7 @@ from torch import nn
 
 from elastane.rng import Generators, seed_all
 from elastane.runtime.step_trace import StepTrace
-from elastane.verify.compare import RunTrace, read_traces
+from elastane_cli.verify.compare import RunTrace, read_traces
 
 RANKS, STEPS = 2, 4
 

@@ -44,7 +44,7 @@ from elastane.collective.script_gradients import ScriptGradients
 from elastane.collective.slots import Slots, allocate
 from elastane.collective.transport import RingError, RingTransport
 from elastane.collective.turn import Turn
-from elastane.errors import StepError, UnsupportedError
+from elastane_common.errors import StepError, UnsupportedError
 
 
 class Reducer:

@@ -37,7 +37,7 @@ from typing import Final
 import torch.distributed
 from torch._C._distributed_c10d import Store
 
-from elastane.errors import RefusedError
+from elastane_common.errors import RefusedError
 from elastane_proto.rendezvous import group_secret
 
 #: Backlog of connections that are not accepted yet.

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
-from elastane.errors import RefusedError
+from elastane_common.errors import RefusedError
 
 #: Larger rings span many machines, and would need as many pipes for each member.
 MEMBERS_MAX: Final = 64

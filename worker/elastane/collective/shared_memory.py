@@ -25,7 +25,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from elastane.errors import RefusedError
+from elastane_common.errors import RefusedError
 
 #: Size of the file, which is sparse: memory is used only where something is written.
 ARENA_BYTES: Final = 1 << 50

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from elastane.collective.rendezvous import MemberStore, listen
 from elastane.collective.shared_members import SharedMembers, agree
-from elastane.errors import ElastaneError
+from elastane_common.errors import ElastaneError
 
 #: Time limit of a message, after which the ring counts as broken.
 TIMEOUT_SECONDS: Final = 600.0

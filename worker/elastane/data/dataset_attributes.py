@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from elastane.data.own_generators import walk
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 
 _PLAIN = (int, float, str, bytes, bool, type(None))
 _PLAIN_LENGTH_MAX = 4096

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastane.errors import ElastaneError
+from elastane_common.errors import ElastaneError
 
 
 class DataError(ElastaneError):

@@ -18,8 +18,8 @@ from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from elastane.data.dataset_attributes import DatasetAttributes
 from elastane.data.own_generators import OwnGenerators
-from elastane.errors import UnsupportedError
 from elastane.registry import from_bytes, has_state, to_bytes
+from elastane_common.errors import UnsupportedError
 
 ITERATOR: Final = "item/@iterator"
 _KIND: Final = "iterator"

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from elastane.errors import UnsupportedError
 from elastane.rng import HAS_NUMPY
 from elastane.script_source.places import is_script_file
+from elastane_common.errors import UnsupportedError
 
 if HAS_NUMPY:
     import numpy as np

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 from elastane.data import transfer
 from elastane.data.batch_maker import AttributeChange, DataWork, StreamTask
 from elastane.data.data_worker import SessionCell, run, thread_outlives_pool
-from elastane.errors import ElastaneError
+from elastane_common.errors import ElastaneError
 
 CLOSE_SECONDS: Final = 1.0
 

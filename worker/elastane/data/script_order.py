@@ -35,8 +35,8 @@ from torch.utils.data import (
 
 from elastane.data.errors import DataError
 from elastane.data.own_generators import walk
-from elastane.errors import UnsupportedError
 from elastane.rng import HAS_NUMPY, Generators, Parts
+from elastane_common.errors import UnsupportedError
 from elastane_shards.dealing import deal_batches
 
 if HAS_NUMPY:

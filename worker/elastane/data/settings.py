@@ -29,7 +29,7 @@ from torch.utils.data.datapipes.datapipe import (
     _MapDataPipeSerializationWrapper,
 )
 
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 
 
 class OrderKind(enum.Enum):

@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
-from elastane.determinism import Level, process_environment
 from elastane.diagnose.findings import CODES, COMPLETE, Finding, Report, Severity, Timing, read_report
-from elastane.errors import ElastaneError
-from elastane.processes.child import ChildProcess, ExitStatus
+from elastane_common.determinism import Level, process_environment
+from elastane_common.errors import ElastaneError
+from elastane_common.processes.child import ChildProcess, ExitStatus
 
 _LINES_KEPT: Final = 20
 #: Ratio of the medians below which the cost is not reported.

@@ -12,10 +12,10 @@ from elastane.context import Parts
 from elastane.diagnose.findings import Book, Severity
 from elastane.diagnose.operators import OperatorWatch
 from elastane.diagnose.replay import BATCH, StepRun, differences, loop_variables
-from elastane.errors import ElastaneError
 from elastane.registry import Registry
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.script_generators import Located, locate
+from elastane_common.errors import ElastaneError
 
 _NAMES_SHOWN = 3
 

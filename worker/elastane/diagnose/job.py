@@ -28,7 +28,6 @@ from elastane.diagnose.inspection import Inspection
 from elastane.diagnose.operators import DeterminismWarnings, OperatorWatch
 from elastane.diagnose.replay import StateKeeper, StepRun, StepWatch, digest
 from elastane.diagnose.supply import RANK, ElasticSupply, ScriptSupply, Supply
-from elastane.errors import ElastaneError, StepError, UnsupportedError, reason_of
 from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
@@ -38,6 +37,7 @@ from elastane.runtime.script_generators import roots_of
 from elastane.runtime.stock import LocalJob, LocalTask
 from elastane.state.codec import StateNotCarriedError
 from elastane.state.train_state import TrainState
+from elastane_common.errors import ElastaneError, StepError, UnsupportedError, reason_of
 
 ESTS_DEFAULT: Final = 2
 _WARM_UP_STEPS: Final = 3

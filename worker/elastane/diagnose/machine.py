@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from elastane.determinism import cpu_vendor
 from elastane.diagnose.findings import Finding, Severity
+from elastane_common.determinism import cpu_vendor
 
 #: The release with which the parity tests were run.
 TORCH_TESTED: Final = "2.13"

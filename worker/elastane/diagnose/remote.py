@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from elastane.diagnose.findings import Finding, Severity
-from elastane.errors import ElastaneError
+from elastane_common.errors import ElastaneError
 
 CLOCK_SECONDS_MAX: Final = 5.0
 REDIS_OLDEST: Final = (7, 0)
@@ -39,7 +39,7 @@ def check_master(addresses: str, timeout_seconds: float) -> tuple[dict[str, str]
 
     Raises ValueError for an invalid address.
     """
-    from elastane.addresses import parse_addresses
+    from elastane_common.addresses import parse_addresses
 
     facts: dict[str, str] = {}
     found: list[Finding] = []
@@ -62,10 +62,10 @@ def _ask_master(address: str, timeout_seconds: float) -> tuple[str, list[Finding
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    from elastane.addresses import split_address
-    from elastane.client import MasterClient
-    from elastane.credentials import open_channel
-    from elastane.message_size import size_options
+    from elastane_common.addresses import split_address
+    from elastane_common.client import MasterClient
+    from elastane_common.credentials import open_channel
+    from elastane_common.message_size import size_options
 
     def fault(code: str, what: str, todo: str) -> Finding:
         return Finding(

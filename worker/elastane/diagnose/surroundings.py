@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 from packaging.requirements import Requirement
 
-from elastane.addresses import split_address
-from elastane.credentials import on_loopback
 from elastane.diagnose.findings import Finding, Severity
+from elastane_common.addresses import split_address
+from elastane_common.credentials import on_loopback
 
 #: A correct clock is not before this time (2026-01-01).
 CLOCK_LEAST: Final = 1_767_225_600.0

@@ -7,7 +7,6 @@ import torch
 from elastane.collective.output_watch import OutputWatch
 from elastane.collective.reducer import Reducer
 from elastane.data.source import BatchSource
-from elastane.observe.figures import WorkerFigures
 from elastane.rng import Generators
 from elastane.runtime.attendance import Attendance
 from elastane.runtime.boundary import StepBoundary
@@ -30,6 +29,7 @@ from elastane.runtime.trainer import Trainer, TrainerParts
 from elastane.runtime.turn import EpochsClosed
 from elastane.runtime.turn_watch import TurnWatch
 from elastane.state.train_state import TrainState
+from elastane_common.observe.figures import WorkerFigures
 from elastane_proto.v1 import ring_pb2
 
 

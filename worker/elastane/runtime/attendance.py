@@ -14,11 +14,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from elastane import logs
 from elastane.collective import warming
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.transport import RingAborted, RingTransport
-from elastane.errors import ElastaneError
 from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
@@ -26,6 +24,8 @@ from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession
 from elastane.runtime.step_state import StepState
+from elastane_common import logs
+from elastane_common.errors import ElastaneError
 from elastane_proto import rendezvous, tracing, versions
 from elastane_proto.v1 import ring_pb2
 

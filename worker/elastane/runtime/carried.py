@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from elastane.errors import StepError
 from elastane.state.codec import encode
 from elastane.state.optimizer_state import StateError
+from elastane_common.errors import StepError
 
 
 class CarriedValues:

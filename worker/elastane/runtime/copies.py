@@ -21,11 +21,11 @@ from typing import Any, Final
 import structlog
 import torch
 
-from elastane.errors import UnsupportedError
 from elastane.runtime.loop_carried import roles_in
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
-from elastane.script_source.places import is_script_class, script_frame
+from elastane.script_source.places import OWN_PACKAGES, is_script_class, script_frame
+from elastane_common.errors import UnsupportedError
 
 _log = structlog.get_logger(__name__)
 
@@ -209,7 +209,7 @@ def _children(value: object) -> Iterator[object]:
     if isinstance(value, list | tuple):
         return islice(value, _OBJECTS_MAX)
     own = getattr(value, "__dict__", None)
-    foreign = type(value).__module__.partition(".")[0] in ("elastane", "numpy")
+    foreign = type(value).__module__.partition(".")[0] in (*OWN_PACKAGES, "numpy")
     return iter(list(own.values()) if isinstance(own, dict) and not foreign else ())
 
 

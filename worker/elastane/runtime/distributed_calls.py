@@ -22,13 +22,13 @@ from typing import Any, Final, NoReturn
 import structlog
 from torch.distributed import distributed_c10d
 
-from elastane.errors import UnsupportedError
 from elastane.runtime import launcher_variables
-from elastane.script_source.places import place_of
+from elastane.script_source.places import OWN_PACKAGES, place_of
+from elastane_common.errors import UnsupportedError
 
 _log = structlog.get_logger(__name__)
 
-_OURS: Final = frozenset({"torch", "elastane", "functools", "contextlib", "typing_extensions"})
+_OURS: Final = frozenset({"torch", "functools", "contextlib", "typing_extensions", *OWN_PACKAGES})
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 _ALLOW: Final = (
     "or elastane.init(..., distributed_calls=True), if the answers of a single process are intended"

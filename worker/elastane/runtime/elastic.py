@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from elastane.data import current
 from elastane.data.source import BatchSource
-from elastane.errors import ElastaneError, StepError, UnsupportedError
 from elastane.runtime import distributed_calls, rehearsal
 from elastane.runtime.asked import how_asked
 from elastane.runtime.assembly import build_trainer
@@ -38,6 +37,7 @@ from elastane.runtime.trainer import Trainer
 from elastane.runtime.wrapper_names import give_wrapper_names
 from elastane.script_source.places import place_of
 from elastane.tracking.process import TrackerProcesses
+from elastane_common.errors import ElastaneError, StepError, UnsupportedError
 
 _log = structlog.get_logger(__name__)
 

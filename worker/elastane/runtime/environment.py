@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from elastane.determinism import DEFAULT_LEVEL, Level
-from elastane.errors import RefusedError
+from elastane_common.determinism import DEFAULT_LEVEL, Level
+from elastane_common.errors import RefusedError
 from elastane_proto.job_settings import DEFAULTS
 from elastane_proto.v1 import common_pb2
 

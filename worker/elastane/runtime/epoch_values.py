@@ -21,13 +21,13 @@ from typing import Final
 
 import structlog
 
-from elastane.errors import UnsupportedError
 from elastane.runtime.loop_carried import roles_in, with_attributes
 from elastane.runtime.prepared import Prepared
 from elastane.script_source import Carried, loop_at
 from elastane.script_source.across_epochs import carry_line, epoch_values, in_words, is_attribute
 from elastane.script_source.epoch_body import Inputs
 from elastane.script_source.places import display_name, is_script_file, tree_of
+from elastane_common.errors import UnsupportedError
 
 _log = structlog.get_logger(__name__)
 _PREPARED_LOADER: Final = "ElasticLoader"

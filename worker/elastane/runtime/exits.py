@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import structlog
 
-from elastane.errors import EXIT_SCRIPT_RAISED, EXIT_START_ANEW, ElastaneError, JobFailedError
 from elastane.runtime.environment import WorkerEnvironment
+from elastane_common.errors import EXIT_SCRIPT_RAISED, EXIT_START_ANEW, ElastaneError, JobFailedError
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastane.errors import UnsupportedError
 from elastane.runtime.turn import Turn
+from elastane_common.errors import UnsupportedError
 
 
 class SecondForwardError(UnsupportedError):

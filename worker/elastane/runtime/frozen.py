@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 
 
 class FrozenParameters:

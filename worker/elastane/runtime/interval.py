@@ -20,12 +20,12 @@ from types import FrameType
 from typing import Final
 
 from elastane.context import EstContext
-from elastane.errors import EXIT_REFUSED, ElastaneError
 from elastane.registry import ITEM, Registry
 from elastane.rng import Generators, Parts
 from elastane.rng_draws import DRAWS_MAX, advance, draws_between
 from elastane.runtime.asked import Asked, BlockTrace, how_asked
 from elastane.runtime.rng_watch import RngWatch, refuse_rank_seed
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
 from elastane_proto.v1 import ring_pb2
 
 Change = int | bytes

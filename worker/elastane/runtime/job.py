@@ -12,14 +12,14 @@ import structlog
 import torch
 from torch.utils.data import DataLoader
 
-from elastane import determinism
-from elastane.errors import StepError
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.runtime.carried import Carried, CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.tracking.tracker import parse_specs
+from elastane_common import determinism
+from elastane_common.errors import StepError
 
 if TYPE_CHECKING:
     from elastane.runtime.prepared import Prepared

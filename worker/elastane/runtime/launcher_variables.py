@@ -19,13 +19,14 @@ import sysconfig
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from elastane.errors import UnsupportedError
 from elastane.script_source.launcher import LAUNCHER_VARIABLES
+from elastane.script_source.places import OWN_PACKAGES
+from elastane_common.errors import UnsupportedError
 
 _ALLOW: Final = (
     "; or elastane.init(..., distributed_calls=True), if the answers of a single process are intended"
 )
-_OURS: Final = frozenset({"torch", "elastane"})
+_OURS: Final = frozenset({"torch", *OWN_PACKAGES})
 _PASSED_ON: Final = frozenset({"os", "_collections_abc", "collections.abc", __name__})
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
 

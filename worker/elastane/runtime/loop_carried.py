@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import torch
 
-from elastane.errors import UnsupportedError
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn
 from elastane.script_source import (
@@ -34,11 +33,13 @@ from elastane.script_source import (
 from elastane.script_source.body import Place
 from elastane.script_source.loops import is_generator
 from elastane.script_source.places import (
+    OWN_PACKAGES,
     display_name,
     is_script_class,
     is_script_file,
     tree_of,
 )
+from elastane_common.errors import UnsupportedError
 
 _TIMES: Final = 2
 """Consecutive changes from which on an attribute counts as carried, not as initialized on first use."""
@@ -121,7 +122,7 @@ def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[ob
     for name, value in with_attributes(names):
         if id(value) in roles:
             result[name] = roles[id(value)]
-        elif type(value).__module__.partition(".")[0] == "elastane" or _is_loader(value):
+        elif type(value).__module__.partition(".")[0] in OWN_PACKAGES or _is_loader(value):
             result[name] = "other"
     return result
 

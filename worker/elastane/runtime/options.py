@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)

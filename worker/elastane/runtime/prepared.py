@@ -11,9 +11,9 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from elastane.errors import UnsupportedError
 from elastane.runtime.clipping import count_clips_once
 from elastane.state.train_state import Stateful
+from elastane_common.errors import UnsupportedError
 
 
 class LateGroupError(UnsupportedError):

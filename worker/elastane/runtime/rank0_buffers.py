@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from elastane.errors import StepError
 from elastane.runtime.interval import BuffersChangedError
 from elastane.runtime.turn import Turn
 from elastane.state.digests import same_bits
+from elastane_common.errors import StepError
 
 
 class Rank0Buffers:

@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from elastane.errors import RefusedError
 from elastane.runtime import probes
+from elastane_common.errors import RefusedError
 
 VARIABLE: Final = "ELASTANE_REHEARSAL"
 _HANG_LOOK_SECONDS: Final = 0.05

@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_flatten
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.context import EstContext
 from elastane.data.source import BatchInfo, BatchSource
-from elastane.errors import StepError
 from elastane.registry import Registry
 from elastane.rng import Generators, Parts
 from elastane.runtime.turn import Turn
 from elastane.state.digests import same_bits
+from elastane_common.errors import StepError
 
 LOOPS: Final = 2
 """Two, because the second epoch may run other code: `if epoch > 0`."""

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from torch.utils.data import DataLoader
 
-from elastane.errors import EXIT_REFUSED, ElastaneError
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 _log = structlog.get_logger(__name__)
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import structlog
 
 from elastane.context import EstContext
-from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.state.checkpoint import ShardInfo, load_newest, take_snapshot, write_manifest, write_shard
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
+from elastane_common.errors import EXIT_START_ANEW, ElastaneError
 from elastane_proto.contexts import Parts, context_to_proto
 from elastane_proto.v1 import ring_pb2
 

@@ -24,16 +24,16 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from elastane.addresses import AddressBook
-from elastane.backoff import backoff_seconds
-from elastane.credentials import TLS_HINT, open_channel
-from elastane.errors import (
+from elastane_common.addresses import AddressBook
+from elastane_common.backoff import backoff_seconds
+from elastane_common.credentials import TLS_HINT, open_channel
+from elastane_common.errors import (
     ElastaneError,
     MasterUnreachableError,
     RefusedError,
     WorkerReplacedError,
 )
-from elastane.message_size import size_options
+from elastane_common.message_size import size_options
 from elastane_proto import versions
 from elastane_proto.channels import channel_options
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
@@ -67,11 +67,11 @@ Handler = Callable[[ring_pb2.AttendResponse], None]
 class MasterSession:
     """One worker's session. Thread-safe: `send` may be called from any thread.
 
-    addresses: of the masters, in the form of `elastane.addresses`; RefusedError if they are invalid. hello:
-    builds the current Hello, with the worker's position. heartbeat: builds a Heartbeat. handler: called on
-    the reader thread with every message, in order. failed: called once, on the reader thread, with the error
-    that ended the session for good. evicted: called on the reader thread when the master has evicted this
-    worker; Hello is sent again once it returns.
+    addresses: of the masters, in the form of `elastane_common.addresses`; RefusedError if they are invalid.
+    hello: builds the current Hello, with the worker's position. heartbeat: builds a Heartbeat. handler: called
+    on the reader thread with every message, in order. failed: called once, on the reader thread, with the
+    error that ended the session for good. evicted: called on the reader thread when the master has evicted
+    this worker; Hello is sent again once it returns.
     """
 
     def __init__(

@@ -7,10 +7,10 @@ from dataclasses import asdict
 
 import torch
 
-from elastane import determinism
 from elastane.data.source import BatchSource
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared
+from elastane_common import determinism
 from elastane_proto.v1 import ring_pb2
 
 

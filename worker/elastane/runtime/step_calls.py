@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elastane.errors import StepError
 from elastane.runtime.accumulation import zeroing_counts
+from elastane_common.errors import StepError
 
 if TYPE_CHECKING:
     from elastane.runtime.trainer import Trainer

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from elastane.collective.reducer import Reducer
 from elastane.context import EstContext
 from elastane.data.source import BatchSource
-from elastane.observe.figures import WorkerFigures
 from elastane.rng import Generators, Parts
 from elastane.runtime.attendance import Attendance
 from elastane.runtime.fingerprints import Fingerprints
@@ -17,6 +16,7 @@ from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.repeat_check import RepeatCheck
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.turn_watch import TurnWatch
+from elastane_common.observe.figures import WorkerFigures
 
 if TYPE_CHECKING:
     from elastane.runtime.step_trace import StepTrace

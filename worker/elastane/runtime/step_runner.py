@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from elastane.errors import LoaderUseError, StepError
 from elastane.runtime import probes
 from elastane.runtime.forward_watch import ForwardWatch
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_reporter import StepReporter
 from elastane.runtime.step_state import StepState
 from elastane.runtime.turn import PartialGradientError, Turn
+from elastane_common.errors import LoaderUseError, StepError
 
 
 class StepRunner:

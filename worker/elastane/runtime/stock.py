@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from elastane.data import set_epoch, stock_loader
-from elastane.errors import StepError, UnsupportedError
 from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
@@ -32,6 +31,7 @@ from elastane.runtime.prepared import Prepared, intercept, intercept_zero_grad
 from elastane.runtime.report import write_stock_report
 from elastane.runtime.step_trace import StepTrace, open_trace
 from elastane.tracking.process import TrackerProcesses
+from elastane_common.errors import StepError, UnsupportedError
 
 
 @dataclasses.dataclass(frozen=True)

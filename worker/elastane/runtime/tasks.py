@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from elastane.client import MasterClient
-from elastane.errors import ElastaneError, StepError, WorkerReplacedError
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
@@ -25,6 +23,8 @@ from elastane.runtime.leased_ahead import LeasedAhead
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.session import MasterSession
 from elastane.task_stream import TaskStream
+from elastane_common.client import MasterClient
+from elastane_common.errors import ElastaneError, StepError, WorkerReplacedError
 from elastane_proto import versions
 from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2

@@ -21,13 +21,12 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from elastane.errors import LoaderUseError, StepError
-from elastane.observe.reporting import FigureReport
 from elastane.runtime.attendance import Duties
 from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.figure_report import FigureReport
 from elastane.runtime.interval import Interval
 from elastane.runtime.leaving import when_left
 from elastane.runtime.sampler_epoch import SamplerEpoch
@@ -38,6 +37,7 @@ from elastane.runtime.turn import EpochsClosed
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
 from elastane.tracking.process import TrackerProcesses
+from elastane_common.errors import LoaderUseError, StepError
 from elastane_proto.v1 import ring_pb2
 
 _LOOK = "to inspect a batch, use a separate DataLoader: next(iter(DataLoader(dataset, ...)))"

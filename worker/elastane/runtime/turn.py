@@ -8,9 +8,9 @@ from typing import Any
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.context import EstContext
 from elastane.data.source import BatchInfo
-from elastane.errors import StepError
 from elastane.rng import Parts
 from elastane.runtime.step_state import StepState
+from elastane_common.errors import StepError
 
 
 class TurnError(StepError):

@@ -25,11 +25,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from elastane.errors import StepError
 from elastane.runtime.copies import CopyWatch, norms
 from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
+from elastane_common.errors import StepError
 
 #: Norms are compared in this many steps after the start, a ring change and the beginning of an epoch.
 CLOSE_STEPS: Final = 2

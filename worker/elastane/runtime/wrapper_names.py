@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from elastane.errors import UnsupportedError
+from elastane_common.errors import UnsupportedError
 
 _REFUSED: Final = {
     "no_sync": (

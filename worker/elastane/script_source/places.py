@@ -12,7 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-OWN_PACKAGES: Final = ("elastane", "elastane_proto", "elastane_shards", "elastane_master")
+OWN_PACKAGES: Final = (
+    "elastane",
+    "elastane_agent",
+    "elastane_cli",
+    "elastane_common",
+    "elastane_master",
+    "elastane_proto",
+    "elastane_shards",
+)
 
 
 def is_script_file(filename: str) -> bool:

@@ -26,7 +26,6 @@ import msgspec
 import structlog
 import torch
 
-from elastane.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED
 from elastane.state.codec import Exported, StateFormatError
 from elastane.state.shard_file import (
     CheckpointDamagedError,
@@ -38,8 +37,9 @@ from elastane.state.shard_file import (
     shard_chunks,
     take_snapshot,
 )
-from elastane.state.storage import CheckpointError, Chunk, Folder
 from elastane.state.stream import exported_from_stream
+from elastane_common.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED
+from elastane_common.storage import CheckpointError, Chunk, Folder
 from elastane_proto.contexts import Parts
 
 __all__ = [

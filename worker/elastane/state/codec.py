@@ -30,7 +30,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from elastane.errors import EXIT_REFUSED, ElastaneError
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 VERSION: Final = 1
 _PLAIN_INT_MAX: Final = 2**63

@@ -25,9 +25,9 @@ from typing import Final, Protocol
 
 import torch
 
-from elastane.errors import ElastaneError
 from elastane.state.codec import Exported
 from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_stream
+from elastane_common.errors import ElastaneError
 
 PIECE_BYTES: Final = 4 << 20
 PIECES_IN_FLIGHT: Final = 4

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from elastane.errors import EXIT_REFUSED, ElastaneError
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 
 class StateError(ElastaneError):

@@ -22,8 +22,8 @@ import torch
 from google.protobuf.message import DecodeError
 
 from elastane.state.codec import Exported
-from elastane.state.storage import CheckpointError, Chunk
 from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout
+from elastane_common.storage import CheckpointError, Chunk
 from elastane_proto.contexts import Parts, context_from_proto, context_to_proto
 from elastane_proto.v1.common_pb2 import EstContext
 

@@ -11,9 +11,9 @@ import signal
 import sys
 import threading
 
-from elastane.errors import ElastaneError
 from elastane.tracking.follow import Following, write_steps
 from elastane.tracking.tracker import TrackerSpec
+from elastane_common.errors import ElastaneError
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _follow(asked: dict[str, str], spec: TrackerSpec) -> int:
-    from elastane.client import ClientClosedError, MasterClient, RequestRefusedError
+    from elastane_common.client import ClientClosedError, MasterClient, RequestRefusedError
 
     with MasterClient(asked["master"], timeout_seconds=float(asked["timeout_seconds"])) as client:
         try:

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from elastane.errors import MasterUnreachableError
-from elastane.logged import LoggedStep, StepStream, job_created
 from elastane.tracking.tracker import Cursor, Feed, TrackedRun, Tracker, TrackerSpec
+from elastane_common.errors import MasterUnreachableError
+from elastane_common.logged import LoggedStep, StepStream, job_created
 
 if TYPE_CHECKING:
-    from elastane.client import MasterClient
+    from elastane_common.client import MasterClient
 
 #: Maximum delay until written values are durable and visible.
 FLUSH_SECONDS = 2.0
@@ -41,7 +41,7 @@ class Following:
         Returns the step after the last one written. Raises RequestRefusedError ("stale") if the worker no
         longer leads, MasterUnreachableError, and errors of the tracker's library.
         """
-        from elastane.client import ClientClosedError
+        from elastane_common.client import ClientClosedError
 
         pages = Pages(self._tracker, self._client.close)
         stream = StepStream(self._client, self._job, token=pages.cursor.token, worker_id=self._worker_id)

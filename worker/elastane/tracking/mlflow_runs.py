@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastane.logged import LoggedStep
 from elastane.tracking.tracker import Cursor, TrackedRun
+from elastane_common.logged import LoggedStep
 
 #: MLflow's limit of metrics in one call.
 BATCH_MAX = 1000

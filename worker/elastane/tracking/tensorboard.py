@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from elastane.errors import RefusedError
-from elastane.logged import LoggedStep
 from elastane.tracking.tracker import Cursor, TrackedRun
+from elastane_common.errors import RefusedError
+from elastane_common.logged import LoggedStep
 
 CURSOR_FILE = "elastane.json"
 

@@ -11,10 +11,10 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from elastane.errors import RefusedError
+from elastane_common.errors import RefusedError
 
 if TYPE_CHECKING:
-    from elastane.logged import LoggedStep
+    from elastane_common.logged import LoggedStep
 
 #: By kind: modules of which one must be installed, and the meaning of the text after the colon.
 KINDS: Final = {

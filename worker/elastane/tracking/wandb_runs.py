@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from elastane.logged import LoggedStep
 from elastane.tracking.tracker import Cursor, TrackedRun
+from elastane_common.logged import LoggedStep
 
 
 class WandbRun:

@@ -1,0 +1,1 @@
+"""Figures of workers on the agent's side: collected from hosts and served to Prometheus."""

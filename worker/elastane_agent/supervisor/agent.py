@@ -1,0 +1,720 @@
+"""The supervisor behind `elastane run`: carries out what `SupervisorPolicy` decides.
+
+The main thread (signals and children belong to it) takes events from one queue: exits of workers and
+of the embedded master, job updates, signals, notices, found hosts. Anything that has to block elsewhere runs
+in a separate thread and puts its result into the queue.
+
+    master (embedded or given) -> Create -> workers -> events until Finish -> workers gone -> master gone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from elastane_agent.hosts.discovery import Discovery
+from elastane_agent.hosts.remote import out_of_reach
+from elastane_agent.observe.agent_side import AgentMetrics
+from elastane_agent.supervisor import policy as policies
+from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.farewell import what_was_kept
+from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
+from elastane_agent.supervisor.joining import wait_for_job
+from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
+from elastane_agent.supervisor.notices.node import NodeNotices
+from elastane_agent.supervisor.notices.notice import Notice
+from elastane_agent.supervisor.placement import Placement
+from elastane_agent.supervisor.policy import Action, JobView, SupervisorPolicy
+from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
+from elastane_agent.supervisor.settings import AgentSettings
+from elastane_agent.supervisor.worker_command import local_start, remote_start, worker_variables
+from elastane_common.client import ClientClosedError, MasterClient
+from elastane_common.errors import EXIT_START_ANEW, ElastaneError
+from elastane_common.exit_codes import (
+    CODE_FAILED,
+    CODE_OK,
+    CODE_REFUSED,
+    CODE_UNREACHABLE,
+    EXIT_DRAINED,
+    EXIT_RECLAIMED,
+)
+from elastane_common.processes.child import ChildProcess, ExitStatus
+from elastane_common.processes.output import Output
+from elastane_proto.amounts import price_text
+from elastane_proto.history import events as history
+from elastane_proto.history_wire import event_of
+from elastane_proto.v1 import job_pb2, ring_pb2
+
+#: Restart budget of the embedded master. The first restart is quick because the workers wait for it; a
+#: master that keeps dying is broken.
+MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
+#: Timeout of the agent's own short requests to the master (why a worker left, draining a worker).
+_ASK_SECONDS = 2.0
+#: The embedded master outlives the job by this much, so that connected watchers still see its end.
+_LINGER_SECONDS = 0.7
+#: Interval between two checks of the disk that holds the embedded master's state.
+_LOOK_AT_DISK_SECONDS = 5.0
+#: A shorter outage of the master is not reported: it is being restarted, or another one takes over.
+_MOMENT_SECONDS = 2.0
+#: Exit codes above this one are 128 + signal number.
+_SIGNALLED = 128
+_RESUMABLE = (
+    job_pb2.JOB_PHASE_SUSPENDED,
+    job_pb2.JOB_PHASE_FAILED,
+    job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
+)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class _WorkerExited:
+    worker: str
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
+class _MasterExited:
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
+class _JobNews:
+    job: job_pb2.Job
+
+
+@dataclass(frozen=True)
+class _JobLost:
+    error: ElastaneError
+
+
+@dataclass(frozen=True)
+class _MasterAway:
+    error: str
+
+
+@dataclass(frozen=True)
+class _Signalled:
+    number: int
+
+
+@dataclass(frozen=True)
+class _Noticed:
+    notice: Notice
+
+
+@dataclass(frozen=True)
+class _HostsFound:
+    hosts: Mapping[str, int]
+
+
+_Event = (
+    _WorkerExited | _MasterExited | _JobNews | _JobLost | _MasterAway | _Signalled | _Noticed | _HostsFound
+)
+
+
+class _StoppedEarlyError(Exception):
+    """A stop signal arrived before any worker was started."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Agent:
+    """Supervisor of one `elastane run`. Call `run` once, from the main thread."""
+
+    def __init__(self, settings: AgentSettings, output: Output) -> None:
+        self._settings = settings
+        self._output = output
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._workers: dict[str, ChildProcess] = {}
+        self._master: EmbeddedMaster | None = None
+        self._master_deaths: list[float] = []
+        self._master_due: float | None = None
+        self._temporary_dir: Path | None = None
+        self._watch_client: MasterClient | None = None
+        self._notices = NodeNotices(
+            settings.notices, settings.notices_url, settings.notices_poll_seconds, settings.capacity
+        )
+        self._discovery: Discovery | None = None
+        self._placement: Placement | None = None
+        self._said_of_hosts: set[str] = set()
+        self._prices: PriceFeed | None = None
+        self._metrics = AgentMetrics(settings.job, settings.metrics)
+        self._address = ""
+        self._job = job_pb2.Job()
+        self._starting = True
+        self._gives_up_at: float | None = None
+        self._away_since: float | None = None
+        self._said_away = False
+        self._disk_was_full = False
+        self._log_wanted = False
+        self._said_what_was_kept = False
+        self._code: int | None = None
+        if settings.hosts is not None:
+            self._placement, ids = Placement(settings.worker_prefix), []
+        else:
+            ids = [f"{settings.worker_prefix}{number}" for number in range(settings.local_workers)]
+        self._policy = SupervisorPolicy(
+            ids,
+            settings.budget,
+            grace_seconds=settings.grace_seconds,
+            dynamic=settings.hosts is not None,
+        )
+
+    def run(self) -> int:
+        """Supervise until the job is over for this agent; return the exit code.
+
+        Raises ElastaneError if the master cannot be started or reached, or refuses the job.
+        """
+        with self._signal_handlers():
+            try:
+                if address := self._metrics.serve():
+                    where = f"figures at http://{address}/metrics"
+                    self._output.say(where, event="metrics_served", address=address)
+                self._try_checkpoints(self._settings.settings)
+                self._open_master()
+                view = self._enter_job()
+                self._starting = False
+                self._watch_job()
+                self._feed_prices()
+                self._watch_notices()
+                self._perform(self._policy.start(time.monotonic(), view))
+                self._watch_hosts()
+                while self._code is None:
+                    self._turn()
+            except _StoppedEarlyError as stopped:
+                self._code = 128 + stopped.number
+            finally:
+                self._starting = False
+                self._close()
+        assert self._code is not None
+        return self._code
+
+    # ------------------------------------------------------------------ the start
+
+    def _try_checkpoints(self, settings: job_pb2.JobSettings | None) -> None:
+        """Fail now, rather than at the first checkpoint, if the checkpoint folder is not writable.
+
+        Skipped when workers run on other hosts, because this one may have no access. Raises RefusedError.
+        """
+        if settings is not None and settings.checkpoint_url and self._settings.hosts is None:
+            try_checkpoint_url(settings.checkpoint_url)
+
+    def _open_master(self) -> None:
+        if self._settings.master:
+            self._address = self._settings.master
+            return
+        state_dir = self._settings.state_dir
+        if state_dir is None:
+            state_dir = self._temporary_dir = Path(tempfile.mkdtemp(prefix="elastane-"))
+        host, _, port = self._settings.listen.rpartition(":")
+        self._master = EmbeddedMaster(
+            state_dir,
+            host=host,
+            port=int(port),
+            arguments=("--http", self._settings.http) if self._settings.http else (),
+            on_exit=lambda status: self._events.put(_MasterExited(status)),
+        )
+        try:
+            self._address = self._master.start()
+        except MasterStartError as error:
+            self._log_wanted = error.log is not None
+            raise
+        self._output.say(
+            f"embedded master at {self._address}, state in {state_dir}",
+            event="master_started",
+            address=self._address,
+            state_dir=str(state_dir),
+        )
+
+    def _enter_job(self) -> JobView:
+        settings = self._settings
+        timeout = settings.master_timeout_seconds
+        with MasterClient(self._address, timeout_seconds=timeout, on_wait=self._waiting) as client:
+            if settings.settings is None:
+                job, created = (
+                    wait_for_job(client, settings.job, settings.job_timeout_seconds, self._output),
+                    False,
+                )
+            else:
+                job, created = client.create_job(settings.job, settings.settings)
+            if not created and self._master is not None and job.phase in _RESUMABLE:
+                # The master of this job lives in this command, so no other command can resume it.
+                job = client.resume_job(settings.job)
+        self._answered()
+        self._job = job
+        if settings.settings is None:
+            self._try_checkpoints(job.settings)
+        if settings.settings is not None:
+            self._compare_prices(job, settings.settings)
+        view = self._view_of(job)
+        limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
+        how = "new" if created else f"{view.phase} at step {view.step}"
+        self._output.say(
+            f"job {job.name} ({how}): {job.settings.ests} ESTs on {limits} workers; see its state with: "
+            f"elastane status --master {self._address}",
+            event="job_created" if created else "job_found",
+            job=job.name,
+        )
+        return view
+
+    def _compare_prices(self, job: job_pb2.Job, asked: job_pb2.JobSettings) -> None:
+        """Warn if the job already exists with other prices than the requested ones: they are kept."""
+        found = job.settings
+        names = ("spot_price_micros", "on_demand_price_micros")
+        if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
+            spot, on_demand = (price_text(getattr(found, name), found.currency) for name in names)
+            self._output.say(
+                f"the existing job keeps its prices: spot {spot}, on demand {on_demand}; `elastane price` "
+                "changes them",
+                "warning",
+                event="prices_kept",
+            )
+
+    def _waiting(self, seconds: float, error: str) -> None:
+        """Report once that no master answers; on a terminal also count down to the timeout.
+
+        Called by the client while it waits at the start. seconds: unused; error: its last failure.
+        """
+        now, most = time.monotonic(), self._settings.master_timeout_seconds
+        if self._gives_up_at is None:
+            self._gives_up_at = now + most
+            self._output.say(
+                f"no master answers at {self._address} ({error}); trying for {most:g} s (--master-timeout)",
+                "warning",
+                event="master_awaited",
+            )
+        self._output.passing(f"no master yet; {max(self._gives_up_at - now, 0.0):.0f} s left")
+
+    def _master_away(self, now: float, error: str) -> None:
+        """Report once, after `_MOMENT_SECONDS`, that the master is away while workers run.
+
+        On a terminal also count down how long the workers still wait for it.
+        """
+        if self._away_since is None:
+            self._away_since = now
+        away, most = now - self._away_since, self._settings.master_timeout_seconds
+        if away < _MOMENT_SECONDS:
+            return
+        if not self._said_away:
+            self._said_away = True
+            self._output.say(
+                f"the master at {self._address} does not answer ({error}); workers wait up to {most:g} s "
+                "(--master-timeout)",
+                "warning",
+                event="master_away",
+            )
+        self._output.passing(f"no master; {max(most - away, 0.0):.0f} s left")
+
+    def _master_answers(self) -> None:
+        if self._said_away:
+            self._output.say("the master answers again", event="master_answers")
+        self._away_since, self._said_away = None, False
+
+    def _answered(self) -> None:
+        self._output.passing("")
+        self._gives_up_at = None
+
+    def _watch_job(self) -> None:
+        client = self._watch_client = MasterClient(
+            self._address,
+            timeout_seconds=float("inf"),
+            # The exit of an embedded master is reported by `_MasterExited` already.
+            on_wait=None if self._master else lambda _, error: self._events.put(_MasterAway(error)),
+        )
+
+        def watch() -> None:
+            try:
+                for job in client.watch_job(self._settings.job):
+                    self._events.put(_JobNews(job))
+            except ElastaneError as error:
+                self._events.put(_JobLost(error))
+
+        threading.Thread(target=watch, name="watch job", daemon=True).start()
+
+    def _feed_prices(self) -> None:
+        if self._settings.prices is None:
+            return
+        client, created = self._watch_client, self._job.created.ToNanoseconds() / 1e9
+        assert client is not None
+
+        def tell(row: PriceRow) -> None:
+            client.set_prices(
+                self._settings.job,
+                spot_price_micros=row.spot_micros,
+                on_demand_price_micros=row.on_demand_micros,
+            )
+
+        self._prices = PriceFeed(
+            self._settings.prices.since_epoch(created),
+            tell,
+            lambda text: self._output.say(text, "warning", "prices_refused"),
+        )
+        self._prices.start()
+
+    def _watch_notices(self) -> None:
+        self._notices.start(
+            lambda notice: self._events.put(_Noticed(notice)),
+            lambda text: self._output.say(text, "warning", "spot_notices_unreadable"),
+        )
+
+    def _watch_hosts(self) -> None:
+        hosts = self._settings.hosts
+        if hosts is None or self._code is not None:
+            return
+        self._discovery = Discovery(
+            hosts.script,
+            interval_seconds=hosts.interval_seconds,
+            timeout_seconds=hosts.timeout_seconds,
+            on_hosts=lambda found: self._events.put(_HostsFound(found)),
+            on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
+        )
+        self._discovery.start()
+
+    # ------------------------------------------------------------------ events
+
+    def _turn(self) -> None:
+        """Handle one event, or whatever is due first if no event comes before."""
+        places_due = self._placement.next_due() if self._placement is not None else None
+        disk_due = self._look_at_disk()
+        every = (self._policy.next_due(), self._master_due, places_due, disk_due)
+        dues = [due for due in every if due is not None]
+        timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
+        try:
+            event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            event = None
+        now = time.monotonic()
+        if event is not None:
+            self._perform(self._handle(now, event))
+        if self._master_due is not None and now >= self._master_due and self._code is None:
+            self._perform(self._restart_master())
+        now = time.monotonic()
+        if places_due is not None and now >= places_due:
+            self._perform(self._places_changed(now))
+        self._perform(self._policy.tick(now))
+
+    def _handle(self, now: float, event: _Event) -> list[Action]:
+        match event:
+            case _WorkerExited(worker, status):
+                return self._worker_exited(now, worker, status)
+            case _JobNews(job):
+                self._job = job
+                self._master_answers()
+                return self._policy.job_changed(now, self._view_of(job))
+            case _Signalled(number):
+                return self._policy.signalled(now, number)
+            case _Noticed(notice):
+                return self._noticed(now, notice)
+            case _HostsFound(hosts):
+                return self._hosts_found(now, hosts)
+            case _MasterAway(error):
+                self._master_away(now, error)
+                return []
+            case _MasterExited(status):
+                return self._master_died(now, f"the embedded master {status}")
+            case _JobLost(error):
+                if isinstance(error, ClientClosedError):
+                    return []
+                return self._policy.fatal(now, CODE_REFUSED, f"the job is lost: {error}")
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case policies.Spawn(worker):
+                    self._spawn(worker)
+                case policies.Announce(seconds, reason):
+                    self._notices.announce(seconds, reason)
+                case policies.Terminate(worker, reason):
+                    self._terminate(worker, reason)
+                case policies.Kill(worker):
+                    self._workers[worker].kill_group()
+                case policies.Say(text, kind, event, worker):
+                    facts = {"worker": worker} if worker else {}
+                    self._output.say(text, kind, event, **facts)
+                case policies.Finish(code):
+                    self._code = code
+
+    def _noticed(self, now: float, notice: Notice) -> list[Action]:
+        if notice.kind == "rebalance":
+            text = f"{notice.source}: {notice.reason}; this node may be taken away soon"
+            return [policies.Say(text, "warning", "spot_rebalance")]
+        self._metrics.counts.spot_notices += 1
+        reason = f"spot notice of {notice.source}: {notice.reason}"
+        return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
+
+    # ------------------------------------------------------------------ hosts
+
+    def _hosts_found(self, now: float, hosts: Mapping[str, int]) -> list[Action]:
+        assert self._placement is not None
+        held = dict.fromkeys(out_of_reach(self._address, hosts), "it cannot reach a master on loopback")
+        self._placement.found(hosts, held)
+        for host in held.keys() - self._said_of_hosts:
+            self._output.say(f"{host} is not used: {held[host]}", "warning", "host_left_out")
+        self._said_of_hosts |= held.keys()
+        return self._places_changed(now)
+
+    def _places_changed(self, now: float) -> list[Action]:
+        assert self._placement is not None
+        places = self._placement.wanted(now)
+        running = (name for name, child in self._workers.items() if child.status is None)
+        self._metrics.keep({*places, *running})
+        return self._policy.places_changed(now, places)
+
+    def _terminate(self, worker: str, reason: str) -> None:
+        """Ask a worker to drain and leave. reason: passed on to it; empty: as announced before."""
+        child = self._workers[worker]
+        if self._placement is None or not self._placement.is_remote(worker):
+            if reason:
+                with contextlib.suppress(OSError):  # a full disk: the worker leaves without a reason
+                    self._notices.announce_to(worker, self._settings.grace_seconds, reason)
+            child.signal(signal.SIGTERM)
+            return
+
+        def drain() -> None:
+            # A signal would end the remote shell, and the worker's last lines and exit code would be lost.
+            try:
+                with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+                    client.drain_worker(self._settings.job, worker, reason=reason)
+            except ElastaneError:
+                child.signal(signal.SIGTERM)  # the worker's agent then gets SIGHUP, and drains it
+
+        threading.Thread(target=drain, name=f"drain {worker}", daemon=True).start()
+
+    # ------------------------------------------------------------------ workers
+
+    def _spawn(self, worker: str) -> None:
+        command, environment = self._start_of(worker)
+        remote = self._placement is not None and self._placement.is_remote(worker)
+        if self._placement is not None:
+            self._placement.started(time.monotonic(), worker)
+        child = ChildProcess(
+            worker,
+            command,
+            environment=environment,
+            on_line=self._metrics.without_figures(self._output.line) if remote else self._output.line,
+            on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
+        )
+        child.start()
+        self._workers[worker] = child
+        self._metrics.counts.starts[worker] += 1
+        self._output.say(
+            f"{worker} started, pid {child.pid}", event="worker_started", worker=worker, pid=child.pid
+        )
+
+    def _start_of(self, worker: str) -> tuple[list[str], dict[str, str]]:
+        """Return command and environment of a worker's local process, which may be a remote shell."""
+        own = worker_variables(self._settings, self._job, self._address, worker)
+        if self._placement is not None and self._placement.is_remote(worker):
+            host = self._placement.slot(worker).host
+            return remote_start(self._settings, host, own, figures=self._metrics.wanted)
+        return local_start(
+            self._settings, own | self._notices.environment() | self._metrics.variables(worker)
+        )
+
+    def _view_of(self, job: job_pb2.Job) -> JobView:
+        """Convert a job for the policy; reads the job's events to learn why it is suspended."""
+        undecided = False
+        if job.phase == job_pb2.JOB_PHASE_SUSPENDED and job.settings.sentinel_steps:
+            try:
+                with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+                    undecided = is_undecided(client.events(self._settings.job))
+            except ElastaneError as error:
+                self._output.say(f"cannot find out why the job is suspended: {error.args[0]}", "warning")
+        return job_view(job, undecided=undecided)
+
+    def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
+        counts = self._metrics.counts
+        if self._placement is not None:
+            status = self._placement.status(worker, status)
+        counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW))
+        if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
+            counts.spot_notices += fault.first_notice
+            places = self._placement.wanted(now)
+            return self._policy.host_failed(now, worker, fault.text, fault.event, places)
+        if status.returncode != EXIT_DRAINED:
+            return self._policy.worker_exited(now, worker, status)
+        # Ask the master whether the worker was told to leave: the watch may lag behind its exit.
+        actions: list[Action] = []
+        asked = False
+        try:
+            with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+                self._job = client.get_job(self._settings.job)
+                asked = sent_away(worker, client.events(self._settings.job))
+            actions = self._policy.job_changed(now, self._view_of(self._job))
+        except ElastaneError as error:
+            actions = [policies.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
+        return [*actions, *self._policy.worker_exited(now, worker, status, asked_to_leave=asked)]
+
+    # ------------------------------------------------------------------ the embedded master
+
+    def _look_at_disk(self) -> float | None:
+        """Report when the disk of the embedded master's state fills up or has room again.
+
+        Returns when to look next (monotonic seconds); None without an embedded master. The agent does this
+        because a master without disk space may not be able to write it to its log.
+        """
+        if self._master is None:
+            return None
+        if (full := is_full(self._master.state_dir)) != self._disk_was_full:
+            self._disk_was_full = full
+            where = self._master.state_dir
+            if full:
+                text = f"no space left on the disk of {where}: nothing can be committed until space is free"
+                self._output.say(text, "error", event="disk_full", state_dir=str(where))
+            else:
+                self._output.say(f"the disk of {where} has free space again", event="disk_has_room")
+        return time.monotonic() + _LOOK_AT_DISK_SECONDS
+
+    def _master_died(self, now: float, what: str) -> list[Action]:
+        decision = MASTER_BUDGET.decide(now, self._master_deaths, self._master_deaths)
+        self._master_deaths.append(now)
+        if not decision.allowed:
+            return self._policy.fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
+        self._master_due = now + decision.delay_seconds
+        return [policies.Say(f"{what}; {decision.reason}", "warning", "master_died")]
+
+    def _restart_master(self) -> list[Action]:
+        assert self._master is not None
+        self._master_due = None
+        self._metrics.counts.master_restarts += 1
+        try:
+            self._master.start()
+        except MasterStartError as error:
+            return self._master_died(time.monotonic(), str(error))
+        return [policies.Say(f"embedded master restarted at {self._address}", event="master_restarted")]
+
+    # ------------------------------------------------------------------ the end
+
+    def _close(self) -> None:
+        for feed in (self._discovery, self._prices):
+            if feed is not None:
+                feed.stop()
+        self._notices.stop()
+        # Kill all before waiting for any, so that they end at the same time.
+        for child in self._workers.values():
+            child.kill_group()
+        for child in self._workers.values():
+            child.wait()
+        self._say_what_was_kept()
+        if self._watch_client is not None:
+            self._watch_client.close()
+        if self._master is not None:
+            if self._code == CODE_OK and self._master.running:
+                self._linger()
+            self._master.stop()
+        self._metrics.close()
+        self._dispose_of_state()
+
+    def _say_what_was_kept(self) -> None:
+        """After a stop signal, report which part of the training is saved (see `farewell`)."""
+        if self._code is None or self._code <= _SIGNALLED or not self._job.name:
+            return
+        with (
+            contextlib.suppress(ElastaneError),  # unreachable: report the job as last seen
+            MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client,
+        ):
+            self._job = client.get_job(self._settings.job)
+        state_dir = str(self._temporary_dir or "")
+        if text := what_was_kept(self._job, state_dir=state_dir):
+            self._said_what_was_kept = True
+            self._output.say(text, "warning", event="what_was_kept", saved_step=self._job.saved_step)
+
+    def _linger(self) -> None:
+        """Keep the embedded master up for `_LINGER_SECONDS`, or until a signal arrives."""
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                if isinstance(self._events.get(timeout=left), _Signalled):
+                    return
+
+    def _dispose_of_state(self) -> None:
+        """Remove the temporary state directory.
+
+        It is kept if the job can be resumed from it, if the job failed, or if the master's log is needed.
+        """
+        if self._temporary_dir is None:
+            return
+        resumable = self._job.saved_step >= 0 and self._job.phase not in (
+            job_pb2.JOB_PHASE_SUCCEEDED,
+            job_pb2.JOB_PHASE_CANCELLED,
+        )
+        failed = self._code in (CODE_FAILED, CODE_UNREACHABLE, None)
+        if (failed and self._job.name) or resumable:
+            if not self._said_what_was_kept:
+                self._output.say(
+                    f"state kept: continue with --state-dir {self._temporary_dir}",
+                    event="state_kept",
+                    state_dir=str(self._temporary_dir),
+                )
+            return
+        if self._log_wanted:
+            return
+        shutil.rmtree(self._temporary_dir, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        def handler(number: int, frame: FrameType | None) -> None:
+            # During the start the main thread may block in the client, where it would not see an event.
+            if self._starting:
+                raise _StoppedEarlyError(number)
+            self._events.put(_Signalled(number))
+
+        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        for number, previous in before.items():
+            if previous is not signal.SIG_IGN:  # under nohup SIGHUP stays ignored
+                signal.signal(number, handler)
+        try:
+            yield
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
+
+
+def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
+    """True if the worker's latest join or drain event is a drain that an operator requested."""
+    away = False
+    for event in events:
+        match event_of(event):
+            case history.WorkerDraining(worker=name, by=by) if name == worker:
+                away = by == "operator"
+            case history.WorkerJoined(worker=name) | history.WorkerReturned(worker=name) if name == worker:
+                away = False
+    return away
+
+
+def is_undecided(events: Iterable[ring_pb2.Event]) -> bool:
+    """True if the sentinel suspended the job without a verdict and nobody has resumed it since."""
+    found = False
+    for event in map(event_of, events):
+        if isinstance(event, history.SentinelUndecided):
+            found = True
+        elif isinstance(event, (history.JobResumed, history.SuspensionCalledOff)):
+            found = False
+    return found
+
+
+def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
+    """Convert a job to the policy's view. undecided: the sentinel has suspended it."""
+    phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
+    return JobView(
+        phase=phase,  # type: ignore[arg-type]
+        reason=job.reason,
+        workers_max=job.settings.workers_max or job.settings.ests,
+        step=job.step,
+        steps=job.steps_per_epoch * job.epochs,
+        standby=frozenset(
+            worker.worker_id for worker in job.workers if worker.state == job_pb2.WORKER_STATE_STANDBY
+        ),
+        undecided=undecided,
+    )

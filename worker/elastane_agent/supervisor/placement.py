@@ -1,0 +1,136 @@
+"""Maps workers to hosts, and decides which hosts may run one now: pure.
+
+A worker id is permanently bound to one slot, since it is made of the names of host and slot. The supervisor's
+policy knows only workers; this module decides whether an exit is the fault of the host or of the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from elastane_agent.hosts.remote import CANNOT_START, is_local
+from elastane_agent.hosts.rests import CALM_SECONDS, REST_SECONDS, HostRests
+from elastane_agent.hosts.slots import Slot
+from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
+from elastane_common.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
+from elastane_common.processes.child import ExitStatus
+
+_SAYS_NOTHING_OF_ITS_HOST: Final = frozenset(
+    {0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE, EXIT_START_ANEW}
+)
+_SIGNALS_END: Final = 192
+
+
+@dataclass(frozen=True)
+class HostFault:
+    """A worker's exit that is the fault of its host. text: message; event: its machine-readable name.
+
+    first_notice: no other worker has reported before that this host is taken away.
+    """
+
+    text: str
+    event: str
+    first_notice: bool = False
+
+
+class Placement:
+    """The hosts and slots of one agent. All times are seconds of one monotonic clock.
+
+    prefix: prepended to every worker id.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._rests = HostRests()
+        self._hosts: dict[str, int] = {}
+        self._held: dict[str, str] = {}
+        self._slots: dict[str, Slot] = {}
+        self._started: dict[str, float] = {}
+        self._reclaimed: set[str] = set()
+
+    def found(self, hosts: Mapping[str, int], held: Mapping[str, str]) -> None:
+        """Adopt a result of the discovery.
+
+        hosts: number of slots by host. held: hosts that cannot be used, each with the reason.
+        """
+        self._hosts, self._held = dict(hosts), dict(held)
+        for host, count in hosts.items():
+            for index in range(count):
+                self._slots.setdefault(self._name(host, index), Slot(host, index))
+
+    def slot(self, worker: str) -> Slot:
+        """Return the slot of a worker, even if the host is no longer listed."""
+        return self._slots[worker]
+
+    def is_remote(self, worker: str) -> bool:
+        """True if the worker runs on another host, started by the template."""
+        return not is_local(self._slots[worker].host)
+
+    def wanted(self, now: float) -> dict[str, str]:
+        """Return all workers with a slot, in the order of hosts.
+
+        The value is the reason why the worker must not be started now, or "".
+        """
+        resting = self._rests.resting(now)
+        return {
+            self._name(host, index): self._held.get(
+                host, "its host is paused after failures" if host in resting else ""
+            )
+            for host, count in self._hosts.items()
+            for index in range(count)
+        }
+
+    def started(self, now: float, worker: str) -> None:
+        """Record the start of a worker; its host no longer counts as reclaimed."""
+        self._reclaimed.discard(self._slots[worker].host)
+        self._started[worker] = now
+
+    def status(self, worker: str, status: ExitStatus) -> ExitStatus:
+        """Return how the worker itself ended: a remote shell reports a signal as 128 + its number."""
+        if self.is_remote(worker) and 128 < status.returncode <= _SIGNALS_END:
+            return ExitStatus(128 - status.returncode)
+        return status
+
+    def ended(self, now: float, worker: str, status: ExitStatus) -> HostFault | None:
+        """Return the fault of the host that an exit shows; None: the exit is for the policy to handle.
+
+        Updates which hosts rest: those that were reclaimed, are unreachable, or whose workers keep failing.
+        """
+        host, code = self._slots[worker].host, status.returncode
+        # A worker that ran for a while, or ended regularly, shows that its host works.
+        if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED, EXIT_START_ANEW):
+            self._rests.clear([host])
+        if code == EXIT_RECLAIMED:
+            first = host not in self._reclaimed
+            self._reclaimed.add(host)
+            self._rests.rest(now, host, REST_SECONDS)
+            return HostFault(f"{worker} left: {host} is being taken away", "host_reclaimed", first)
+        if code in CANNOT_START and self.is_remote(worker):
+            seconds = self._rests.unreachable(now, host)
+            why = CANNOT_START[code]
+            return HostFault(
+                f"{host}: {why} ({status}); it is not used for {seconds:.3g} s", "host_unreachable"
+            )
+        resting = self._rests.resting(now)
+        others = set(self._hosts) - resting - set(self._held) - {host}
+        # If only this host fails to reach the master, its network is the cause; without another host to
+        # compare with, the policy decides.
+        if code == EXIT_MASTER_UNREACHABLE and self.is_remote(worker) and others:
+            seconds = self._rests.unreachable(now, host)
+            text = f"{worker} could not reach the master from {host}; {host} is not used for {seconds:.3g} s"
+            return HostFault(text, "host_unreachable")
+        if code in _SAYS_NOTHING_OF_ITS_HOST:
+            return None
+        if seconds := self._rests.failed(now, host, alone=not others):
+            text = f"{worker} {status}; {host} fails repeatedly and is not used for {seconds:g} s"
+            return HostFault(text, "host_rests")
+        return None
+
+    def next_due(self) -> float | None:
+        """Return the time at which a host's rest ends and `wanted` changes; None: no host rests."""
+        return self._rests.next_due()
+
+    def _name(self, host: str, index: int) -> str:
+        return f"{self._prefix}{host.strip('[]')}-{index}"

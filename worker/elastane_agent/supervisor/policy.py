@@ -1,0 +1,580 @@
+"""Decides what the agent does about worker exits, job updates, signals and timeouts: pure.
+
+`SupervisorPolicy` takes events with their times and returns actions, which the agent carries out. It
+uses no process, socket or clock, so every rule has a plain unit test.
+
+    exit of a worker          reaction
+    0                         finished; once all are, the job's phase decides the agent's exit code
+    80 (drained)              parked until the job is scaled up if it was asked to leave; else restarted
+    any, once scaled in       idle until the job is scaled up
+    84 (start anew)           restarted; not counted in the budget, because the master asked for it
+    82 (refused)              everything stops: every restart would be refused too
+    83 (master unreachable)   everything stops
+    1, script cannot run      everything stops: a syntax error, or a module that is not installed. With
+                              dynamic hosts another host may have the module: treated as the next row
+    1, or a signal            restarted within the budget
+    any, its place is gone    not restarted; another worker takes over elsewhere, if there is room
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Literal
+
+from elastane_agent.supervisor.budget import RestartBudget
+from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
+from elastane_common.exit_codes import (
+    CODE_FAILED,
+    CODE_MAX_WAIT,
+    CODE_OK,
+    CODE_REFUSED,
+    CODE_UNDECIDED,
+    CODE_UNREACHABLE,
+    EXIT_DRAINED,
+    IN_WORDS,
+)
+from elastane_common.processes.child import ExitStatus
+
+#: A script that raises this often in every worker, without a step of the job in between, is broken. After
+#: the first join the limit is higher, because the master counts failures too and its verdict, which says
+#: more, should come first.
+RAISES_BEFORE_JOIN_MAX: Final = 2
+RAISES_WITHOUT_STEP_MAX: Final = 3
+#: After the last worker's exit, wait this long for the job's final phase.
+PHASE_WAIT_SECONDS: Final = 10.0
+#: The same if nothing was trained, as with job.tasks: no final phase will come, but the view may be stale.
+UNTRAINED_WAIT_SECONDS: Final = 1.0
+#: Once the job is over, workers have this long to exit by themselves.
+OVER_GRACE_SECONDS: Final = 30.0
+
+Phase = Literal[
+    "unspecified",
+    "waiting",
+    "running",
+    "suspended",
+    "max_wait_exceeded",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "damaged",
+    "too_new",
+]
+_OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The facts about a job that the policy needs.
+
+    step: committed steps. steps: total of all epochs; 0 until a worker has reported it. standby: ids of
+    connected workers without ESTs. undecided: the sentinel suspended the job.
+    """
+
+    phase: Phase
+    reason: str = ""
+    workers_max: int = 1
+    step: int = 0
+    steps: int = 0
+    standby: frozenset[str] = frozenset()
+    undecided: bool = False
+
+
+# ------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Start this worker."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Ask this worker to drain and leave (SIGTERM).
+
+    reason: passed to the worker, which reports it to the master; empty: the one of the last `Announce`.
+    """
+
+    worker: str
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Notify the workers that their node is taken away in `seconds`; `Terminate` actions follow."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL this worker and its process group."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Say:
+    """Print a message. kind: as in `Output.say`; event: its machine-readable name."""
+
+    text: str
+    kind: str = "info"
+    event: str = "message"
+    worker: str = ""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Exit with this code; no worker runs any more."""
+
+    code: int
+
+
+Action = Spawn | Announce | Terminate | Kill | Say | Finish
+
+
+class SlotState(Enum):
+    """Life-cycle state of a worker of this agent."""
+
+    IDLE = "idle"  # not running, may be started when the job wants more workers
+    RUNNING = "running"
+    BACKOFF = "backoff"  # dead, restarted when due
+    PARKED = "parked"  # left on request; idle again once the job is scaled up
+    FINISHED = "finished"
+    DEAD = "dead"  # will not be started again
+
+
+@dataclass
+class _Slot:
+    worker: str
+    state: SlotState = SlotState.IDLE
+    due: float = 0.0
+    restarts: list[float] = field(default_factory=list)
+    raises: int = 0
+    surplus: bool = False  # asked to leave because the job was scaled in
+    held: str = ""  # why it must not be started now; "": it may
+    leave_by: float | None = None  # asked to leave because its place is gone; killed at this time
+
+    @property
+    def leaving(self) -> bool:
+        return self.leave_by is not None
+
+
+class SupervisorPolicy:
+    """Decision state of one agent. All times are seconds of one monotonic clock.
+
+    workers: ids of the workers this agent may run, in order of preference. grace_seconds: from the first
+    signal to SIGKILL. dynamic: places for workers come and go (`places_changed`); there may be none at times.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[str],
+        budget: RestartBudget,
+        *,
+        grace_seconds: float = 30.0,
+        dynamic: bool = False,
+    ) -> None:
+        assert workers or dynamic, "an agent has at least one worker"
+        self._dynamic = dynamic
+        self._said_no_place = False
+        self._goes_at: float | None = None  # when this node is taken away, by the earliest notice
+        self._slots = {worker: _Slot(worker) for worker in workers}
+        self._places = frozenset(workers)
+        self._budget = budget
+        self._grace_seconds = grace_seconds
+        self._restarts: list[float] = []
+        self._view = JobView("waiting", workers_max=len(workers))
+        self._code: int | None = None  # once set, everything stops and the agent exits with it
+        self._kill_at: float | None = None
+        self._phase_by: float | None = None
+        self._all_finished_at: float | None = None
+        self._signals = 0
+        self._finished = False
+
+    # ------------------------------------------------------------------ what can happen
+
+    def start(self, now: float, view: JobView) -> list[Action]:
+        """Start workers, unless the job is over already."""
+        self._view = view
+        if view.phase in _OVER:
+            return [*self._over(now), *self._end(now)]
+        return self._fill()
+
+    def job_changed(self, now: float, view: JobView) -> list[Action]:
+        """React to a job update: the job is over, was scaled, or has made a step."""
+        before, self._view = self._view, view
+        if view.step > before.step:
+            for slot in self._slots.values():
+                slot.raises = 0
+        if self._code is not None:
+            return []
+        if view.phase in _OVER:
+            return [*self._over(now), *self._end(now)]
+        actions: list[Action] = []
+        if view.workers_max != before.workers_max:
+            actions.append(Say(f"the job wants up to {view.workers_max} workers", event="scaled"))
+        if view.workers_max > before.workers_max:
+            for slot in self._slots.values():
+                if slot.state is SlotState.PARKED:
+                    slot.state = SlotState.IDLE
+            actions.extend(self._fill())
+        return [*actions, *self._dismiss()]
+
+    def worker_exited(
+        self, now: float, worker: str, status: ExitStatus, *, asked_to_leave: bool = False
+    ) -> list[Action]:
+        """React to the end of a worker's process, see the module's table.
+
+        asked_to_leave: an operator drained it, so it is not restarted.
+        """
+        slot = self._slots[worker]
+        code = status.returncode
+        actions: list[Action]
+        if self._code is not None:
+            slot.state = SlotState.DEAD
+            how = "finished" if code == 0 else f"left ({status})"
+            actions = [Say(f"{worker} {how}", event="worker_exited", worker=worker)]
+        elif code == 0:
+            slot.state, slot.leave_by = SlotState.FINISHED, None
+            actions = [Say(f"{worker} finished", event="worker_finished", worker=worker)]
+        # Workers that were asked to leave come before the codes: however such a worker ends, it is no
+        # failure.
+        elif slot.leaving:
+            actions = [Say(f"{worker} left ({status})", event="worker_drained", worker=worker)]
+            self._vacate(slot)
+            actions += self._fill()
+        elif slot.surplus or (code == EXIT_DRAINED and self._too_many() > 0):
+            slot.state, slot.surplus = SlotState.IDLE, False
+            text = f"{worker} left: the job wants {self._wanted()}"
+            actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
+        elif code == EXIT_START_ANEW:
+            text = (
+                f"{worker} is restarted: the job was rolled back to a step before the one that it has trained"
+            )
+            actions = [Say(text, event="worker_started_anew", worker=worker)]
+            self._vacate(slot)
+            actions += self._fill()
+        elif code == EXIT_DRAINED and asked_to_leave:
+            slot.state = SlotState.PARKED
+            actions = [Say(f"{worker} was drained", event="worker_drained", worker=worker)]
+        elif code == EXIT_REFUSED:
+            slot.state = SlotState.DEAD
+            text = f"{worker} was refused, and would be refused again: its last lines of output say why"
+            stop = self._stop(now, CODE_REFUSED, f"{worker} was refused")
+            actions = [Say(text, "error", "worker_refused", worker), *stop]
+        elif code == EXIT_MASTER_UNREACHABLE:
+            slot.state = SlotState.DEAD
+            text = f"{worker} could not reach the master"
+            stop = self._stop(now, CODE_UNREACHABLE, text)
+            actions = [Say(text, "error", "master_unreachable", worker), *stop]
+        elif status.repeats and not self._dynamic:
+            slot.state = SlotState.DEAD
+            text = f"{worker} cannot run, and a restart would not help: {status.error}"
+            actions = [Say(text, "error", "worker_died", worker), *self._stop(now, CODE_FAILED, text)]
+        else:
+            actions = self._died(now, slot, status)
+        return [*actions, *self._end(now)]
+
+    def places_changed(self, now: float, workers: Mapping[str, str]) -> list[Action]:
+        """Adopt a new set of places (dynamic hosts).
+
+        workers: ids with a place, in order, each with the reason why it must not be started yet, or "".
+        Running workers without a place are asked to drain, and killed after the grace time because their
+        host may be gone already.
+        """
+        actions: list[Action] = []
+        slots = {worker: self._slots.get(worker) or _Slot(worker) for worker in workers}
+        for worker, held in workers.items():
+            slots[worker].held = held
+        for worker, slot in self._slots.items():
+            if worker in slots:
+                continue
+            if slot.state in (SlotState.RUNNING, SlotState.FINISHED):
+                slots[worker] = slot  # kept until it has ended; a finished worker still counts
+                slot.held = "its place was removed"
+            if slot.state is SlotState.RUNNING and not slot.leaving and self._code is None:
+                slot.leave_by = now + self._grace_seconds
+                text = f"{worker} drains and leaves: its host is no longer listed"
+                gone = Terminate(worker, by_agent("its host is no longer listed"))
+                actions += [Say(text, "warning", "host_gone", worker), gone]
+        self._slots, self._places = slots, frozenset(workers)
+        if self._code is None:
+            actions += self._fill()
+        return [*actions, *self._end(now)]
+
+    def host_failed(
+        self, now: float, worker: str, text: str, event: str, workers: Mapping[str, str]
+    ) -> list[Action]:
+        """React to a worker that ended because of its host, not of the script: no restart is counted.
+
+        text and event: the message to print. workers: as in `places_changed`.
+        """
+        slot = self._slots[worker]
+        if self._code is not None:
+            slot.state = SlotState.DEAD
+            return [Say(text, event=event, worker=worker), *self._end(now)]
+        self._vacate(slot)
+        return [Say(text, "warning", event, worker), *self.places_changed(now, workers)]
+
+    def signalled(self, now: float, number: int) -> list[Action]:
+        """React to a stop signal to the agent: the first drains all workers, the second kills them."""
+        name = signal.Signals(number).name
+        self._signals += 1
+        if self._signals == 1:
+            text = f"{name}: workers drain and leave; a second signal kills them"
+            stop = self._stop(now, 128 + number, f"it got {name}")
+            actions = [Say(text, "warning", "stopping"), *stop]
+        else:
+            text = f"{name} again: killing the workers"
+            actions = [Say(text, "warning", "killing"), *self._kill(now)]
+        if self._view.phase == "succeeded":
+            self._code = CODE_OK
+        return [*actions, *self._end(now)]
+
+    def noticed(self, now: float, seconds: float, reason: str) -> list[Action]:
+        """React to a spot notice: workers drain, and may use all `seconds` until the node is taken away."""
+        text = f"this node will be taken away in {seconds:.0f} s ({reason}): workers drain and leave"
+        actions: list[Action] = [Announce(seconds, reason), Say(text, "warning", "spot_notice")]
+        if self._code is None:
+            actions += self._stop(now, 128 + signal.SIGTERM, "")
+        # Of two notices the earlier deadline counts, whichever arrived last.
+        self._goes_at = min(now + seconds, self._goes_at or now + seconds)
+        if self._kill_at is not None:
+            self._kill_at = self._goes_at
+        return [*actions, *self._end(now)]
+
+    def fatal(self, now: float, code: int, text: str) -> list[Action]:
+        """Stop everything because the master or the watch of the job has failed for good."""
+        if self._code is not None:
+            return self._end(now)
+        return [Say(text, "error", "failed"), *self._stop(now, code, text), *self._end(now)]
+
+    def tick(self, now: float) -> list[Action]:
+        """Restart workers whose backoff is over; kill those that did not leave in time."""
+        actions: list[Action] = []
+        if self._kill_at is not None and now >= self._kill_at:
+            left = [slot.worker for slot in self._in(SlotState.RUNNING)]
+            if left:
+                actions.append(Say(f"{', '.join(left)} did not leave in time", "warning", "killing"))
+            actions.extend(self._kill(now))
+        for slot in self._in(SlotState.RUNNING):
+            if slot.leave_by is not None and now >= slot.leave_by:
+                slot.leave_by = math.inf  # still leaving, but killed only once
+                text = f"{slot.worker} did not leave in time"
+                actions += [Say(text, "warning", "killing", slot.worker), Kill(slot.worker)]
+        if self._code is None:
+            for slot in self._in(SlotState.BACKOFF):
+                if now >= slot.due:
+                    slot.state = SlotState.IDLE
+                    actions.extend(self._fill())
+        return [*actions, *self._end(now)]
+
+    def next_due(self) -> float | None:
+        """Return the time at which `tick` must be called next; None: not before the next event."""
+        dues = [slot.due for slot in self._in(SlotState.BACKOFF)] if self._code is None else []
+        dues += [time for time in (self._kill_at, self._phase_by) if time is not None]
+        dues += [
+            slot.leave_by for slot in self._in(SlotState.RUNNING) if slot.leave_by not in (None, math.inf)
+        ]
+        return min(dues, default=None)
+
+    # ------------------------------------------------------------------ inside
+
+    def _in(self, *states: SlotState) -> list[_Slot]:
+        return [slot for slot in self._slots.values() if slot.state in states]
+
+    def _too_many(self) -> int:
+        """Count the running workers beyond `workers_max`, without those that are leaving already."""
+        staying = [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
+        return len(staying) - self._view.workers_max
+
+    def _dismiss(self) -> list[Action]:
+        """Ask standby workers to leave that the job no longer wants after it was scaled in."""
+        actions: list[Action] = []
+        for slot in reversed(self._in(SlotState.RUNNING)):
+            if (
+                self._too_many() > 0
+                and slot.worker in self._view.standby
+                and not (slot.surplus or slot.leaving)
+            ):
+                slot.surplus = True
+                actions.append(Terminate(slot.worker, by_agent(f"the job wants {self._wanted()}")))
+        return actions
+
+    def _fill(self) -> list[Action]:
+        """Start idle workers, up to `workers_max` in all."""
+        actions: list[Action] = []
+        for slot in self._in(SlotState.IDLE):
+            # Finished workers count too: the script has come to its end, so nothing is left for a
+            # replacement.
+            there = self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
+            if sum(not other.leaving for other in there) >= self._view.workers_max:
+                break
+            if slot.held:
+                continue
+            slot.state, self._said_no_place = SlotState.RUNNING, False
+            actions.append(Spawn(slot.worker))
+        return actions
+
+    def _vacate(self, slot: _Slot) -> None:
+        """Make a slot idle after an exit that is not the worker's fault; drop it if its place is gone."""
+        slot.state, slot.surplus, slot.leave_by = SlotState.IDLE, False, None
+        if slot.worker not in self._places:
+            del self._slots[slot.worker]
+
+    def _died(self, now: float, slot: _Slot, status: ExitStatus) -> list[Action]:
+        how = _cause(status)
+        # A positive code comes from the script itself; a signal is more often a preemption or lack of memory.
+        # The script is only given up once every worker has failed: a single failure may be the machine's
+        # fault.
+        if status.returncode > 0 and status.returncode != EXIT_DRAINED:
+            slot.raises += 1
+            slot.state = SlotState.DEAD
+            limit = RAISES_WITHOUT_STEP_MAX if self._view.steps else RAISES_BEFORE_JOIN_MAX
+            if all(
+                other.raises >= limit
+                for other in self._slots.values()
+                if other.state not in (SlotState.IDLE, SlotState.PARKED)
+            ):
+                text = f"{slot.worker} {how}: the script failed in every worker, without a step in between"
+                return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED, text)]
+        decision = self._budget.decide(now, self._restarts, slot.restarts)
+        if not decision.allowed:
+            slot.state = SlotState.DEAD
+            text = f"{slot.worker} {how}; {decision.reason}"
+            return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED, text)]
+        slot.state = SlotState.BACKOFF
+        slot.due = now + decision.delay_seconds
+        slot.restarts.append(now)
+        self._restarts.append(now)
+        return [Say(f"{slot.worker} {how}; {decision.reason}", "warning", "worker_died", slot.worker)]
+
+    def _over(self, now: float) -> list[Action]:
+        """Set exit code and deadline at the end of the job; workers exit by themselves until then."""
+        view = self._view
+        kind = {"succeeded": "success", "failed": "error", "max_wait_exceeded": "error"}
+        codes = {"failed": CODE_FAILED, "max_wait_exceeded": CODE_MAX_WAIT}
+        self._code = CODE_UNDECIDED if view.undecided else codes.get(view.phase, CODE_OK)
+        self._kill_at = now + OVER_GRACE_SECONDS
+        self._drop(SlotState.BACKOFF)
+        text = f"job {view.phase.replace('_', ' ')}"
+        if view.reason:
+            text += f": {view.reason}"
+        if view.phase == "max_wait_exceeded":
+            text += "; `elastane resume` makes it wait again"
+        if view.undecided:
+            text += "; `elastane resume` continues it, with other machines or another worker to decide"
+        weight = "error" if view.undecided else kind.get(view.phase, "warning")
+        return [Say(text, weight, f"job_{view.phase}")]
+
+    def _wanted(self) -> str:
+        """Return the wanted number in words, such as "2 workers"."""
+        most = self._view.workers_max
+        return f"{most} worker" if most == 1 else f"{most} workers"
+
+    def _stop(self, now: float, code: int, why: str) -> list[Action]:
+        """Ask every worker to drain and leave; the agent exits with `code` afterwards.
+
+        why: reason passed to the workers; empty: the announced one.
+        """
+        self._code = code
+        self._kill_at = now + self._grace_seconds
+        self._phase_by = None
+        self._drop(SlotState.BACKOFF)
+        # A worker takes a second SIGTERM as a request to stop at once, so send it only one.
+        already_leaving = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
+        reason = by_agent(why) if why else ""
+        return [
+            Terminate(slot.worker, reason)
+            for slot in self._in(SlotState.RUNNING)
+            if slot not in already_leaving
+        ]
+
+    def _kill(self, now: float) -> list[Action]:
+        self._kill_at = None
+        return [Kill(slot.worker) for slot in self._in(SlotState.RUNNING)]
+
+    def _drop(self, state: SlotState) -> None:
+        for slot in self._in(state):
+            slot.state = SlotState.DEAD
+
+    def _end(self, now: float) -> list[Action]:
+        """Finish if no worker runs and none will be started.
+
+        While all workers have finished but the job has not, wait a little for its final phase.
+        """
+        if self._finished or self._in(SlotState.RUNNING, SlotState.BACKOFF):
+            return []
+        if self._code is not None:
+            return self._finish(self._code)
+        if not self._in(SlotState.FINISHED):
+            if self._dynamic and (not self._slots or self._in(SlotState.IDLE)):
+                return self._wait_for_place()
+            return self._finish(
+                CODE_OK, Say(f"all workers were drained; the job waits at step {self._view.step}", "warning")
+            )
+        if self._all_finished_at is None:
+            self._all_finished_at = now
+        wait = PHASE_WAIT_SECONDS if self._view.steps else UNTRAINED_WAIT_SECONDS
+        self._phase_by = self._all_finished_at + wait
+        if now < self._phase_by:
+            return []
+        return self._ended_early()
+
+    def _wait_for_place(self) -> list[Action]:
+        """Say once that no worker runs; a new host may be found, or the rest of one may end."""
+        if self._said_no_place:
+            return []
+        self._said_no_place = True
+        why = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
+        text = f"no worker is running: {'; '.join(why) or 'no host has a slot'}; waiting for hosts"
+        return [Say(text, "warning", "waiting_for_hosts")]
+
+    def _ended_early(self) -> list[Action]:
+        """All workers have exited with 0 but the job is not over: find out why, and finish."""
+        view = self._view
+        if view.steps == 0:
+            text = (
+                "the script ended without training: expected with job.tasks; otherwise, is job.epochs "
+                "missing?"
+            )
+            return self._finish(CODE_OK, Say(text, "warning", "not_joined"))
+        if view.step < view.steps:
+            text = f"the script ended at step {view.step} of {view.steps}"
+            return self._finish(CODE_FAILED, Say(text, "error", "ended_early"))
+        return self._finish(CODE_OK, Say("this agent's workers have finished; the job continues elsewhere"))
+
+    def _finish(self, code: int, *says: Action) -> list[Action]:
+        self._finished = True
+        return [*says, Finish(code)]
+
+
+def by_agent(why: str) -> str:
+    """Return the reason that a worker gives the master when its agent asks it to leave.
+
+    The master classifies departures by the beginning of this text.
+    """
+    return f"asked for by its agent: {why}"
+
+
+def _cause(status: ExitStatus) -> str:
+    """Describe how a worker died; names preemptions, so that nobody looks for a bug in the script."""
+    if status.returncode == EXIT_DRAINED:
+        return "left on a preemption notice"
+    name = status.signal_name
+    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        return f"was preempted ({name})"
+    if name == "SIGKILL":
+        return "was killed by SIGKILL (out of memory, preemption, or by hand)"
+    if name:
+        return f"crashed with {name}"
+    if status.returncode in IN_WORDS:
+        return IN_WORDS[status.returncode]
+    return f"failed with exit code {status.returncode}"

@@ -1,0 +1,1 @@
+"""The command `elastane`: its commands, what they show, and rehearsals of jobs under faults."""

@@ -1,0 +1,169 @@
+"""The catalogue of commands with their summaries; a command's module is imported only when it is used.
+
+To add a command, write a module with `register(app)` and add an entry here, in the order in which `elastane
+--help` shows them. The entry repeats the first paragraph of the help; a test checks that they match.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+
+class Entry(NamedTuple):
+    """A command.
+
+    module: in `elastane_cli.commands`. panel: heading in the list. text: first paragraph of its help.
+    """
+
+    module: str
+    panel: str
+    text: str
+    hidden: bool = False
+
+
+COMMANDS: Final = {
+    "run": Entry("run", "Run", "Run a script elastically, on workers of this machine."),
+    "launch": Entry(
+        "launch",
+        "Run",
+        "Run a torchrun-style script unchanged; all processes restart when hosts join or leave.",
+    ),
+    "verify": Entry(
+        "verify", "Run", "Prove on your own script that elastic training gives the bits of stock DDP."
+    ),
+    "chaos": Entry(
+        "chaos",
+        "Run",
+        "Inject real faults into a training run on this machine, and check that nothing is lost.",
+    ),
+    "drill": Entry(
+        "drill",
+        "Run",
+        "Rehearse the reclaim of spot nodes with your own script: does it leave in time, with the same bits?",
+    ),
+    "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
+    "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, cost, and its workers."),
+    "jobs": Entry("jobs", "Look", "List all jobs of the master."),
+    "list": Entry("jobs", "Look", "List all jobs of the master.", hidden=True),
+    "cost": Entry(
+        "cost",
+        "Look",
+        "Show what a job's workers have cost, and the savings compared with on-demand machines.",
+    ),
+    "health": Entry("health", "Look", "Check whether a master serves; for health checks."),
+    "scale": Entry(
+        "operate",
+        "Operate",
+        "Change a job's minimum and maximum number of workers; takes effect at a step boundary.",
+    ),
+    "drain": Entry(
+        "operate", "Operate", "Ask one worker to leave at the next step boundary; no step is lost."
+    ),
+    "checkpoint": Entry(
+        "operate", "Operate", "Save a checkpoint at the next step boundary, and wait until it is complete."
+    ),
+    "suspend": Entry(
+        "operate",
+        "Operate",
+        "Save a checkpoint, then release all workers; `elastane resume` continues the job.",
+    ),
+    "resume": Entry(
+        "operate",
+        "Operate",
+        "Resume a suspended job, or one that exceeded --max-wait, as soon as workers are available.",
+    ),
+    "cancel": Entry("operate", "Operate", "End a job at once; its checkpoints stay."),
+    "delete": Entry(
+        "operate",
+        "Operate",
+        "Delete a finished job and everything that the master stores about it; its checkpoints stay.",
+    ),
+    "repair": Entry(
+        "operate",
+        "Operate",
+        "Serve a damaged job again, once its keys are restored to the store, or without what is lost.",
+    ),
+    "price": Entry(
+        "cost",
+        "Operate",
+        "Set the prices of a job's workers from now on; earlier charges stay as they are.",
+    ),
+    "progress": Entry(
+        "progress",
+        "Look",
+        "Show progress through the data: tasks to do, doing, done, re-queued; samples/s and time left.",
+    ),
+    "top": Entry(
+        "top",
+        "Look",
+        "Show jobs live: their workers, logical workers, tasks, events and curves. Press ? for the keys.",
+    ),
+    "events": Entry(
+        "events", "Look", "Show what happened to a job and why: joins, deaths, ring changes, checkpoints."
+    ),
+    "explain": Entry(
+        "explain",
+        "Look",
+        "Explain why a worker is in the ring, stands by, or is out: the events that led to it.",
+    ),
+    "curve": Entry("curve", "Look", "Draw what the script logged (job.log), each committed step once."),
+    "track": Entry(
+        "track", "Look", "Write what the script logged to TensorBoard, MLflow or W&B, each step once."
+    ),
+    "report": Entry(
+        "report",
+        "Look",
+        "Write a report of a job into one file: its ring over time, throughput, faults and what they cost.",
+    ),
+    "audit": Entry(
+        "audit",
+        "Look",
+        "Check that every sample of every epoch counts exactly once in the history that stands.",
+    ),
+    "doctor": Entry(
+        "doctor",
+        "Run",
+        "Find what is wrong or not deterministic on this machine and in a script, before training.",
+    ),
+    "errors": Entry("errors", "Look", "Explain an error code: its cause, and what to do."),
+    "demo": Entry(
+        "demo",
+        "Run",
+        "Train digits elastically while workers and master are killed, and compare with stock DDP.",
+    ),
+    "token": Entry(
+        "token", "Run", "Create a token: a file for the caller, and the entry for the master's --token-file."
+    ),
+}
+
+
+class CommandGroup(TyperGroup):
+    """Group that lists commands from the catalogue and loads one when it is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Resolve the command that the arguments name, and load it with all its options. Called by Typer."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
+
+
+def list_in(app: typer.Typer) -> None:
+    """Register a placeholder for every command, for the application's list."""
+    for name, entry in COMMANDS.items():
+        app.command(name, help=entry.text, rich_help_panel=entry.panel, hidden=entry.hidden)(_listed)
+
+
+def load(name: str) -> Any:
+    """Import a command's module; return the command with all its options."""
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
+    app.callback()(_listed)  # without a callback, Typer makes a module's only command the application
+    importlib.import_module(f"elastane_cli.commands.{COMMANDS[name].module}").register(app)
+    group: Any = typer.main.get_command(app)
+    return group.commands[name]
+
+
+def _listed() -> None:
+    """Placeholder for a command that is not loaded."""

@@ -1,0 +1,241 @@
+"""Operators' commands: `elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`, `repair`
+and `delete`.
+
+Each sends one write with a request id of its own, so that a call repeated over a broken connection takes
+effect once. The first positional argument is the job and may be left out: the number of arguments shows it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastane_cli.commands.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JobArgument,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+    print_json,
+    worker_limits,
+)
+
+if TYPE_CHECKING:
+    from elastane_proto.v1 import job_pb2
+
+
+def register(app: typer.Typer) -> None:
+    for function in (scale, drain, checkpoint, suspend, resume, cancel, repair, delete):
+        app.command(function.__name__, rich_help_panel="Operate")(function)
+
+
+@command
+def scale(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[JOB] [MIN:]MAX",
+            help="The job and the limits; without MIN: the minimum is unchanged.",
+            show_default=False,
+        ),
+    ],
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Change a job's minimum and maximum number of workers; takes effect at a step boundary.
+
+    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (at most 4, minimum unchanged)
+    """
+    job, limits_text = _job_and(arguments, "MIN:MAX")
+    low, high = worker_limits(limits_text, "MIN:MAX")
+    with connect(master, timeout) as client:
+        # One number is the maximum. The minimum is kept, or the job would stop when it could go on with
+        # fewer.
+        changed = client.scale_job(client.only_job(job), low if ":" in limits_text else 0, high)
+    settings = changed.settings
+    _report(changed, as_json, f"scaled to {settings.workers_min}:{settings.workers_max} workers")
+
+
+@command
+def drain(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="[JOB] WORKER", help="The job, and the worker.", show_default=False)
+    ],
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask one worker to leave at the next step boundary; no step is lost.
+
+    Examples: elastane drain w2; elastane drain train w2
+    """
+    job, worker = _job_and(arguments, "WORKER")
+    with connect(master, timeout) as client:
+        changed = client.drain_worker(client.only_job(job), worker)
+    _report(changed, as_json, f"{worker} leaves at the next step boundary")
+
+
+@command
+def checkpoint(
+    job: JobArgument = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=1.0, help="Time limit for the checkpoint, in seconds.")
+    ] = 600.0,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Save a checkpoint at the next step boundary, and wait until it is complete.
+
+    Example: elastane checkpoint train
+    """
+    from elastane_cli.views.plain import to_plain
+
+    with connect(master, timeout) as client:
+        saved = client.checkpoint_job(client.only_job(job), wait_seconds=wait)
+    if as_json:
+        print_json(to_plain(saved))
+    else:
+        typer.echo(f"saved at step {saved.step}: {saved.url}")
+
+
+@command
+def suspend(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Save a checkpoint, then release all workers; `elastane resume` continues the job.
+
+    Example: elastane suspend train
+    """
+    with connect(master, timeout) as client:
+        changed = client.suspend_job(client.only_job(job))
+    _report(changed, as_json, "to be suspended")
+
+
+@command
+def resume(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Resume a suspended job, or one that exceeded --max-wait, as soon as workers are available.
+
+    Example: elastane resume train
+    """
+    with connect(master, timeout) as client:
+        changed = client.resume_job(client.only_job(job))
+    _report(changed, as_json, "resumed")
+
+
+@command
+def cancel(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """End a job at once; its checkpoints stay.
+
+    Example: elastane cancel train
+    """
+    with connect(master, timeout) as client:
+        changed = client.cancel_job(client.only_job(job))
+    _report(changed, as_json, "cancelled")
+
+
+@command
+def repair(
+    job: JobArgument = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss", help="Serve the job without what is lost; `elastane status` says what that is."
+        ),
+    ] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a damaged job again, once its keys are restored to the store, or without what is lost.
+
+    Examples: elastane repair train; elastane repair train --accept-loss
+    """
+    from elastane_cli.commands.jobs import damage_lines
+    from elastane_cli.views.plain import to_plain
+
+    with connect(master, timeout) as client:
+        name = client.only_job(job)
+        repaired = client.repair_job(name, accept_loss=accept_loss)
+    if as_json:
+        print_json(to_plain(repaired))
+        return
+    for line in damage_lines(repaired.accepted):
+        typer.echo(f"given up: {line}")
+    if repaired.removed:
+        typer.echo(f"{name}: removed, no state of it was left; its checkpoints stay")
+    else:
+        _report(repaired.job, as_json, "served")
+
+
+@command
+def delete(
+    job: Annotated[str, typer.Argument(help="The job; required.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Cancel the job first if it is not over.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a finished job and everything that the master stores about it; its checkpoints stay.
+
+    This deletes its settings, progress, history (audit), events, logged values and contexts. A master deletes
+    finished jobs by itself after some time: `elastane master --keep-finished`.
+
+    Examples: elastane delete train; elastane delete train --force --yes
+    """
+    if not yes:
+        if not _can_ask():
+            raise typer.BadParameter(
+                f"cannot ask for confirmation to delete {job} without a terminal: add --yes"
+            )
+        typer.confirm(f"Delete {job} with its history, events and logged values?", abort=True, err=True)
+    with connect(master, timeout) as client:
+        client.delete_job(job, force=force)
+    if as_json:
+        print_json({"deleted": job})
+    else:
+        typer.echo(f"{job}: deleted; its checkpoints are unchanged")
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
+
+
+def _job_and(arguments: list[str], what: str) -> tuple[str | None, str]:
+    """Split the arguments into the optional job and the required one. what: its name, for the error."""
+    if len(arguments) == 1:
+        return None, arguments[0]
+    if len(arguments) == 2:
+        return arguments[0], arguments[1]
+    raise typer.BadParameter(f"expected [JOB] {what}, got {len(arguments)} arguments")
+
+
+def _report(job: job_pb2.Job, as_json: bool, text: str) -> None:
+    from elastane_cli.views.jobs import phase_name
+    from elastane_cli.views.plain import to_plain
+
+    if as_json:
+        print_json(to_plain(job))
+        return
+    reason = f": {job.reason}" if job.reason else ""
+    typer.echo(f"{job.name}: {text}; now {phase_name(job)}{reason}")

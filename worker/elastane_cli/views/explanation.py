@@ -1,0 +1,36 @@
+"""Formats an explanation of a worker's place as lines of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastane_cli.views.text import local_time, one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from elastane_cli.explain import Explanation
+
+
+def explanation_lines(told: Explanation) -> list[RenderableType]:
+    """Return the lines printed by `elastane explain` and shown by `elastane top`."""
+    from rich.text import Text
+
+    style = {"member": "green", "out": "red"}.get(told.place, "yellow")
+    since = f" (since {local_time(told.since)})" if told.since is not None else ""
+    lines: list[RenderableType] = [
+        one_line(Text.assemble((told.worker, "bold"), "  ", (told.sentence, style), (since, "dim")))
+    ]
+    for link in told.chain:
+        line = Text()
+        line.append(f"{link.sequence:>5} ", style="dim")
+        line.append(f"{local_time(link.time)} ", style="cyan")
+        line.append(f"{link.kind:<20} ", style="bold")
+        line.append(f"g{link.generation} s{link.step} ", style="dim")
+        if link.meaning:
+            line.append(f"{link.meaning}: ", style="green")
+        line.append(link.reason)
+        lines.append(one_line(line))
+    if not told.complete:
+        lines.append(Text("earlier events are no longer kept", style="dim"))
+    return lines

@@ -68,10 +68,10 @@ class MasterSession:
     """One worker's session. Thread-safe: `send` may be called from any thread.
 
     addresses: of the masters, in the form of `elastane_common.addresses`; RefusedError if they are invalid.
-    hello: builds the current Hello, with the worker's position. heartbeat: builds a Heartbeat. handler: called
-    on the reader thread with every message, in order. failed: called once, on the reader thread, with the
-    error that ended the session for good. evicted: called on the reader thread when the master has evicted
-    this worker; Hello is sent again once it returns.
+    hello: builds the current Hello, with the worker's position. heartbeat: builds a Heartbeat. handler:
+    called on the reader thread with every message, in order. failed: called once, on the reader thread, with
+    the error that ended the session for good. evicted: called on the reader thread when the master has
+    evicted this worker; Hello is sent again once it returns.
     """
 
     def __init__(

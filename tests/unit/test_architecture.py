@@ -83,7 +83,7 @@ def imports() -> dict[str, set[str]]:
             parts = file.relative_to(ROOT / home).with_suffix("").parts
             unit = unit_of(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
             others = {unit_of(name) for name in imported(ast.parse(file.read_text()))}
-            if parts == ("__init__",) and not others:
+            if parts[1:] == ("__init__",) and not others:
                 continue  # it is the package's docstring alone
             found.setdefault(unit, set()).update(others - {unit})
     return found

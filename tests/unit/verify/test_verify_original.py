@@ -304,7 +304,7 @@ def test_a_module_that_is_only_held_is_the_cause() -> None:
 
 def test_the_error_that_stopped_a_worker_is_the_cause() -> None:
     text = (
-        "worker w0: exit code 1\nelastane.errors.StepError: no optimizer.step() (call it)\n"
+        "worker w0: exit code 1\nelastane_common.errors.StepError: no optimizer.step() (call it)\n"
         "  [ELA302] elastane errors ELA302: what causes it, and what to do\nthe master's last decisions:"
     )
     assert refusal_in(text) == ("ELA302", "no optimizer.step() (call it)")

@@ -128,8 +128,8 @@ def charged(machine: JobMachine, now: float) -> dict[str, Charged]:
     useful = book.working.charged(book.members, since, settings)
     useful = useful.plus(book.tasks.charged(book.task_workers, since, settings))
     return {
-        kind: (tally.nanos, tally.on_demand_nanos, _exact(tally.spent), _exact(tally.baseline))
-        for kind, tally in (("idle", idle), ("replayed", book.replayed), ("useful", useful))
+        kind: (counters.nanos, counters.on_demand_nanos, _exact(counters.spent), _exact(counters.baseline))
+        for kind, counters in (("idle", idle), ("replayed", book.replayed), ("useful", useful))
     }
 
 

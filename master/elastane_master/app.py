@@ -22,7 +22,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from elastane_master import descriptors
 from elastane_master.decisions.retention import Retention
 from elastane_master.errors import CannotListen, TooFewDescriptors
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.leading import Leadership
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.tls import ServerTls, TlsFiles
@@ -86,7 +86,7 @@ class Master:
         self._server: grpc.aio.Server | None = None
         self._store: Store | None = None
         self._state_lock: StateLock | None = None
-        self._hosts: JobHosts | None = None
+        self._hosts: JobServers | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._tokens_task: asyncio.Task[None] | None = None
@@ -216,7 +216,7 @@ class Master:
 
     # ---------------------------------------------------------------- the services
 
-    def _add_services(self, server: grpc.aio.Server, hosts: JobHosts) -> list[str]:
+    def _add_services(self, server: grpc.aio.Server, hosts: JobServers) -> list[str]:
         """Register every service; return the names of Elastane's own."""
         servicers = (
             JobServicer(hosts),
@@ -316,7 +316,7 @@ class Master:
     # ---------------------------------------------------------------- for the HTTP port
 
     @property
-    def hosts(self) -> JobHosts | None:
+    def hosts(self) -> JobServers | None:
         """The jobs; None before the store is open."""
         return self._hosts
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from elastane_proto.history.fold import Told
+from elastane_proto.history.fold import DatedEvent
 
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)")
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -27,15 +27,17 @@ class EventFilter:
     sequence: int = 0
     since: float = 0.0
 
-    def wants(self, told: Told) -> bool:
+    def wants(self, dated: DatedEvent) -> bool:
         """True if an event passes. One that forms a ring belongs to all its members."""
-        if told.sequence < self.sequence or told.time < self.since:
+        if dated.sequence < self.sequence or dated.time < self.since:
             return False
-        if self.kinds and not any(told.kind == one or told.kind.startswith(f"{one}_") for one in self.kinds):
+        if self.kinds and not any(
+            dated.kind == one or dated.kind.startswith(f"{one}_") for one in self.kinds
+        ):
             return False
-        if not self.workers or told.worker in self.workers:
+        if not self.workers or dated.worker in self.workers:
             return True
-        return any(place.worker in self.workers for place in told.members or ())
+        return any(place.worker in self.workers for place in dated.members or ())
 
 
 EVERYTHING: Final = EventFilter()

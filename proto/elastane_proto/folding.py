@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from elastane_proto.history.events import CheckpointRequested, CheckpointSaved
-from elastane_proto.history.fold import Told
+from elastane_proto.history.fold import DatedEvent
 
 ROUTINE: Final = frozenset({CheckpointRequested.kind, CheckpointSaved.kind})
 """Kinds of events that only confirm normal operation and repeat often."""
@@ -40,11 +40,11 @@ def _closed(run: list[Event]) -> Iterator[tuple[Event, ...]]:
         yield from ((event,) for event in run)
 
 
-def fold_words(told: Sequence[Told]) -> str:
+def fold_words(dated: Sequence[DatedEvent]) -> str:
     """Summarise a run of routine events: "17 checkpoints saved, of steps 10 to 170"."""
-    steps = [one.event.at_step for one in told if isinstance(one.event, CheckpointSaved)]
+    steps = [one.event.at_step for one in dated if isinstance(one.event, CheckpointSaved)]
     if not steps:
-        return f"{len(told)} checkpoints were asked for, none is saved yet"
+        return f"{len(dated)} checkpoints were asked for, none is saved yet"
     if len(steps) == 1:
         return f"1 checkpoint saved, of step {steps[0]}"
     return f"{len(steps)} checkpoints saved, of steps {steps[0]} to {steps[-1]}"

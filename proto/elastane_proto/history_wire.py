@@ -9,7 +9,7 @@ import typing
 
 from elastane_proto import message_codec
 from elastane_proto.history.events import AnyHistoryEvent, HistoryEvent, UnknownEvent
-from elastane_proto.history.fold import Told
+from elastane_proto.history.fold import DatedEvent
 from elastane_proto.history.upgrade import upgraded
 from elastane_proto.v1 import ring_pb2
 
@@ -28,9 +28,9 @@ def fill(message: ring_pb2.Event, event: HistoryEvent) -> None:
     message_codec.fill(detail, event)
 
 
-def told_of(message: ring_pb2.Event) -> Told:
+def told_of(message: ring_pb2.Event) -> DatedEvent:
     """An event that a master served, of whatever release it is."""
-    return Told(
+    return DatedEvent(
         message.sequence,
         message.time.seconds + message.time.nanos / 1e9,
         message.kind,

@@ -11,7 +11,7 @@ import msgspec
 
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.views import checkpoints_view, context_views, job_view, progress_views
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.store.errors import StoreFormatUnknown
 from elastane_master.store.format import decode_batch, decode_snapshot
 from elastane_master.store.log import LogOptions
@@ -36,7 +36,7 @@ def read(stored: Stored) -> JobMachine | None:
     try:
         state = decode_snapshot(snapshot).state
         records = [record for batch in batches for record in decode_batch(batch).records]
-        hosts = JobHosts(SimpleNamespace(redis=None), LogOptions())  # type: ignore[arg-type]
+        hosts = JobServers(SimpleNamespace(redis=None), LogOptions())  # type: ignore[arg-type]
         machine = hosts._replay("job", Recovered(1, 1, state, records))
     except StoreFormatUnknown:
         return None

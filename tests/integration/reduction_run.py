@@ -276,7 +276,7 @@ class _Member:
             record = step == self.reducer.order_step and rank == 0
             for micro in range(self.variant.accumulation):
                 sync = micro == self.variant.accumulation - 1
-                self.reducer.begin_turn(slot, last, record, first=micro == 0, sync=sync, report=self)
+                self.reducer.begin_backward(slot, last, record, first=micro == 0, sync=sync, report=self)
                 loss = backward(self.model, self.optimizer, self.variant, step, rank, micro)
             if not last:
                 zero_at_end(self.optimizer, self.variant)

@@ -31,7 +31,7 @@ import structlog
 
 from elastane_master.app import Master
 from elastane_master.decisions import operators as operators_module
-from elastane_master.jobs import host as host_module
+from elastane_master.jobs import job_server as host_module
 from elastane_master.jobs.limits import Limits
 from elastane_master.settings import MasterSettings
 from elastane_master.store.log import LogOptions

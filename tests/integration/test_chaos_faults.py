@@ -16,7 +16,7 @@ pytestmark = slow  # one job under every fault in turn takes a minute or more
 
 
 @pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> ChaosResult:
+def injected(tmp_path_factory: pytest.TempPathFactory) -> ChaosResult:
     return Chaos(
         folder=tmp_path_factory.mktemp("c"),
         script=[*BUILT_IN_SCRIPT, "--epochs", "14"],
@@ -41,71 +41,71 @@ def struck_by(result: ChaosResult, name: str) -> Injection:
 
 
 @pytest.mark.timeout(900)
-def test_result_is_that_of_the_fixed_run(struck: ChaosResult) -> None:
-    assert struck.ok, struck.as_json()
-    assert {one.fault for one in struck.injections} | set(struck.left_out) == set(FAULTS)
-    for run in struck.runs:
+def test_result_is_that_of_the_fixed_run(injected: ChaosResult) -> None:
+    assert injected.ok, injected.as_json()
+    assert {one.fault for one in injected.injections} | set(injected.left_out) == set(FAULTS)
+    for run in injected.runs:
         assert (run.differing, run.violations, run.lost, run.repeated) == ((), (), 0, 0)
         assert run.traced_steps >= run.steps
-    assert len(struck.fingerprint) >= 4
+    assert len(injected.fingerprint) >= 4
 
 
-def test_worker_killed(struck: ChaosResult) -> None:
-    struck_by(struck, "kill-worker")
+def test_worker_killed(injected: ChaosResult) -> None:
+    struck_by(injected, "kill-worker")
 
 
-def test_worker_killed_for_its_memory(struck: ChaosResult) -> None:
-    struck_by(struck, "oom-worker")
+def test_worker_killed_for_its_memory(injected: ChaosResult) -> None:
+    struck_by(injected, "oom-worker")
 
 
 @pytest.mark.parametrize("name", ["stop-worker", "half-open"])
-def test_silent_node(struck: ChaosResult, name: str) -> None:
-    struck_by(struck, name)
+def test_silent_node(injected: ChaosResult, name: str) -> None:
+    struck_by(injected, name)
 
 
-def test_stuck_trainer(struck: ChaosResult) -> None:
-    struck_by(struck, "stuck-trainer")
+def test_stuck_trainer(injected: ChaosResult) -> None:
+    struck_by(injected, "stuck-trainer")
 
 
 @pytest.mark.parametrize("name", ["spot-notice", "term-storm"])
-def test_spot_notice(struck: ChaosResult, name: str) -> None:
-    struck_by(struck, name)
+def test_spot_notice(injected: ChaosResult, name: str) -> None:
+    struck_by(injected, name)
 
 
 @pytest.mark.parametrize("name", ["kill-all", "damaged-checkpoint"])
-def test_all_workers_gone(struck: ChaosResult, name: str) -> None:
-    struck_by(struck, name)
+def test_all_workers_gone(injected: ChaosResult, name: str) -> None:
+    struck_by(injected, name)
 
 
 @pytest.mark.parametrize("name", ["kill-master", "upgrade-master", "stolen-port", "stop-master"])
-def test_master_killed(struck: ChaosResult, name: str) -> None:
-    struck_by(struck, name)
+def test_master_killed(injected: ChaosResult, name: str) -> None:
+    struck_by(injected, name)
 
 
 @pytest.mark.parametrize(
     "name", ["kill-store", "stop-store", "full-store-disk", "cut-store-file", "cut-store-file-kill-master"]
 )
-def test_store_killed(struck: ChaosResult, name: str) -> None:
-    struck_by(struck, name)
+def test_store_killed(injected: ChaosResult, name: str) -> None:
+    struck_by(injected, name)
 
 
-def test_master_and_store_killed(struck: ChaosResult) -> None:
-    struck_by(struck, "kill-both")
+def test_master_and_store_killed(injected: ChaosResult) -> None:
+    struck_by(injected, "kill-both")
 
 
 @pytest.mark.parametrize(
     "name", ["partition", "one-way-out", "one-way-in", "reset-connection", "slow-network"]
 )
-def test_partition(struck: ChaosResult, name: str) -> None:
-    struck_by(struck, name)
+def test_partition(injected: ChaosResult, name: str) -> None:
+    struck_by(injected, name)
 
 
-def test_poison_task(struck: ChaosResult) -> None:
-    struck_by(struck, "poison-task")
+def test_poison_task(injected: ChaosResult) -> None:
+    struck_by(injected, "poison-task")
 
 
 @pytest.mark.parametrize(
     "name", ["slow-worker", "flapping-worker", "full-checkpoint-disk", "descriptors-used-up", "clock-jump"]
 )
-def test_surroundings(struck: ChaosResult, name: str) -> None:
-    struck_by(struck, name)
+def test_surroundings(injected: ChaosResult, name: str) -> None:
+    struck_by(injected, name)

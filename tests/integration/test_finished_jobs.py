@@ -13,11 +13,11 @@ import grpc
 import pytest
 from redis.exceptions import ConnectionError
 
-import elastane_master.jobs.hosts as hosts_module
+import elastane_master.jobs.job_servers as hosts_module
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import VERSION
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.serving import stopping
 from elastane_master.store.closed import ClosedJobs
 from elastane_master.store.connection import Store
@@ -162,7 +162,7 @@ async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api) -> None:
 
     # A master that starts asks two things of each, and reads none of them.
     before = await api.calls()
-    again = JobHosts(Store(api.redis, "", None), OPTIONS)
+    again = JobServers(Store(api.redis, "", None), OPTIONS)
     await again.start()
     after = await api.calls()
     asked = {name: count - before.get(name, 0) for name, count in after.items()}
@@ -359,7 +359,7 @@ async def test_a_closed_job_that_another_master_took_is_not_opened_or_deleted(ap
     await api.all_closed()
     failed: list[Exception] = []
     api.hosts._on_failed = failed.append
-    newer = JobHosts(Store(api.redis, "", None), OPTIONS)
+    newer = JobServers(Store(api.redis, "", None), OPTIONS)
     await newer.start()
     with pytest.raises(Fenced):
         await api.hosts.find("j")

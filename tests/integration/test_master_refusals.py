@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastane_master.decisions import operators
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
     CancelRequested,
     DatasetCreated,
@@ -18,11 +19,10 @@ from elastane_master.decisions.events import (
     TasksRequested,
 )
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.turn import Turn
 from elastane_master.errors import MachineBroken
-from elastane_master.jobs import host as host_module
+from elastane_master.jobs import job_server as host_module
 from elastane_master.jobs.clock import Clock
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.serving import stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.store.connection import Store
@@ -47,8 +47,8 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def hosts(store: Store) -> AsyncIterator[JobHosts]:
-    hosts = JobHosts(store, QUIET)
+async def hosts(store: Store) -> AsyncIterator[JobServers]:
+    hosts = JobServers(store, QUIET)
     await hosts.start()
     await hosts.create("j", JobSettings(ests=2))
     yield hosts
@@ -56,11 +56,11 @@ async def hosts(store: Store) -> AsyncIterator[JobHosts]:
 
 
 async def test_a_master_that_lost_the_job_does_not_refuse_what_its_successor_may_know(
-    store: Store, hosts: JobHosts
+    store: Store, hosts: JobServers
 ) -> None:
     with pytest.raises(Rejection, match="workers_max"):
         await hosts.get("j").submit(IMPOSSIBLE)
-    successor = JobHosts(store, QUIET)
+    successor = JobServers(store, QUIET)
     await successor.start()
     with pytest.raises(Fenced):
         await hosts.get("j").submit(IMPOSSIBLE)
@@ -68,7 +68,7 @@ async def test_a_master_that_lost_the_job_does_not_refuse_what_its_successor_may
 
 
 async def test_a_refusal_does_not_wait_for_ever_for_the_store(
-    store: Store, hosts: JobHosts, monkeypatch: pytest.MonkeyPatch
+    store: Store, hosts: JobServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_module, "CONFIRM_SECONDS", 0.05)
     host = hosts.get("j")
@@ -86,7 +86,7 @@ async def test_a_refusal_does_not_wait_for_ever_for_the_store(
 
 
 async def test_nobody_is_told_of_a_phase_before_it_is_durable(
-    store: Store, hosts: JobHosts, monkeypatch: pytest.MonkeyPatch
+    store: Store, hosts: JobServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent ends with the phase that it is told; a crash would take back one that is in memory alone."""
     host, may_write = hosts.get("j"), asyncio.Event()
@@ -117,7 +117,7 @@ async def test_nobody_is_told_of_a_phase_before_it_is_durable(
     await watched.aclose()
 
 
-async def test_a_stopping_master_decides_nothing_any_more(store: Store, hosts: JobHosts) -> None:
+async def test_a_stopping_master_decides_nothing_any_more(store: Store, hosts: JobServers) -> None:
     host = hosts.get("j")
     await hosts.stop(stopping())
     before = host.machine.snapshot()
@@ -126,13 +126,13 @@ async def test_a_stopping_master_decides_nothing_any_more(store: Store, hosts: J
     assert host.machine.snapshot() == before
 
 
-async def test_the_clock_goes_on_from_the_newest_decision(store: Store, hosts: JobHosts) -> None:
+async def test_the_clock_goes_on_from_the_newest_decision(store: Store, hosts: JobServers) -> None:
     """The successor runs on a machine whose clock is an hour behind, and finds a snapshot, no records."""
     host = hosts.get("j")
     await host.submit(ScaleRequested("r", 1, 2))
     host.log.snapshot_soon()
     await host.log.append(None)
-    successor = JobHosts(store, QUIET)
+    successor = JobServers(store, QUIET)
     behind = host.clock() - 3600
     successor.clock = Clock(wall=lambda: behind)
     await successor.start()
@@ -172,7 +172,7 @@ async def test_a_store_that_lost_the_taking_over_does_not_fence_its_master(store
 
 
 async def test_a_decision_that_failed_half_way_leaves_what_was_decided_before_it(
-    hosts: JobHosts, monkeypatch: pytest.MonkeyPatch
+    hosts: JobServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = hosts.get("j")
     rng = {"rng/python": bytes(2000)}  # makes an event large: it is kept as it is, the others as records
@@ -181,8 +181,8 @@ async def test_a_decision_that_failed_half_way_leaves_what_was_decided_before_it
     await host.submit(TasksRequested("b", "d", "w", (TaskReport(0, 3, 1),), 1))
     before = host.machine.snapshot()
 
-    def half_way(turn: Turn, event: ScaleRequested) -> None:
-        turn.state.reason = "half of a decision"
+    def half_way(ctx: DecisionContext, event: ScaleRequested) -> None:
+        ctx.state.reason = "half of a decision"
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(operators, "request", half_way)

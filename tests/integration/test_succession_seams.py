@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError as StoreGone
 
 from elastane_master.app import Master
 from elastane_master.jobs.clock import Clock
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames, Store
@@ -121,7 +121,7 @@ async def test_takeovers_end_with_the_one_that_fails(monkeypatch: pytest.MonkeyP
     async def jobs() -> JobNames:
         return JobNames(["slow", "unreadable"], frozenset())
 
-    hosts = JobHosts(SimpleNamespace(jobs=jobs, redis=None), SimpleNamespace(state_version=1))
+    hosts = JobServers(SimpleNamespace(jobs=jobs, redis=None), SimpleNamespace(state_version=1))
     taken, go_on, began = [], asyncio.Event(), asyncio.Event()
 
     async def take_over(name: str, **_: object) -> None:
@@ -145,15 +145,15 @@ async def test_takeovers_end_with_the_one_that_fails(monkeypatch: pytest.MonkeyP
 async def test_a_master_that_is_fenced_while_it_takes_over_stands_by_and_tries_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, attempts = JobHosts.start, []
+    start, attempts = JobServers.start, []
 
-    async def fenced_once(hosts: JobHosts, may_lead: Callable[[], bool]) -> None:
+    async def fenced_once(hosts: JobServers, may_lead: Callable[[], bool]) -> None:
         attempts.append(time.monotonic())
         if len(attempts) == 1:
             raise Fenced("job j was taken over", job="j")
         await start(hosts, may_lead)
 
-    monkeypatch.setattr(JobHosts, "start", fenced_once)
+    monkeypatch.setattr(JobServers, "start", fenced_once)
     async with master_on(store, tmp_path / "a", leader_lease_seconds=LEASE_SECONDS) as (master, channel):
         assert not master.leads and master.leadership.keeper.state.role == "standby"
         assert await outcome(channel) == "NOT_LEADING"
@@ -271,7 +271,7 @@ async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_of
 ) -> None:
     """The next master's clock is an hour behind at first, two once it has read a job; the store's too."""
     behind, short = 0.0, {"leader_lease_seconds": LEASE_SECONDS}
-    monkeypatch.setattr("elastane_master.jobs.hosts.Clock", lambda: Clock(lambda: time.time() - behind))
+    monkeypatch.setattr("elastane_master.jobs.job_servers.Clock", lambda: Clock(lambda: time.time() - behind))
     read = JobLog.open
 
     async def set_back(*words: object, **named: object) -> object:

@@ -47,12 +47,14 @@ LOOP = off(
 )
 ATTRIBUTES = off(f"{RUNTIME}.loop_carried", "return attribute.changes >= _TIMES", "return False")
 HYPERPARAMETERS = off(
-    f"{RUNTIME}.turn_watch", "        if name is None:\n            return\n", "        return\n"
+    f"{RUNTIME}.est_step_watch", "        if name is None:\n            return\n", "        return\n"
 )
 AFTER_STEP = off(
-    f"{RUNTIME}.turn_watch", "elif not turn.asked_stepped and self._num_ests > 1:", "elif False:"
+    f"{RUNTIME}.est_step_watch", "elif not est_step.asked_stepped and self._num_ests > 1:", "elif False:"
 )
-WEIGHTS = off(f"{RUNTIME}.turn_watch", "        if not written:\n            return\n", "        return\n")
+WEIGHTS = off(
+    f"{RUNTIME}.est_step_watch", "        if not written:\n            return\n", "        return\n"
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ CONTROLS = (
         (
             off(
                 "elastane.collective.reducer",
-                "if slots.versions and slots.writes(bucket) < turn.in_place[bucket] + turn.added[bucket]:",
+                "if slots.versions and slots.writes(bucket) < "
+                "backward.in_place[bucket] + backward.added[bucket]:",
                 "if False:",
             ),
         ),
@@ -125,7 +128,7 @@ CONTROLS = (
     Control(
         "a scheduler is not prepared",
         (
-            off(f"{RUNTIME}.prepared", 'hasattr(optimizer.step, "_wrapped_by_lr_sched")', "False"),
+            off(f"{RUNTIME}.prepared_objects", 'hasattr(optimizer.step, "_wrapped_by_lr_sched")', "False"),
             HYPERPARAMETERS,
             AFTER_STEP,
         ),

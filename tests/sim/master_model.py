@@ -16,7 +16,7 @@ import grpc
 from elastane_master.app import services
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.clock import Clock
-from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.leading import Leadership
 from elastane_master.jobs.limits import Limits
 from elastane_master.jobs.serving import stopping
@@ -213,7 +213,7 @@ class MasterModel:
         self.process.spawn(self._stop())
 
     @property
-    def host(self) -> JobHost | None:
+    def host(self) -> JobServer | None:
         """The job's host, or None; the simulated agents read it instead of calling GetJob."""
         if not self.serving or not self.leadership.leads:
             return None

@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "new prices hold for the time before them too",
         f"{DECISIONS}.operators",
-        "    cost.charge(state, turn.now)\n",
+        "    cost.charge(state, ctx.now)\n",
         "",
     ),
     Mutant(
@@ -100,19 +100,19 @@ MUTANTS = (
     ),
     Mutant(
         "messages leave before they are durable",
-        "elastane_master.jobs.host",
+        "elastane_master.jobs.job_server",
         "if not self._outbox and self.log.durable >= self.log.appended:",
         "if True:",
     ),
     Mutant(
         "an answer leaves before it is durable",
-        "elastane_master.jobs.host",
+        "elastane_master.jobs.job_server",
         "        return decision.result, self.log.pending\n",
         "        return decision.result, None\n",
     ),
     Mutant(
         "a refusal rests on a state that may be old",
-        "elastane_master.jobs.host",
+        "elastane_master.jobs.job_server",
         """        except Rejection:
             await self.confirm()
             raise
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stopping master still decides",
-        "elastane_master.jobs.host",
+        "elastane_master.jobs.job_server",
         "if self.stopping:\n            # The last",
         "if False:\n            # The last",
     ),
@@ -219,7 +219,7 @@ MUTANTS = (
     ),
     Mutant(
         "a step is prepared when one member is missing",
-        f"{DECISIONS}.boundary",
+        f"{DECISIONS}.step_boundary",
         "book.reported_ranks() < state.settings.ests",
         "book.reported_ranks() < state.settings.ests - 1",
     ),
@@ -263,7 +263,7 @@ MUTANTS = (
     ),
     Mutant(
         "contexts are dropped when a step is prepared",
-        f"{DECISIONS}.boundary",
+        f"{DECISIONS}.step_boundary",
         "    state.contexts.put(book.prepared + 1, contexts)\n",
         "    state.contexts.reset(book.prepared + 1, contexts)\n",
     ),
@@ -288,12 +288,12 @@ MUTANTS = (
     Mutant(
         "a ring goes ahead although a member was lost while it loaded",
         f"{DECISIONS}.ring",
-        "    if not ring.put_off:\n        _go(turn, event.step)",
-        "    _go(turn, event.step)",
+        "    if not ring.put_off:\n        _go(ctx, event.step)",
+        "    _go(ctx, event.step)",
     ),
     Mutant(
         "the clock of a new master is its machine's",
-        "elastane_master.jobs.hosts",
+        "elastane_master.jobs.job_servers",
         "self.clock.at_least(machine.state.decided_at)",
         "pass",
     ),
@@ -371,7 +371,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job is taken off the list before what is stored of it is deleted",
-        "elastane_master.jobs.hosts",
+        "elastane_master.jobs.job_servers",
         "        with self._fenced_steps_down():\n"
         "            await self._records.delete(closed.name, closed.stored.token, request_id)\n"
         "        self._require_serving()  # a new leader took it off the list, and may have it again\n"
@@ -388,19 +388,19 @@ MUTANTS = (
     ),
     Mutant(
         "a closed job is opened although its deletion may have happened",
-        "elastane_master.jobs.hosts",
+        "elastane_master.jobs.job_servers",
         "if (request_id := self._deleting.get(name)) is not None:",
         "if (request_id := None) is not None:",
     ),
     Mutant(
         "a closed job that is opened again is still answered from its record",
-        "elastane_master.jobs.hosts",
+        "elastane_master.jobs.job_servers",
         "        del self._closed[name]\n        host = self._make_host(machine, log, recovered)\n",
         "        host = self._make_host(machine, log, recovered)\n",
     ),
     Mutant(
         "a finished job is closed although somebody came while the store was asked",
-        "elastane_master.jobs.hosts",
+        "elastane_master.jobs.job_servers",
         "if unused_seconds is not None and not host.is_unused(unused_seconds):",
         "if False:",
     ),

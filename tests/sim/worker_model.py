@@ -1,6 +1,6 @@
 """A worker process around the unmodified `WorkerProtocol`: session, script and weights, without torch.
 
-What `Attendance`, `MasterSession`, `Trainer` and `StepBoundary` do with threads is done here by tasks of
+What `WorkerSession`, `MasterSession`, `Trainer` and `StepBoundary` do with threads is done here by tasks of
 one virtual process: the session carries bytes, the script goes through epochs and steps. The trainer can
 hang, the script can raise, the process can be frozen, told to leave, or killed.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastane_master.decisions import operators
+from elastane_master.decisions.decision_context import Turn
 from elastane_master.decisions.events import (
     AnyEvent,
     DatasetCreated,
@@ -14,7 +15,6 @@ from elastane_master.decisions.events import (
     TasksRequested,
 )
 from elastane_master.decisions.machine import JobMachine, RefusedLate
-from elastane_master.decisions.turn import Turn
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs import records
 from elastane_master.jobs.records import StoredEvent

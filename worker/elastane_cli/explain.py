@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from elastane_proto.history import events as history
 from elastane_proto.history.events import HistoryEvent
-from elastane_proto.history.fold import ENDS, RingFold, Told
+from elastane_proto.history.fold import ENDS, DatedEvent, RingFold
 from elastane_proto.history_wire import told_of
 from elastane_proto.v1 import job_pb2
 
@@ -112,7 +112,7 @@ def ranks_text(start: int, end: int) -> str:
     return f"EST {start}" if end == start + 1 else f"ESTs {start}-{end - 1}"
 
 
-def _steps(worker: str, events: Iterable[Told]) -> list[tuple[Link, HistoryEvent]]:
+def _steps(worker: str, events: Iterable[DatedEvent]) -> list[tuple[Link, HistoryEvent]]:
     """Return the events that concern the worker: those about it, and changes of its place in the ring."""
     steps: list[tuple[Link, HistoryEvent]] = []
     place: tuple[int, int] | None = None

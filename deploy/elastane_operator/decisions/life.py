@@ -8,8 +8,8 @@ from __future__ import annotations
 from elastane_operator.decisions import ends
 from elastane_operator.decisions.actions import DeleteObject, DeletePod, RemoveFinalizer
 from elastane_operator.decisions.observed import JobAtMaster
+from elastane_operator.decisions.reconciliation import FINALIZER, Reconciliation
 from elastane_operator.decisions.status import Phase
-from elastane_operator.decisions.turn import FINALIZER, Turn
 
 END_SECONDS = 30.0
 """Time allowed for the workers of a succeeded job to exit by themselves."""
@@ -31,147 +31,145 @@ _WHY = {
 }
 
 
-def finish(turn: Turn, phase: Phase, why: str, reason: str) -> None:
+def finish(ctx: Reconciliation, phase: Phase, why: str, reason: str) -> None:
     """Finish the job for good. why: one word for machines."""
-    turn.enter(phase, reason)
-    turn.set(completion_time=turn.now, suspend_time=None)
+    ctx.enter(phase, reason)
+    ctx.set(completion_time=ctx.now, suspend_time=None)
     if phase != "Succeeded":
-        turn.condition("Failed", True, why, reason)
-    after_end(turn)
+        ctx.condition("Failed", True, why, reason)
+    after_end(ctx)
 
 
-def finish_as_master(turn: Turn, job: JobAtMaster) -> None:
+def finish_as_master(ctx: Reconciliation, job: JobAtMaster) -> None:
     """Finish the job with the outcome reported by the master."""
     said = job.reason or f"the master says that the job is {job.phase.replace('_', ' ')}"
-    finish(turn, _PHASES[job.phase], _WHY[job.phase], said)
+    finish(ctx, _PHASES[job.phase], _WHY[job.phase], said)
 
 
-def after_end(turn: Turn) -> None:
+def after_end(ctx: Reconciliation) -> None:
     """Do what remains after the end: notify the master, release pods, delete everything after the TTL."""
-    status, job = turn.status, turn.job
+    status, job = ctx.status, ctx.job
     # Settled: the master has no running job of this object any more.
     if not status.settled:
-        if not status.started or (turn.observed.master.reachable and (job is None or job.over)):
-            turn.set(settled=True)
+        if not status.started or (ctx.observed.master.reachable and (job is None or job.over)):
+            ctx.set(settled=True)
         elif job is not None:
-            turn.ask("Cancel", f"the job is over: {status.reason}")
-        turn.look_in(CANCEL_SECONDS)
-    if status.phase != "Succeeded" or turn.passed(status.completion_time, END_SECONDS):
-        turn.release([pod for pod in turn.pods if pod.live], f"the job is over: {status.phase}")
-    ttl = turn.spec.ttl_seconds_after_finished
-    if ttl is None or status.cleaned_time is not None or not turn.passed(status.completion_time, ttl):
+            ctx.ask("Cancel", f"the job is over: {status.reason}")
+        ctx.look_in(CANCEL_SECONDS)
+    if status.phase != "Succeeded" or ctx.passed(status.completion_time, END_SECONDS):
+        ctx.release([pod for pod in ctx.pods if pod.live], f"the job is over: {status.phase}")
+    ttl = ctx.spec.ttl_seconds_after_finished
+    if ttl is None or status.cleaned_time is not None or not ctx.passed(status.completion_time, ttl):
         return
-    if not turn.pods and not turn.observed.objects.present:
-        turn.set(cleaned_time=turn.now)
-        turn.note("Normal", "Cleaned", f"what the job had made is deleted, {ttl} s after its end")
+    if not ctx.pods and not ctx.observed.objects.present:
+        ctx.set(cleaned_time=ctx.now)
+        ctx.note("Normal", "Cleaned", f"what the job had made is deleted, {ttl} s after its end")
         return
-    for pod in turn.pods:
-        if pod.deleted is None and not any(_deletes(action, pod.uid) for action in turn.actions):
-            turn.act(DeletePod(pod.name, pod.uid, f"ttlSecondsAfterFinished: {ttl} s have passed"))
-    for kind, name in turn.observed.objects.present:
-        turn.act(DeleteObject(kind, name, f"ttlSecondsAfterFinished: {ttl} s have passed"))
-    turn.look_in(CANCEL_SECONDS)
+    for pod in ctx.pods:
+        if pod.deleted is None and not any(_deletes(action, pod.uid) for action in ctx.actions):
+            ctx.act(DeletePod(pod.name, pod.uid, f"ttlSecondsAfterFinished: {ttl} s have passed"))
+    for kind, name in ctx.observed.objects.present:
+        ctx.act(DeleteObject(kind, name, f"ttlSecondsAfterFinished: {ttl} s have passed"))
+    ctx.look_in(CANCEL_SECONDS)
 
 
-def suspend(turn: Turn) -> None:
+def suspend(ctx: Reconciliation) -> None:
     """Suspend the job as the spec demands: the master saves a checkpoint, then the pods are released."""
-    if turn.status.suspend_time is None:
-        turn.set(suspend_time=turn.now)
-        if turn.status.started:
-            turn.note("Normal", "SuspendRequested", "spec.suspend is true")
-    reachable, job = turn.observed.master.reachable, turn.job
+    if ctx.status.suspend_time is None:
+        ctx.set(suspend_time=ctx.now)
+        if ctx.status.started:
+            ctx.note("Normal", "SuspendRequested", "spec.suspend is true")
+    reachable, job = ctx.observed.master.reachable, ctx.job
     if job is not None and job.over:
-        finish_as_master(turn, job)
+        finish_as_master(ctx, job)
         return
-    timeout = turn.spec.checkpoint.timeout_seconds
-    if not turn.status.started and not (reachable and job is not None):
-        _be_suspended(turn, "suspended from the beginning: nothing was started")
+    timeout = ctx.spec.checkpoint.timeout_seconds
+    if not ctx.status.started and not (reachable and job is not None):
+        _be_suspended(ctx, "suspended from the beginning: nothing was started")
     elif reachable and job is None:
-        _be_suspended(turn, "suspended; its master does not know the job")
+        _be_suspended(ctx, "suspended; its master does not know the job")
     elif job is not None and job.phase == "suspended":
-        _be_suspended(turn, f"{job.reason or 'suspended'}; it goes on at step {max(job.saved_step, 0)}")
+        _be_suspended(ctx, f"{job.reason or 'suspended'}; it goes on at step {max(job.saved_step, 0)}")
     elif job is not None:
-        turn.ask("Suspend", "spec.suspend is true: a checkpoint is saved, then the workers leave")
-        if turn.observed.master.refused_what == "Suspend":
-            turn.set(reason=f"cannot be suspended: {turn.observed.master.refused}")
-        elif turn.passed(turn.status.suspend_time, timeout):
-            turn.enter("Suspending", f"no checkpoint within {timeout} s: workers are sent away without one")
-            _release_all(turn)
+        ctx.ask("Suspend", "spec.suspend is true: a checkpoint is saved, then the workers leave")
+        if ctx.observed.master.refused_what == "Suspend":
+            ctx.set(reason=f"cannot be suspended: {ctx.observed.master.refused}")
+        elif ctx.passed(ctx.status.suspend_time, timeout):
+            ctx.enter("Suspending", f"no checkpoint within {timeout} s: workers are sent away without one")
+            _release_all(ctx)
         else:
-            turn.enter("Suspending", job.reason or "a checkpoint is being saved")
-    elif turn.passed(turn.status.suspend_time, timeout):
+            ctx.enter("Suspending", job.reason or "a checkpoint is being saved")
+    elif ctx.passed(ctx.status.suspend_time, timeout):
         # Without this limit, the pods would keep running (and costing) as long as no master answers.
-        turn.enter(
+        ctx.enter(
             "Suspending", f"the master could not be asked for {timeout} s: workers are sent away all the same"
         )
-        _release_all(turn)
+        _release_all(ctx)
     else:
-        turn.enter("Suspending", f"the master cannot be asked: {turn.observed.master.error}")
+        ctx.enter("Suspending", f"the master cannot be asked: {ctx.observed.master.error}")
 
 
-def delete(turn: Turn) -> None:
+def delete(ctx: Reconciliation) -> None:
     """Handle deletion of the object: notify the master within a bounded time, then remove the finalizer."""
-    if FINALIZER not in turn.identity.finalizers:
+    if FINALIZER not in ctx.identity.finalizers:
         return
-    if turn.status.finished or not (turn.status.started or turn.job is not None):
-        _let_go(turn)
-    elif turn.spec.checkpoint.on_delete == "Save":
-        _save_and_let_go(turn)
-    elif turn.spec.master.per_job is not None:
-        _let_go(turn)  # its master goes with it
+    if ctx.status.finished or not (ctx.status.started or ctx.job is not None):
+        _let_go(ctx)
+    elif ctx.spec.checkpoint.on_delete == "Save":
+        _save_and_let_go(ctx)
+    elif ctx.spec.master.per_job is not None:
+        _let_go(ctx)  # its master goes with it
     else:
-        _cancel_and_let_go(turn)
+        _cancel_and_let_go(ctx)
 
 
-def _save_and_let_go(turn: Turn) -> None:
-    timeout, job = turn.spec.checkpoint.timeout_seconds, turn.job
-    if turn.observed.master.reachable and (job is None or job.over or job.phase == "suspended"):
+def _save_and_let_go(ctx: Reconciliation) -> None:
+    timeout, job = ctx.spec.checkpoint.timeout_seconds, ctx.job
+    if ctx.observed.master.reachable and (job is None or job.over or job.phase == "suspended"):
         if job is not None and job.phase == "suspended":
-            turn.note("Normal", "Saved", f"saved at step {max(job.saved_step, 0)} before the deletion")
-        _let_go(turn)
-    elif turn.passed(turn.identity.deleted, timeout):
-        why = turn.observed.master.refused or turn.observed.master.error or "it took longer"
-        turn.note("Warning", "NotSaved", f"deleted without a checkpoint after {timeout} s: {why}")
-        _let_go(turn)
+            ctx.note("Normal", "Saved", f"saved at step {max(job.saved_step, 0)} before the deletion")
+        _let_go(ctx)
+    elif ctx.passed(ctx.identity.deleted, timeout):
+        why = ctx.observed.master.refused or ctx.observed.master.error or "it took longer"
+        ctx.note("Warning", "NotSaved", f"deleted without a checkpoint after {timeout} s: {why}")
+        _let_go(ctx)
     else:
         if job is not None:
-            turn.ask("Suspend", "the ElasticJob is being deleted and checkpoint.onDelete is Save")
-        turn.look_in(CANCEL_SECONDS)
+            ctx.ask("Suspend", "the ElasticJob is being deleted and checkpoint.onDelete is Save")
+        ctx.look_in(CANCEL_SECONDS)
 
 
-def _cancel_and_let_go(turn: Turn) -> None:
-    job, name = turn.job, turn.status.job_name
-    if turn.observed.master.reachable and (job is None or job.over):
-        _let_go(turn)
-    elif turn.passed(turn.identity.deleted, CANCEL_SECONDS):
-        why = turn.observed.master.refused or turn.observed.master.error
-        turn.note(
+def _cancel_and_let_go(ctx: Reconciliation) -> None:
+    job, name = ctx.job, ctx.status.job_name
+    if ctx.observed.master.reachable and (job is None or job.over):
+        _let_go(ctx)
+    elif ctx.passed(ctx.identity.deleted, CANCEL_SECONDS):
+        why = ctx.observed.master.refused or ctx.observed.master.error
+        ctx.note(
             "Warning", "LeftAtMaster", f"job {name} stays at its master, which could not cancel it: {why}"
         )
-        _let_go(turn)
+        _let_go(ctx)
     elif job is not None:
-        turn.ask("Cancel", "the ElasticJob is being deleted and checkpoint.onDelete is Skip")
-    _release_all(turn)
+        ctx.ask("Cancel", "the ElasticJob is being deleted and checkpoint.onDelete is Skip")
+    _release_all(ctx)
 
 
-def _let_go(turn: Turn) -> None:
-    _release_all(turn)
-    turn.act(RemoveFinalizer())
+def _let_go(ctx: Reconciliation) -> None:
+    _release_all(ctx)
+    ctx.act(RemoveFinalizer())
 
 
-def _be_suspended(turn: Turn, reason: str) -> None:
-    _release_all(turn)
-    ends.waiting_indexes(turn)
-    if any(pod.live for pod in turn.pods):
-        turn.enter("Suspending", reason)
+def _be_suspended(ctx: Reconciliation, reason: str) -> None:
+    _release_all(ctx)
+    ends.waiting_indexes(ctx)
+    if any(pod.live for pod in ctx.pods):
+        ctx.enter("Suspending", reason)
     else:
-        turn.enter("Suspended", reason)
+        ctx.enter("Suspended", reason)
 
 
-def _release_all(turn: Turn) -> None:
-    turn.release(
-        [pod for pod in turn.pods if pod.deleted is None], f"{turn.identity.name} needs no workers now"
-    )
+def _release_all(ctx: Reconciliation) -> None:
+    ctx.release([pod for pod in ctx.pods if pod.deleted is None], f"{ctx.identity.name} needs no workers now")
 
 
 def _deletes(action: object, uid: str) -> bool:

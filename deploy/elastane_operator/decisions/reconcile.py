@@ -18,11 +18,11 @@ from elastane_operator.decisions import life
 from elastane_operator.decisions.actions import AddFinalizer, CreateObject, RemoveFinalizer
 from elastane_operator.decisions.ends import count_ends
 from elastane_operator.decisions.observed import JobAtMaster, Observed
+from elastane_operator.decisions.reconciliation import FINALIZER, Decision, Reconciliation
 from elastane_operator.decisions.report import report
 from elastane_operator.decisions.size import fit
 from elastane_operator.decisions.spec import Identity, JobSpec, MasterSpec, Workers, price_micros
 from elastane_operator.decisions.status import Status, with_condition
-from elastane_operator.decisions.turn import FINALIZER, Decision, Turn
 
 __all__ = ["Decision", "reconcile", "refuse"]
 
@@ -31,32 +31,32 @@ def reconcile(
     identity: Identity, spec: JobSpec, status: Status, observed: Observed, now: datetime
 ) -> Decision:
     """Decide what to do for a job now."""
-    turn = Turn(identity, spec, status, observed, now)
-    if turn.job is not None and not status.started:
-        turn.set(started=True)
+    ctx = Reconciliation(identity, spec, status, observed, now)
+    if ctx.job is not None and not status.started:
+        ctx.set(started=True)
     if identity.deleted is not None:
-        life.delete(turn)
-        return turn.decide()
+        life.delete(ctx)
+        return ctx.decide()
     if FINALIZER not in identity.finalizers:
-        turn.act(AddFinalizer())
+        ctx.act(AddFinalizer())
     if status.finished:
-        life.after_end(turn)
+        life.after_end(ctx)
     else:
         # Pods that end because the master released them must not count as failures.
-        leaving = spec.suspend or (turn.job is not None and (turn.job.phase == "suspended" or turn.job.over))
-        fatal = count_ends(turn, leaving=leaving)
+        leaving = spec.suspend or (ctx.job is not None and (ctx.job.phase == "suspended" or ctx.job.over))
+        fatal = count_ends(ctx, leaving=leaving)
         # The master's verdict takes precedence: it knows why its workers ended.
-        if turn.job is not None and turn.job.over:
-            life.finish_as_master(turn, turn.job)
+        if ctx.job is not None and ctx.job.over:
+            life.finish_as_master(ctx, ctx.job)
         elif fatal is not None:
             why = "PermanentExit" if fatal.outcome == "permanent" else "RestartBudgetExhausted"
-            life.finish(turn, "Failed", why, fatal.reason)
+            life.finish(ctx, "Failed", why, fatal.reason)
         elif spec.suspend:
-            life.suspend(turn)
+            life.suspend(ctx)
         else:
-            _be_active(turn)
-    report(turn)
-    return turn.decide()
+            _be_active(ctx)
+    report(ctx)
+    return ctx.decide()
 
 
 def refuse(identity: Identity, status: Status, problems: list[str], now: datetime) -> Decision:
@@ -65,12 +65,12 @@ def refuse(identity: Identity, status: Status, problems: list[str], now: datetim
         held = FINALIZER in identity.finalizers
         return Decision(status, (RemoveFinalizer(),) if held else ())
     said = "; ".join(problems)
-    turn = Turn(identity, _NOTHING, status, Observed(), now)
+    ctx = Reconciliation(identity, _NOTHING, status, Observed(), now)
     before = status.condition("Accepted")
     if before is None or before.status != "False" or before.message != said:
-        turn.note("Warning", "InvalidSpec", said)
+        ctx.note("Warning", "InvalidSpec", said)
     conditions = with_condition(
-        turn.status.conditions,
+        ctx.status.conditions,
         "Accepted",
         False,
         "InvalidSpec",
@@ -78,111 +78,109 @@ def refuse(identity: Identity, status: Status, problems: list[str], now: datetim
         now=now,
         generation=identity.generation,
     )
-    turn.set(conditions=conditions, observed_generation=identity.generation)
+    ctx.set(conditions=conditions, observed_generation=identity.generation)
     if not status.started and not status.finished:
-        turn.set(phase="Pending", reason=said)
-    return turn.decide()
+        ctx.set(phase="Pending", reason=said)
+    return ctx.decide()
 
 
-def _be_active(turn: Turn) -> None:
+def _be_active(ctx: Reconciliation) -> None:
     """Advance a job that is neither finished nor to be suspended: its own master first, then its pods."""
-    status, spec = turn.status, turn.spec
+    status, spec = ctx.status, ctx.spec
     if status.start_time is None or status.suspend_time is not None:
         if status.suspend_time is not None and status.started:
-            turn.note("Normal", "Resumed", "spec.suspend is false")
-        turn.set(start_time=turn.now, suspend_time=None)
+            ctx.note("Normal", "Resumed", "spec.suspend is false")
+        ctx.set(start_time=ctx.now, suspend_time=None)
     limit = spec.active_deadline_seconds
-    if limit is not None and turn.passed(turn.status.start_time, limit):
+    if limit is not None and ctx.passed(ctx.status.start_time, limit):
         life.finish(
-            turn, "Failed", "DeadlineExceeded", f"active for more than activeDeadlineSeconds ({limit} s)"
+            ctx, "Failed", "DeadlineExceeded", f"active for more than activeDeadlineSeconds ({limit} s)"
         )
         return
-    objects = turn.observed.objects
+    objects = ctx.observed.objects
     if objects.foreign:
         said = f"its master's names are taken by others: {', '.join(objects.foreign)}"
-        turn.fault = ("NameTaken", said)
-        turn.enter("Pending", said)
-        turn.look_in(30.0)
+        ctx.fault = ("NameTaken", said)
+        ctx.enter("Pending", said)
+        ctx.look_in(30.0)
         return
     for body in objects.missing:
         name = body["metadata"]["name"]
-        turn.act(
-            CreateObject(body["kind"], body, f"{body['kind']} {name} of the job's own master is missing")
-        )
-    if not turn.observed.master.reachable:
-        _without_master(turn)
-    elif turn.job is None:
-        _without_job(turn)
+        ctx.act(CreateObject(body["kind"], body, f"{body['kind']} {name} of the job's own master is missing"))
+    if not ctx.observed.master.reachable:
+        _without_master(ctx)
+    elif ctx.job is None:
+        _without_job(ctx)
     else:
-        _with_job(turn, turn.job)
+        _with_job(ctx, ctx.job)
 
 
-def _without_master(turn: Turn) -> None:
+def _without_master(ctx: Reconciliation) -> None:
     """Change nothing while the master cannot be reached: the job may already be over."""
-    said = f"the master cannot be asked: {turn.observed.master.error}"
-    if not turn.status.started:
-        turn.enter("Pending", said)
-    elif turn.status.phase in ("Suspending", "Suspended"):
-        turn.enter("Waiting", said)
-    turn.set(reason=said)
+    said = f"the master cannot be asked: {ctx.observed.master.error}"
+    if not ctx.status.started:
+        ctx.enter("Pending", said)
+    elif ctx.status.phase in ("Suspending", "Suspended"):
+        ctx.enter("Waiting", said)
+    ctx.set(reason=said)
 
 
-def _without_job(turn: Turn) -> None:
-    if turn.status.started:
+def _without_job(ctx: Reconciliation) -> None:
+    if ctx.status.started:
         text = "its master does not know the job any more (was its state lost?); it is created again"
-        if turn.status.reason != text:
-            turn.note("Warning", "JobLost", text)
-        turn.enter("Pending", text)
-    elif turn.observed.master.refused_what == "Create":
-        turn.enter("Pending", f"the master refused the job: {turn.observed.master.refused}")
+        if ctx.status.reason != text:
+            ctx.note("Warning", "JobLost", text)
+        ctx.enter("Pending", text)
+    elif ctx.observed.master.refused_what == "Create":
+        ctx.enter("Pending", f"the master refused the job: {ctx.observed.master.refused}")
     else:
-        turn.enter("Pending", "the job is being created at its master")
-    turn.ask("Create", "the master does not have the job yet")
+        ctx.enter("Pending", "the job is being created at its master")
+    ctx.ask("Create", "the master does not have the job yet")
 
 
-def _with_job(turn: Turn, job: JobAtMaster) -> None:
-    workers = turn.spec.workers
-    fixed = (("ests", job.ests, turn.spec.ests), ("seed", job.seed, turn.spec.seed))
+def _with_job(ctx: Reconciliation, job: JobAtMaster) -> None:
+    workers = ctx.spec.workers
+    fixed = (("ests", job.ests, ctx.spec.ests), ("seed", job.seed, ctx.spec.seed))
     changed = [
         f"{name} is {there} at the master and {wanted} in the spec; it cannot be changed"
         for name, there, wanted in fixed
         if there != wanted
     ]
     if changed:
-        turn.set(reason="; ".join(changed))
-        turn.fault = ("FixedFieldChanged", turn.status.reason)
-        turn.look_in(30.0)
+        ctx.set(reason="; ".join(changed))
+        ctx.fault = ("FixedFieldChanged", ctx.status.reason)
+        ctx.look_in(30.0)
         return
-    turn.enter("Running" if job.phase == "running" else "Waiting", job.reason)
+    ctx.enter("Running" if job.phase == "running" else "Waiting", job.reason)
     if (job.workers_min, job.workers_max) != (workers.min, workers.max):
-        turn.ask(
+        ctx.ask(
             "Scale",
             f"the spec wants {workers.min} to {workers.max} workers, the master has "
             f"{job.workers_min} to {job.workers_max}",
         )
-    _set_prices(turn, job)
+    _set_prices(ctx, job)
     if job.phase == "suspended":
-        turn.ask("Resume", "spec.suspend is false, and the master has the job suspended")
+        ctx.ask("Resume", "spec.suspend is false, and the master has the job suspended")
         return
-    fit(turn, workers.max)
+    fit(ctx, workers.max)
 
 
-def _set_prices(turn: Turn, job: JobAtMaster) -> None:
+def _set_prices(ctx: Reconciliation, job: JobAtMaster) -> None:
     """Set a price of the spec only once, so that a price later set at the master is kept."""
-    spot = turn.spec.spot
+    spot = ctx.spec.spot
     if not (spot.price or spot.on_demand_price):
         return
     wanted = f"{spot.price or '-'}/{spot.on_demand_price or '-'} {spot.currency}"
-    if turn.status.prices == wanted:
+    if ctx.status.prices == wanted:
         return
     pairs = (
         (spot.price, job.cost.spot_price_micros),
         (spot.on_demand_price, job.cost.on_demand_price_micros),
     )
     if all(not price or price_micros(price) == at_master for price, at_master in pairs):
-        turn.set(prices=wanted)
+        ctx.set(prices=wanted)
     else:
-        turn.ask("SetPrices", f"prices of the spec: {wanted}")
+        ctx.ask("SetPrices", f"prices of the spec: {wanted}")
 
 
 _NOTHING = JobSpec(template={}, ests=1, workers=Workers(1), master=MasterSpec())

@@ -6,26 +6,26 @@ import msgspec
 
 from elastane_operator.decisions.observed import CostView, JobAtMaster
 from elastane_operator.decisions.pods import LABEL_JOB, LABEL_ROLE
+from elastane_operator.decisions.reconciliation import Reconciliation
 from elastane_operator.decisions.spec import job_name
 from elastane_operator.decisions.status import CostStatus, WorkerCounts
-from elastane_operator.decisions.turn import Turn
 
 _MICROS_PER_CENT = 10_000
 
 
-def report(turn: Turn) -> None:
+def report(ctx: Reconciliation) -> None:
     """Update the status fields from the observed state; conditions follow from the phase."""
-    turn.set(
-        observed_generation=turn.identity.generation,
+    ctx.set(
+        observed_generation=ctx.identity.generation,
         # An autoscaler averages over these pods, so the selector must exclude the pod of a per-job master.
-        selector=f"{LABEL_JOB}={turn.identity.name},{LABEL_ROLE}=worker",
-        job_name=job_name(turn.identity, turn.spec),
-        master_address=turn.observed.master_address,
+        selector=f"{LABEL_JOB}={ctx.identity.name},{LABEL_ROLE}=worker",
+        job_name=job_name(ctx.identity, ctx.spec),
+        master_address=ctx.observed.master_address,
     )
-    if turn.job is not None:
-        _progress(turn, turn.job)
-    _workers(turn)
-    _conditions(turn)
+    if ctx.job is not None:
+        _progress(ctx, ctx.job)
+    _workers(ctx)
+    _conditions(ctx)
 
 
 def money(micros: int) -> str:
@@ -37,9 +37,9 @@ def money(micros: int) -> str:
     return f"{sign if cents else ''}{cents // 100}.{cents % 100:02d}"
 
 
-def _progress(turn: Turn, job: JobAtMaster) -> None:
+def _progress(ctx: Reconciliation, job: JobAtMaster) -> None:
     percent = f"{min(100 * job.step // job.steps, 100)}%" if job.steps > 0 else ""
-    turn.set(
+    ctx.set(
         generation=job.generation,
         step=job.step,
         steps=job.steps,
@@ -65,47 +65,47 @@ def _cost(cost: CostView) -> CostStatus | None:
     )
 
 
-def _workers(turn: Turn) -> None:
-    live = [pod for pod in turn.pods if pod.live]
+def _workers(ctx: Reconciliation) -> None:
+    live = [pod for pod in ctx.pods if pod.live]
     ready = sum(pod.ready for pod in live)
-    idle = turn.status.finished or turn.status.phase in ("Suspending", "Suspended")
-    desired = 0 if idle else turn.spec.workers.max
-    turn.set(
+    idle = ctx.status.finished or ctx.status.phase in ("Suspending", "Suspended")
+    desired = 0 if idle else ctx.spec.workers.max
+    ctx.set(
         replicas=len(live),
         workers=WorkerCounts(
             desired=desired,
             ready=ready,
             pending=sum(pod.phase != "Running" for pod in live),
-            attending=len(turn.job.workers) if turn.job is not None and not turn.job.over else 0,
+            attending=len(ctx.job.workers) if ctx.job is not None and not ctx.job.over else 0,
             summary=f"{ready}/{desired}",
         ),
     )
 
 
-def _conditions(turn: Turn) -> None:
+def _conditions(ctx: Reconciliation) -> None:
     """Set all conditions from the phase, the workers and the master."""
-    status, workers = turn.status, turn.status.workers
-    master = turn.observed.master
-    reason, said = turn.fault or ("Valid", "")
-    turn.condition("Accepted", turn.fault is None, reason, said)
+    status, workers = ctx.status, ctx.status.workers
+    master = ctx.observed.master
+    reason, said = ctx.fault or ("Valid", "")
+    ctx.condition("Accepted", ctx.fault is None, reason, said)
     if not status.settled:
         if master.refused:
-            turn.condition("MasterReachable", True, "Refused", f"{master.refused_what}: {master.refused}")
+            ctx.condition("MasterReachable", True, "Refused", f"{master.refused_what}: {master.refused}")
         elif master.reachable:
-            turn.condition("MasterReachable", True, "Answers")
+            ctx.condition("MasterReachable", True, "Answers")
         else:
-            turn.condition("MasterReachable", False, "NoAnswer", master.error)
-    turn.condition("Running", status.phase == "Running", status.phase, status.reason)
+            ctx.condition("MasterReachable", False, "NoAnswer", master.error)
+    ctx.condition("Running", status.phase == "Running", status.phase, status.reason)
     enough = workers.desired > 0 and workers.ready >= workers.desired
-    said, trouble = f"{workers.summary} are ready", turn.observed.trouble
+    said, trouble = f"{workers.summary} are ready", ctx.observed.trouble
     if trouble and not enough:
-        turn.condition("WorkersReady", False, "ActionFailed", f"{said}; {trouble}")
+        ctx.condition("WorkersReady", False, "ActionFailed", f"{said}; {trouble}")
     else:
-        turn.condition("WorkersReady", enough, "AllReady" if enough else "NotAllReady", said)
-    turn.condition("Suspended", status.phase == "Suspended", status.phase, status.reason)
-    turn.condition("Complete", status.phase == "Succeeded", status.phase, status.reason)
+        ctx.condition("WorkersReady", enough, "AllReady" if enough else "NotAllReady", said)
+    ctx.condition("Suspended", status.phase == "Suspended", status.phase, status.reason)
+    ctx.condition("Complete", status.phase == "Succeeded", status.phase, status.reason)
     failed = status.phase in ("Failed", "Cancelled", "MaxWaitTimeExceeded")
     # The specific reason was set when the job failed; the phase is only a substitute for it.
     before = status.condition("Failed")
     reason = before.reason if failed and before is not None and before.status == "True" else status.phase
-    turn.condition("Failed", failed, reason, status.reason if failed else "")
+    ctx.condition("Failed", failed, reason, status.reason if failed else "")

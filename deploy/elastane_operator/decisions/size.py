@@ -10,30 +10,30 @@ from __future__ import annotations
 from elastane_operator.decisions import ends
 from elastane_operator.decisions.actions import CreatePod, DeletePod
 from elastane_operator.decisions.pods import PodView, pod_name
-from elastane_operator.decisions.turn import Turn
+from elastane_operator.decisions.reconciliation import Reconciliation
 
 
-def fit(turn: Turn, wanted: int) -> None:
+def fit(ctx: Reconciliation, wanted: int) -> None:
     """Create missing pods, release surplus ones, and delete those that have ended."""
-    _call_off(turn, wanted)
-    for pod in turn.pods:
-        known = turn.ended.get(pod.uid)
+    _call_off(ctx, wanted)
+    for pod in ctx.pods:
+        known = ctx.ended.get(pod.uid)
         if pod.ended and pod.deleted is None and known is not None:
-            turn.act(
+            ctx.act(
                 DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); its place is cleared")
             )
-    live = [pod for pod in turn.pods if pod.live]
+    live = [pod for pod in ctx.pods if pod.live]
     if len(live) > wanted:
-        victims = sorted(live, key=lambda pod: _worth(turn, pod))[: len(live) - wanted]
+        victims = sorted(live, key=lambda pod: _worth(ctx, pod))[: len(live) - wanted]
         reason = f"scaled in: {wanted} workers are wanted, {len(live)} are there"
-        turn.release(victims, reason)
+        ctx.release(victims, reason)
     elif len(live) < wanted:
-        _fill(turn, live, wanted)
+        _fill(ctx, live, wanted)
 
 
-def attends(turn: Turn, pod: PodView, *states: str) -> bool:
+def attends(ctx: Reconciliation, pod: PodView, *states: str) -> bool:
     """True if the pod's worker has a session with the master, in one of `states` if any are given."""
-    job = turn.job
+    job = ctx.job
     if job is None:
         return False
     # The agent names its workers after the host, whose name is the pod's.
@@ -43,33 +43,33 @@ def attends(turn: Turn, pod: PodView, *states: str) -> bool:
     )
 
 
-def _fill(turn: Turn, live: list[PodView], wanted: int) -> None:
-    waiting = ends.waiting_indexes(turn)
+def _fill(ctx: Reconciliation, live: list[PodView], wanted: int) -> None:
+    waiting = ends.waiting_indexes(ctx)
     # Also counts pods of other owners: their names are taken.
-    taken = {pod.name for pod in turn.observed.pods}
+    taken = {pod.name for pod in ctx.observed.pods}
     mine = {pod.index for pod in live}
     places = [index for index in range(wanted) if index not in mine][: wanted - len(live)]
     reason = f"{wanted} workers are wanted, {len(live)} are there"
     for index in places:
-        if index not in waiting and pod_name(turn.identity.name, index) not in taken:
-            turn.act(CreatePod(index, reason))
+        if index not in waiting and pod_name(ctx.identity.name, index) not in taken:
+            ctx.act(CreatePod(index, reason))
 
 
-def _call_off(turn: Turn, wanted: int) -> None:
+def _call_off(ctx: Reconciliation, wanted: int) -> None:
     """Keep pods that were to be released but still run, if they are wanted again."""
-    live = {pod.uid for pod in turn.pods if pod.live}
-    marked = [each for each in turn.status.ended if each.outcome == "released" and each.uid in live]
+    live = {pod.uid for pod in ctx.pods if pod.live}
+    marked = [each for each in ctx.status.ended if each.outcome == "released" and each.uid in live]
     if marked and len(live) <= wanted:
-        kept = tuple(each for each in turn.status.ended if each not in marked)
-        turn.set(ended=kept)
+        kept = tuple(each for each in ctx.status.ended if each not in marked)
+        ctx.set(ended=kept)
 
 
-def _worth(turn: Turn, pod: PodView) -> tuple[bool, bool, bool, bool, int]:
+def _worth(ctx: Reconciliation, pod: PodView) -> tuple[bool, bool, bool, bool, int]:
     """Sort key for release, lowest first: already marked, not training, newest."""
     return (
-        pod.uid not in turn.ended,
+        pod.uid not in ctx.ended,
         pod.scheduled,
         pod.phase == "Running",
-        not attends(turn, pod, "standby"),
+        not attends(ctx, pod, "standby"),
         -pod.index,
     )

@@ -28,6 +28,7 @@ from elastane_operator.decisions.actions import (
 from elastane_operator.decisions.observed import MasterView, Objects, Observed
 from elastane_operator.decisions.pods import LABEL_JOB, PodView, read_pod
 from elastane_operator.decisions.reconcile import Decision, reconcile, refuse
+from elastane_operator.decisions.reconciliation import FINALIZER
 from elastane_operator.decisions.spec import (
     Identity,
     InvalidSpecError,
@@ -37,7 +38,6 @@ from elastane_operator.decisions.spec import (
     read_spec,
 )
 from elastane_operator.decisions.status import read_status, write_status
-from elastane_operator.decisions.turn import FINALIZER
 from elastane_operator.edge import events
 from elastane_operator.edge.access import master_access
 from elastane_operator.edge.kube import KubeClient, KubeError

@@ -20,8 +20,8 @@ from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
 from elastane_master.jobs import records
 from elastane_master.jobs.curves import Curves
-from elastane_master.jobs.host import JobHost
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.records import StoredNote
 from elastane_master.servers.errors import REFUSALS, as_rejection
@@ -127,12 +127,12 @@ class JobFacts:
 class Gatherer:
     """Gathers the contents of pages. Used from one event loop."""
 
-    def __init__(self, hosts: JobHosts) -> None:
+    def __init__(self, hosts: JobServers) -> None:
         self._hosts = hosts
         self._metrics = MetricServicer(hosts)
         self._kept: OrderedDict[str, _Notes] = OrderedDict()
 
-    async def facts(self, host: JobHost) -> JobFacts:
+    async def facts(self, host: JobServer) -> JobFacts:
         """Return the current contents of a job's page; errors of the store are listed in `missing`."""
         missing: list[str] = []
         kept = self._kept_notes(host)
@@ -164,7 +164,7 @@ class Gatherer:
             missing=tuple(missing),
         )
 
-    def _kept_notes(self, host: JobHost) -> _Notes:
+    def _kept_notes(self, host: JobServer) -> _Notes:
         kept = self._kept.get(host.name)
         if kept is None or kept.host is not host:
             kept = self._kept[host.name] = _Notes(host)
@@ -189,7 +189,7 @@ class Gatherer:
         return None
 
 
-async def _settled(host: JobHost) -> None:
+async def _settled(host: JobServer) -> None:
     """Wait until all decisions so far are stored. Raises Rejection if the store does not answer."""
     await host.log.settled()
     if not host.log.reachable:
@@ -199,7 +199,7 @@ async def _settled(host: JobHost) -> None:
 class _Notes:
     """The newest events of one job: those that its host has in memory, and older ones from the store."""
 
-    def __init__(self, host: JobHost) -> None:
+    def __init__(self, host: JobServer) -> None:
         self.host = host
         self.lock = asyncio.Lock()
         self._notes = RecentNotes(EVENTS_MAX)
@@ -209,12 +209,12 @@ class _Notes:
         newest = self._notes[-1].sequence if self._notes else 0
         return [*self._notes, *(one for one in self.host.recent_notes if one.sequence > newest)][-EVENTS_MAX:]
 
-    async def catch_up(self, hosts: JobHosts) -> None:
+    async def catch_up(self, hosts: JobServers) -> None:
         """Fetch events from the store that the host no longer has in memory. Raises REFUSALS."""
         async with self.lock:
             await self._catch_up(hosts)
 
-    async def _catch_up(self, hosts: JobHosts) -> None:
+    async def _catch_up(self, hosts: JobServers) -> None:
         recent = self.host.recent_notes
         if not recent:
             return
@@ -234,15 +234,15 @@ def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) ->
 
     Runs of routine events are folded into one row, unless the filter names kinds of events.
     """
-    shown = [one for one in notes if wanted.wants(one.told)] if wanted != EVERYTHING else notes
+    shown = [one for one in notes if wanted.wants(one.dated)] if wanted != EVERYTHING else notes
     rows = []
     for run in folded(shown, lambda stored: "" if wanted.kinds else stored.note.kind):
-        words = fold_words([stored.told for stored in run]) if len(run) > 1 else ""
+        words = fold_words([stored.dated for stored in run]) if len(run) > 1 else ""
         rows.append(EventRow(run[-1], len(run), words))
     return rows[: -EVENTS_SHOWN - 1 : -1]
 
 
-def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:
+def _queue(host: JobServer, view: ProgressView, now: float) -> Queue:
     machine = host.machine
     failed: Sequence[Any] = ()
     lease_seconds = 0.0
@@ -285,7 +285,7 @@ def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:
     )
 
 
-def _contexts(host: JobHost) -> tuple[tuple[ContextRow, ...], int, int]:
+def _contexts(host: JobServer) -> tuple[tuple[ContextRow, ...], int, int]:
     """Return the newest contexts, the total bytes of all stored ones, and the number of omitted ESTs.
 
     `context_views` would also hash all of them, which takes a second if they are large.

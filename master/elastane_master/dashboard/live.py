@@ -18,7 +18,7 @@ from aiohttp import web
 from elastane_master.dashboard.facts import Gatherer, JobFacts
 from elastane_master.dashboard.pages import AskedEvents, Visitor, events_part, job_parts
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.limits import require_room
 from elastane_master.jobs.serving import require_serving
 from elastane_master.servers.errors import REFUSALS, as_rejection
@@ -55,10 +55,10 @@ class Kitchen:
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._gatherer = gatherer
-        self._made: dict[JobHost, _Made] = {}
-        self._locks: dict[JobHost, asyncio.Lock] = {}
+        self._made: dict[JobServer, _Made] = {}
+        self._locks: dict[JobServer, asyncio.Lock] = {}
 
-    async def parts(self, host: JobHost, visitor: Visitor, wanted: EventFilter = EVERYTHING) -> Parts:
+    async def parts(self, host: JobServer, visitor: Visitor, wanted: EventFilter = EVERYTHING) -> Parts:
         """Return the current parts of a job's page, with the events that the filter selects.
 
         Waits a moment if they were rendered just before, so that frequent changes are rendered together.
@@ -97,7 +97,7 @@ class Live:
         self._write_seconds = write_seconds
         self._clients = 0
 
-    async def job(self, request: web.Request, host: JobHost, call: HttpCall) -> web.StreamResponse:
+    async def job(self, request: web.Request, host: JobServer, call: HttpCall) -> web.StreamResponse:
         """Stream a job's page until the client leaves. Raises Rejection only before the stream begins."""
         wanted = AskedEvents.of(request.query).filter(host.clock())
 

@@ -34,8 +34,8 @@ from elastane_master.dashboard.live import Kitchen, Live, Parts
 from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
-from elastane_master.jobs.host import JobHost
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.security.policy import unauthenticated
 from elastane_master.security.tokens import Principal
 from elastane_master.servers.errors import REFUSALS, as_rejection
@@ -93,7 +93,7 @@ class Dashboard(Protocol):
     """Interface of the master as the dashboard uses it."""
 
     @property
-    def hosts(self) -> JobHosts | None: ...
+    def hosts(self) -> JobServers | None: ...
 
     @property
     def gate(self) -> Gate: ...
@@ -114,7 +114,7 @@ class DashboardRoutes:
         self._certificate = certificate
         self._own_names = frozenset({socket.gethostname().lower()})
         self._lists: dict[tuple[str, ...], tuple[float, str]] = {}
-        self._kitchen: tuple[JobHosts, Gatherer, Live] | None = None
+        self._kitchen: tuple[JobServers, Gatherer, Live] | None = None
         self._notices: OrderedDict[str, tuple[str, Notice]] = OrderedDict()
 
     def add(self, app: web.Application) -> None:
@@ -301,7 +301,7 @@ class DashboardRoutes:
 
     # ---------------------------------------------------------------- contents
 
-    async def _host(self, job: str) -> JobHost:
+    async def _host(self, job: str) -> JobServer:
         hosts = self._master.hosts
         if hosts is None:
             raise Rejection("store_unavailable", f"this master {self._state()}")

@@ -160,14 +160,14 @@ def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[Ring], list[
     marks: list[Mark] = []
     fold = RingFold()
     for stored in notes:
-        told, forming = stored.told, fold.ring is not None and fold.ring.formed is None
-        if (over := fold.take(told)) is not None:
+        dated, forming = stored.dated, fold.ring is not None and fold.ring.formed is None
+        if (over := fold.take(dated)) is not None:
             rings.append(over)
         ring = fold.ring
-        if forming and ring is not None and ring.replays and isinstance(told.event, history.RingFormed):
-            marks.append(Mark(told.time, "replay", "", f"step {ring.resume_step} is run again"))
-        if (kind := _MARKS.get(type(told.event))) is not None:
-            marks.append(Mark(told.time, kind, told.worker if kind != "checkpoint" else "", told.reason))
+        if forming and ring is not None and ring.replays and isinstance(dated.event, history.RingFormed):
+            marks.append(Mark(dated.time, "replay", "", f"step {ring.resume_step} is run again"))
+        if (kind := _MARKS.get(type(dated.event))) is not None:
+            marks.append(Mark(dated.time, kind, dated.worker if kind != "checkpoint" else "", dated.reason))
     if (last := fold.end(ended)) is not None:
         rings.append(last)
     return rings, marks

@@ -13,10 +13,10 @@ import hashlib
 from typing import Literal
 
 from elastane_master.decisions import cost, sentinel
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Checkpoint, ManifestEntry
 from elastane_master.decisions.events import Rejection, SavedReported
 from elastane_master.decisions.state import CheckpointInFlight, FailedCheckpoint, JobState, SavedCheckpoint
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 
 LISTED_MAX = 20
@@ -36,16 +36,16 @@ def due_reason(state: JobState, step: int) -> str:
     return ""
 
 
-def begin(turn: Turn, step: int, reason: str, *, closing: bool = False) -> None:
+def begin(ctx: DecisionContext, step: int, reason: str, *, closing: bool = False) -> None:
     """Start a checkpoint: members save it when they have applied the step before `step`."""
-    state, book = turn.state, turn.state.checkpoints
+    state, book = ctx.state, ctx.state.checkpoints
     workers = tuple(record.worker for record in state.active_members())
     name = f"step-{step:012d}-generation-{state.ring.generation}"
-    book.in_flight = CheckpointInFlight(name, step, workers, turn.now, book.wanted, closing)
+    book.in_flight = CheckpointInFlight(name, step, workers, ctx.now, book.wanted, closing)
     book.wanted = ()
     cost.checkpointed(state, step)
-    turn.touch()
-    turn.note(history.CheckpointRequested(name, step, len(workers), reason))
+    ctx.touch()
+    ctx.note(history.CheckpointRequested(name, step, len(workers), reason))
 
 
 def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
@@ -63,12 +63,12 @@ def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
     )
 
 
-def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
+def report(ctx: DecisionContext, event: SavedReported) -> Literal["", "saved", "failed"]:
     """Handle a member's Saved; return the outcome of the checkpoint, empty while it is being written.
 
     Raises Rejection if the member reports another member's shard.
     """
-    book = turn.state.checkpoints
+    book = ctx.state.checkpoints
     flight = book.in_flight
     if flight is None or flight.checkpoint != event.checkpoint or event.worker not in flight.workers:
         return ""  # of a checkpoint that was given up
@@ -81,63 +81,63 @@ def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
             expected=shard,
         )
     if event.error:
-        turn.touch()
-        give_up(turn, f"{event.worker} could not write it: {event.error}", again=False)
+        ctx.touch()
+        give_up(ctx, f"{event.worker} could not write it: {event.error}", again=False)
         return "failed"
     if event.complete:
         if shard != 0 or len(flight.files) < len(flight.workers):
             raise Rejection(
                 "invalid_argument", f"{event.checkpoint} cannot be complete yet", worker=event.worker
             )
-        turn.touch()
-        _complete(turn, flight)
+        ctx.touch()
+        _complete(ctx, flight)
         return "saved"
     if shard not in flight.files:
-        turn.touch()
+        ctx.touch()
         flight.files[shard] = ManifestEntry(shard, event.file, event.sha256, event.bytes)
         if len(flight.files) == len(flight.workers):
-            _send_manifest(turn, flight)
+            _send_manifest(ctx, flight)
     return ""
 
 
-def give_up(turn: Turn, reason: str, *, again: bool) -> None:
+def give_up(ctx: DecisionContext, reason: str, *, again: bool) -> None:
     """End the checkpoint in flight, if any. again: its requests pass to the next one instead of failing."""
-    book = turn.state.checkpoints
+    book = ctx.state.checkpoints
     flight, book.in_flight = book.in_flight, None
     if flight is None:
         return
-    turn.touch()
+    ctx.touch()
     if again:
         book.wanted = (*flight.requests, *book.wanted)
     else:
-        _failed(turn, flight.checkpoint, flight.step, reason, flight.requests)
+        _failed(ctx, flight.checkpoint, flight.step, reason, flight.requests)
         if flight.closing:
-            book.not_before = turn.now + RETRY_SECONDS
-    turn.note(history.CheckpointFailed(flight.checkpoint, flight.step, again, reason))
+            book.not_before = ctx.now + RETRY_SECONDS
+    ctx.note(history.CheckpointFailed(flight.checkpoint, flight.step, again, reason))
 
 
-def refuse_wanted(turn: Turn, reason: str) -> None:
+def refuse_wanted(ctx: DecisionContext, reason: str) -> None:
     """Fail requests for checkpoints that were not begun: the job is over."""
-    book = turn.state.checkpoints
+    book = ctx.state.checkpoints
     if book.wanted:
-        _failed(turn, "", turn.state.steps.committed, reason, book.wanted)
+        _failed(ctx, "", ctx.state.steps.committed, reason, book.wanted)
         book.wanted = ()
 
 
-def loaded(turn: Turn, checkpoint: str, step: int, rejected: tuple[str, ...]) -> None:
+def loaded(ctx: DecisionContext, checkpoint: str, step: int, rejected: tuple[str, ...]) -> None:
     """Record that the leader loaded `checkpoint` (empty: the initial state) and found `rejected` unusable."""
-    book = turn.state.checkpoints
+    book = ctx.state.checkpoints
     for what in rejected:
-        turn.note(history.CheckpointRejected(what))
+        ctx.note(history.CheckpointRejected(what))
     book.rejected = (*book.rejected, *rejected)[-LISTED_MAX:]
     # Later checkpoints belong to the history that this load abandons.
     book.saved = tuple(saved for saved in book.saved if checkpoint and saved.step <= step)
     book.saved_step = step if checkpoint else -1
 
 
-def _send_manifest(turn: Turn, flight: CheckpointInFlight) -> None:
-    settings = turn.state.settings
-    turn.send(
+def _send_manifest(ctx: DecisionContext, flight: CheckpointInFlight) -> None:
+    settings = ctx.state.settings
+    ctx.send(
         flight.workers[0],
         Checkpoint(
             flight.checkpoint,
@@ -145,27 +145,25 @@ def _send_manifest(turn: Turn, flight: CheckpointInFlight) -> None:
             flight.step,
             0,
             len(flight.workers),
-            sentinel.checkpoints_kept(turn.state),
+            sentinel.checkpoints_kept(ctx.state),
             tuple(flight.files[shard] for shard in sorted(flight.files)),
         ),
     )
 
 
-def _complete(turn: Turn, flight: CheckpointInFlight) -> None:
-    book, settings = turn.state.checkpoints, turn.state.settings
-    saved = SavedCheckpoint(
-        flight.checkpoint, flight.step, settings.checkpoint_url, turn.now, flight.requests
-    )
-    book.saved = (*book.saved, saved)[-sentinel.checkpoints_kept(turn.state) :]
+def _complete(ctx: DecisionContext, flight: CheckpointInFlight) -> None:
+    book, settings = ctx.state.checkpoints, ctx.state.settings
+    saved = SavedCheckpoint(flight.checkpoint, flight.step, settings.checkpoint_url, ctx.now, flight.requests)
+    book.saved = (*book.saved, saved)[-sentinel.checkpoints_kept(ctx.state) :]
     book.saved_step = flight.step
     book.in_flight = None
     size = sum(entry.bytes for entry in flight.files.values())
     shards = [f"{entry.file} {entry.sha256}\n" for _, entry in sorted(flight.files.items())]
     # As `sha256sum` of the lines "FILE SHA256" of all shards, in their order.
     sha256 = hashlib.sha256("".join(shards).encode()).hexdigest()
-    turn.note(history.CheckpointSaved(flight.checkpoint, flight.step, size, sha256, len(flight.workers)))
+    ctx.note(history.CheckpointSaved(flight.checkpoint, flight.step, size, sha256, len(flight.workers)))
 
 
-def _failed(turn: Turn, checkpoint: str, step: int, error: str, requests: tuple[str, ...]) -> None:
-    book = turn.state.checkpoints
+def _failed(ctx: DecisionContext, checkpoint: str, step: int, error: str, requests: tuple[str, ...]) -> None:
+    book = ctx.state.checkpoints
     book.failed = (*book.failed, FailedCheckpoint(checkpoint, step, error, requests))[-LISTED_MAX:]

@@ -115,7 +115,7 @@ def resumed(state: JobState, step: int, now: float) -> None:
     elif step > book.boundary[0]:  # steps that the store forgot are whole again: no work was charged for them
         checkpointed(state, book.boundary[0])
         book.marks[step] = book.working
-    book.marks = {marked: tally for marked, tally in book.marks.items() if marked <= step}
+    book.marks = {marked: counters for marked, counters in book.marks.items() if marked <= step}
     book.boundary = (step, book.working)
     if book.before[0] >= step:  # else it stays: the next ring may find only a member that is a step behind
         book.before = book.boundary

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import TaskCommit
 from elastane_master.decisions.events import (
     DatasetCreated,
@@ -18,7 +19,6 @@ from elastane_master.decisions.events import (
     TasksRequested,
 )
 from elastane_master.decisions.lease_answers import LeaseResult, RememberedRequest, TaskOutcome, answer_bytes
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
@@ -33,7 +33,7 @@ LOCKSTEP_DATASET = "train"
 """Name under which the progress of the training itself is shown."""
 
 
-def create(turn: Turn, event: DatasetCreated) -> None:
+def create(ctx: DecisionContext, event: DatasetCreated) -> None:
     """Create a dataset; the result is False if it existed with equal settings."""
     if not event.dataset or event.dataset == LOCKSTEP_DATASET:
         raise Rejection(
@@ -43,40 +43,40 @@ def create(turn: Turn, event: DatasetCreated) -> None:
             field="dataset",
         )
     settings = event.settings
-    existing = turn.queues.dynamic.get(event.dataset)
+    existing = ctx.queues.dynamic.get(event.dataset)
     if existing is not None:
         _require_equal(event.dataset, existing.settings, settings)
-        turn.result = False
+        ctx.result = False
         return
     try:
         queue = DynamicQueue(settings)
     except ShardsError as error:
         raise _rejection(error) from error
-    turn.touch()
-    turn.queues.dynamic[event.dataset] = queue
-    turn.state.datasets.task_sizes[event.dataset] = settings.task_size
-    turn.result = True
-    turn.note(history.DatasetCreated(event.dataset, settings.task_size, settings.epochs))
+    ctx.touch()
+    ctx.queues.dynamic[event.dataset] = queue
+    ctx.state.datasets.task_sizes[event.dataset] = settings.task_size
+    ctx.result = True
+    ctx.note(history.DatasetCreated(event.dataset, settings.task_size, settings.epochs))
 
 
-def extend(turn: Turn, event: DatasetExtended) -> None:
+def extend(ctx: DecisionContext, event: DatasetExtended) -> None:
     """Grow or close a stream source; repeating a request changes nothing."""
-    queue = _queue(turn, event.dataset)
+    queue = _queue(ctx, event.dataset)
     before = queue.snapshot(with_settings=False)
     try:
         queue.extend(event.watermark, event.closed)
     except ShardsError as error:
         raise _rejection(error) from error
     if queue.snapshot(with_settings=False) != before:
-        turn.touch()
+        ctx.touch()
 
 
-def lease(turn: Turn, event: TasksRequested) -> None:
+def lease(ctx: DecisionContext, event: TasksRequested) -> None:
     """Count the reports, then lease tasks; the result is a `LeaseResult`."""
-    queue = _queue(turn, event.dataset)
-    if turn.state.phase in ("suspended", "max_wait_exceeded", "failed", "cancelled"):
+    queue = _queue(ctx, event.dataset)
+    if ctx.state.phase in ("suspended", "max_wait_exceeded", "failed", "cancelled"):
         raise Rejection(
-            "wrong_phase", f"the job is {turn.state.phase}: {turn.state.reason}", phase=turn.state.phase
+            "wrong_phase", f"the job is {ctx.state.phase}: {ctx.state.reason}", phase=ctx.state.phase
         )
     if not event.worker or not 0 <= event.max_tasks <= TASKS_MAX:
         raise Rejection(
@@ -86,42 +86,42 @@ def lease(turn: Turn, event: TasksRequested) -> None:
             field="max_tasks" if event.worker else "worker_id",
         )
     _check_reports(queue, event.completed)
-    last = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
+    last = ctx.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
     known = last.found(event.request_id) if last is not None and event.request_id else None
     outcomes: tuple[TaskOutcome, ...] = ()
     # Reports of a repeated request must not count twice; only an empty lease is tried again.
     if known is not None:
         if known.result.tasks or known.result.complete or not event.max_tasks:
-            turn.result = known.result
+            ctx.result = known.result
             return
         outcomes = known.result.outcomes
     else:
         outcomes = tuple(
-            outcome for report in event.completed for outcome in _report(turn, queue, event, report)
+            outcome for report in event.completed for outcome in _report(ctx, queue, event, report)
         )
-    result = _lease(turn, queue, event, outcomes)
-    turn.result = result
-    if turn.changed and event.request_id:
-        _remember(turn, event, result)
+    result = _lease(ctx, queue, event, outcomes)
+    ctx.result = result
+    if ctx.changed and event.request_id:
+        _remember(ctx, event, result)
 
 
-def abandon(turn: Turn, worker: str, reason: str, *, counts: bool) -> None:
+def abandon(ctx: DecisionContext, worker: str, reason: str, *, counts: bool) -> None:
     """Return a lost worker's leases to the front of TODO. counts: as failed attempts."""
-    for name, queue in turn.queues.dynamic.items():
-        turn.state.datasets.remembered.get(name, {}).pop(worker, None)
-        returned = queue.abandon(worker, turn.now, reason, counts=counts)
+    for name, queue in ctx.queues.dynamic.items():
+        ctx.state.datasets.remembered.get(name, {}).pop(worker, None)
+        returned = queue.abandon(worker, ctx.now, reason, counts=counts)
         if returned:
-            turn.touch()
-        _note_returned(turn, name, [task for task in returned if task.state is TaskState.FAILED])
+            ctx.touch()
+        _note_returned(ctx, name, [task for task in returned if task.state is TaskState.FAILED])
 
 
-def expire(turn: Turn) -> None:
+def expire(ctx: DecisionContext) -> None:
     """End the leases whose deadline has passed."""
-    for name, queue in turn.queues.dynamic.items():
+    for name, queue in ctx.queues.dynamic.items():
         deadline = queue.next_deadline()
-        if deadline is not None and deadline <= turn.now:
-            turn.touch()
-            _note_returned(turn, name, queue.expire(turn.now), timed_out=True)
+        if deadline is not None and deadline <= ctx.now:
+            ctx.touch()
+            _note_returned(ctx, name, queue.expire(ctx.now), timed_out=True)
 
 
 def next_deadline(queues: dict[str, DynamicQueue]) -> float | None:
@@ -156,19 +156,19 @@ def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None
 
 
 def _report(
-    turn: Turn, queue: DynamicQueue, event: TasksRequested, report: TaskReport
+    ctx: DecisionContext, queue: DynamicQueue, event: TasksRequested, report: TaskReport
 ) -> Iterator[TaskOutcome]:
-    turn.touch()
+    ctx.touch()
     if report.error:
-        yield _report_error(turn, queue, event, report)
+        yield _report_error(ctx, queue, event, report)
         return
-    task_size = turn.state.datasets.task_sizes[event.dataset]
+    task_size = ctx.state.datasets.task_sizes[event.dataset]
     for index, count, outcome in queue.report_run(
-        event.worker, report.epoch, report.index, report.count, report.attempt, turn.now
+        event.worker, report.epoch, report.index, report.count, report.attempt, ctx.now
     ):
         if outcome is Outcome.ACCEPTED:
             start, end = index * task_size, min((index + count) * task_size, queue.watermark)
-            turn.emit(
+            ctx.emit(
                 TaskCommit(
                     event.dataset,
                     report.epoch,
@@ -184,11 +184,13 @@ def _report(
         yield TaskOutcome(report.epoch, index, outcome, count)
 
 
-def _report_error(turn: Turn, queue: DynamicQueue, event: TasksRequested, report: TaskReport) -> TaskOutcome:
+def _report_error(
+    ctx: DecisionContext, queue: DynamicQueue, event: TasksRequested, report: TaskReport
+) -> TaskOutcome:
     failed_before = queue.failed
-    outcome = queue.report(event.worker, report.epoch, report.index, report.attempt, report.error, turn.now)
+    outcome = queue.report(event.worker, report.epoch, report.index, report.attempt, report.error, ctx.now)
     if outcome is Outcome.ACCEPTED:
-        turn.note(
+        ctx.note(
             history.TaskFailed(
                 event.worker,
                 event.dataset,
@@ -203,24 +205,24 @@ def _report_error(turn: Turn, queue: DynamicQueue, event: TasksRequested, report
 
 
 def _lease(
-    turn: Turn, queue: DynamicQueue, event: TasksRequested, outcomes: tuple[TaskOutcome, ...]
+    ctx: DecisionContext, queue: DynamicQueue, event: TasksRequested, outcomes: tuple[TaskOutcome, ...]
 ) -> LeaseResult:
-    status = queue.status(turn.now)
+    status = queue.status(ctx.now)
     tasks: tuple[TaskLease, ...] = ()
     if event.max_tasks and status is QueueStatus.HAS_TODO:
-        turn.touch()
+        ctx.touch()
         # Overdue tasks are leased before new ones, without waiting for the next Tick.
         deadline = queue.next_deadline()
-        if deadline is not None and deadline <= turn.now:
-            _note_returned(turn, event.dataset, queue.expire(turn.now), timed_out=True)
-        tasks = tuple(queue.lease(event.worker, event.max_tasks, turn.now, event.rng, runs=event.runs))
-        status = queue.status(turn.now)
+        if deadline is not None and deadline <= ctx.now:
+            _note_returned(ctx, event.dataset, queue.expire(ctx.now), timed_out=True)
+        tasks = tuple(queue.lease(event.worker, event.max_tasks, ctx.now, event.rng, runs=event.runs))
+        status = queue.status(ctx.now)
     wait = not tasks and event.max_tasks > 0 and status is not QueueStatus.COMPLETE
     return LeaseResult(tasks, outcomes, status is QueueStatus.COMPLETE, wait)
 
 
-def _remember(turn: Turn, event: TasksRequested, result: LeaseResult) -> None:
-    remembered = turn.state.datasets.remembered.setdefault(event.dataset, {})
+def _remember(ctx: DecisionContext, event: TasksRequested, result: LeaseResult) -> None:
+    remembered = ctx.state.datasets.remembered.setdefault(event.dataset, {})
     last = remembered.pop(event.worker, None)
     if last is None:
         last = RememberedRequest(event.request_id, result, size_bytes=answer_bytes(result))
@@ -234,19 +236,19 @@ def _remember(turn: Turn, event: TasksRequested, result: LeaseResult) -> None:
 
 
 def _note_returned(
-    turn: Turn, dataset: str, returned: list[ReturnedTask], *, timed_out: bool = False
+    ctx: DecisionContext, dataset: str, returned: list[ReturnedTask], *, timed_out: bool = False
 ) -> None:
     one = history.TaskTimedOut if timed_out else history.TaskFailed
     more = history.MoreTasksTimedOut if timed_out else history.MoreTasksFailed
     for task in returned[:NOTES_MAX]:
         parked = task.state is TaskState.FAILED
-        turn.note(one(task.worker, dataset, task.epoch, task.index, task.attempt, parked, task.error))
+        ctx.note(one(task.worker, dataset, task.epoch, task.index, task.attempt, parked, task.error))
     if len(returned) > NOTES_MAX:
-        turn.note(more(dataset, len(returned) - NOTES_MAX))
+        ctx.note(more(dataset, len(returned) - NOTES_MAX))
 
 
-def _queue(turn: Turn, dataset: str) -> DynamicQueue:
-    queue = turn.queues.dynamic.get(dataset)
+def _queue(ctx: DecisionContext, dataset: str) -> DynamicQueue:
+    queue = ctx.queues.dynamic.get(dataset)
     if dataset == LOCKSTEP_DATASET:
         raise Rejection(
             "lockstep_dataset",

@@ -9,7 +9,7 @@ import msgspec
 from elastane_master.decisions.events import Change, Parts, StepTask
 from elastane_proto.history.describe import describe, facts_text
 from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent, clipped
-from elastane_proto.history.fold import Told
+from elastane_proto.history.fold import DatedEvent
 
 
 class Effect(msgspec.Struct, frozen=True, tag=True):
@@ -185,9 +185,9 @@ class Note(Effect, frozen=True, tag=True):
         """Of a decision that was made just now."""
         return cls(event.kind, describe(event), event.about, generation, step, facts_text(event), event)
 
-    def told(self, at: float, sequence: int = 0) -> Told:
+    def dated(self, at: float, sequence: int = 0) -> DatedEvent:
         """As the readers of history take it. at: when it was decided."""
-        return Told(
+        return DatedEvent(
             sequence,
             at,
             self.kind,

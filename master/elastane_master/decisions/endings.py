@@ -13,38 +13,38 @@ the job behaves as if it had no further steps.
 from __future__ import annotations
 
 from elastane_master.decisions import claims, life, majority, ring
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import AllEnd
 from elastane_master.decisions.events import EndEarlyReported
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import EarlyEnd
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 
 
-def end_early(turn: Turn, event: EndEarlyReported) -> None:
+def end_early(ctx: DecisionContext, event: EndEarlyReported) -> None:
     """Handle the end of a member's loop over epochs; one sent in an older ring will be sent again."""
-    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
-    record = turn.attending(event.worker, event.session)
+    state, ring_state, steps = ctx.state, ctx.state.ring, ctx.state.steps
+    record = ctx.attending(event.worker, event.session)
     if record is None or ring_state.stage is not Stage.RUNNING or event.generation != ring_state.generation:
         return
     if ring_state.member(event.worker) is None or event.step != steps.current:
         return
     if state.ended_step is not None:
-        turn.send(event.worker, AllEnd(ring_state.generation, event.step))  # the answer was lost
+        ctx.send(event.worker, AllEnd(ring_state.generation, event.step))  # the answer was lost
         return
-    turn.touch()
+    ctx.touch()
     state.early_ends[event.worker] = EarlyEnd(event.step, event.epoch, event.place, event.state_digest)
     claims.proven(state, record, event.step)
-    ring.commit_applied(turn)
+    ring.commit_applied(ctx)
     for worker in (*steps.reports, *steps.before_epoch(ring_state.generation)):
-        _fail(turn, worker)
+        _fail(ctx, worker)
         return
-    settle(turn)
+    settle(ctx)
 
 
-def settle(turn: Turn) -> None:
+def settle(ctx: DecisionContext) -> None:
     """End the training once every member has ended."""
-    state, ends = turn.state, turn.state.early_ends
+    state, ends = ctx.state, ctx.state.early_ends
     members = state.ring.names()
     if not members or not set(members) <= ends.keys():
         return
@@ -52,28 +52,28 @@ def settle(turn: Turn) -> None:
     known = {worker: digest for worker, digest in digests.items() if digest is not None}
     if odd := majority.odd_ones_out(known):
         words = majority.in_words(odd, list(members))
-        life.end(turn, "failed", f"{words} after step {state.steps.current - 1}. {majority.CURE}")
+        life.end(ctx, "failed", f"{words} after step {state.steps.current - 1}. {majority.CURE}")
         return
     end = ends[members[0]]
     state.ended_step = end.step
-    turn.note(history.EndedEarly(end.epoch, end.step, end.place))
+    ctx.note(history.EndedEarly(end.epoch, end.step, end.place))
     for worker in members:
-        turn.send(worker, AllEnd(state.ring.generation, end.step))
+        ctx.send(worker, AllEnd(state.ring.generation, end.step))
 
 
-def goes_on(turn: Turn, worker: str) -> bool:
+def goes_on(ctx: DecisionContext, worker: str) -> bool:
     """True if a member's report fails the job because another member's script ended before that step."""
-    if worker in turn.state.early_ends or not turn.state.early_ends:
+    if worker in ctx.state.early_ends or not ctx.state.early_ends:
         return False
-    _fail(turn, worker)
+    _fail(ctx, worker)
     return True
 
 
-def _fail(turn: Turn, worker: str) -> None:
+def _fail(ctx: DecisionContext, worker: str) -> None:
     """Fail the job: `worker` trains on after another worker has ended."""
-    other, end = next(iter(turn.state.early_ends.items()))
+    other, end = next(iter(ctx.state.early_ends.items()))
     life.end(
-        turn,
+        ctx,
         "failed",
         f"the script of {other} left its loop over epochs at {end.place}, at epoch {end.epoch}, step"
         f" {end.step}, and that of {worker} goes on. {majority.CURE}",

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 from elastane_master.decisions import life, majority
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Explain
 from elastane_master.decisions.events import StateDetail, StateDetailed
 from elastane_master.decisions.state import Drift, JobState
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 
 EXPLAIN_SECONDS = 10.0
@@ -28,20 +28,20 @@ NAMED_MAX = 3
 """Limit of differing entries named in the reason."""
 
 
-def hold_back(turn: Turn) -> bool:
+def hold_back(ctx: DecisionContext) -> bool:
     """True if the current step, fully reported, must not be prepared because members differ."""
-    state = turn.state
+    state = ctx.state
     if state.drift is not None:
         return True
     reports = state.steps.reports.values()
     if _alike(r.settings_digest for r in reports) and _alike(r.state_digest for r in reports):
         return False
-    turn.touch()
-    state.drift = Drift(state.ring.generation, state.steps.current, turn.now)
+    ctx.touch()
+    state.drift = Drift(state.ring.generation, state.steps.current, ctx.now)
     names = state.ring.names()
-    turn.note(history.StateDiffers(names, state.steps.current))
+    ctx.note(history.StateDiffers(names, state.steps.current))
     for worker in names:
-        turn.send(worker, explain_message(state.drift))
+        ctx.send(worker, explain_message(state.drift))
     return True
 
 
@@ -50,25 +50,25 @@ def explain_message(drift: Drift) -> Explain:
     return Explain(drift.generation, drift.step)
 
 
-def detailed(turn: Turn, event: StateDetailed) -> None:
+def detailed(ctx: DecisionContext, event: StateDetailed) -> None:
     """Handle the details of a member's state."""
-    state, drift = turn.state, turn.state.drift
-    if turn.attending(event.worker, event.session) is None or drift is None:
+    state, drift = ctx.state, ctx.state.drift
+    if ctx.attending(event.worker, event.session) is None or drift is None:
         return
     if (event.generation, event.step) != (drift.generation, drift.step):
         return
-    turn.touch()
+    ctx.touch()
     drift.details[event.worker] = event.details
     if set(state.ring.names()) <= drift.details.keys():
-        conclude(turn)
+        conclude(ctx)
 
 
-def conclude(turn: Turn) -> bool:
+def conclude(ctx: DecisionContext) -> bool:
     """Fail the job with the differences known so far; False if there is none to report."""
-    state, drift = turn.state, turn.state.drift
+    state, drift = ctx.state, ctx.state.drift
     if drift is None:
         return False
-    turn.touch()
+    ctx.touch()
     members = sorted(member.worker for member in state.ring.members)
     state.drift = None
     where = f"at the start of step {drift.step}"
@@ -81,7 +81,7 @@ def conclude(turn: Turn) -> bool:
         or members
     )
     life.end(
-        turn,
+        ctx,
         "failed",
         f"{majority.in_words(who, members)} {where}: {what or 'it cannot be said in what'}. {majority.CURE}",
     )
@@ -93,11 +93,11 @@ def next_deadline(state: JobState) -> float | None:
     return state.drift.since + EXPLAIN_SECONDS if state.drift is not None else None
 
 
-def expire(turn: Turn) -> None:
+def expire(ctx: DecisionContext) -> None:
     """Continue without overdue answers."""
-    due = next_deadline(turn.state)
-    if due is not None and turn.now >= due:
-        conclude(turn)
+    due = next_deadline(ctx.state)
+    if due is not None and ctx.now >= due:
+        conclude(ctx)
 
 
 def _alike(digests: object) -> bool:

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Iterator
 
 from elastane_master.decisions import claims, cost
 from elastane_master.decisions.contexts import require_ranks
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import ContextDelta, Rejection, StepReported, WorkerJoined
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.steps import Brought, PreparedStep
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 
 GENERATIONS_AHEAD_MAX = 1000
@@ -45,27 +45,27 @@ def require_known(state: JobState, event: WorkerJoined) -> None:
         )
 
 
-def notice(turn: Turn, event: WorkerJoined) -> None:
+def notice(ctx: DecisionContext, event: WorkerJoined) -> None:
     """Start catching up if a ring worker's Hello shows that the store has lost something.
 
     The number of a lost ring must not be reused, or messages of that ring would be taken for those of the new
     one.
     """
-    state, ring = turn.state, turn.state.ring
+    state, ring = ctx.state, ctx.state.ring
     known, whole = ring.generation, state.steps.whole_until
     if event.generation > known:
         begin(
-            turn,
+            ctx,
             f"{event.worker} knows of generation {event.generation}, the store only of {known}",
             event.worker,
         )
         if ring.stage is Stage.RUNNING:
-            cost.dropped(state, turn.now)  # by the store it trains; its members know that it is over
+            cost.dropped(state, ctx.now)  # by the store it trains; its members know that it is over
         ring.generation = event.generation + 1
     elif claims.is_foreign(state, event):
         began = event.history_generation
         begin(
-            turn,
+            ctx,
             f"{event.worker} holds a history that began in generation {began}, the store knows none",
             event.worker,
         )
@@ -75,31 +75,31 @@ def notice(turn: Turn, event: WorkerJoined) -> None:
         and event.applied_step > whole
     ):
         why = f"{event.worker} has applied {event.applied_step} steps, the store knows of {whole}"
-        begin(turn, why, event.worker)
+        begin(ctx, why, event.worker)
 
 
-def begin(turn: Turn, why: str, worker: str) -> None:
+def begin(ctx: DecisionContext, why: str, worker: str) -> None:
     """Start catching up: from now on reports are collected as brought, until the ring starts."""
-    state, steps = turn.state, turn.state.steps
-    turn.touch()
+    state, steps = ctx.state, ctx.state.steps
+    ctx.touch()
     if not steps.catching_up:
-        turn.note(history.StoreBehind(worker, why))
+        ctx.note(history.StoreBehind(worker, why))
         steps.catching_up = True
         for reporter, report in steps.reports.items():
             contexts = tuple(ContextDelta(rank, parts, False) for rank, parts in report.contexts.items())
             part = Brought(reporter, state.ring.generation, report.epoch, contexts, report.tasks)
             steps.brought.setdefault(steps.current, []).append(part)
-    steps.catch_up_until = turn.now + state.settings.return_grace_seconds
+    steps.catch_up_until = ctx.now + state.settings.return_grace_seconds
     if state.ring.stage is not Stage.NONE:
         state.ring.put_off = state.ring.put_off or why
 
 
-def bring(turn: Turn, event: StepReported) -> None:
+def bring(ctx: DecisionContext, event: StepReported) -> None:
     """Handle a resent report of a step that the store does not know, after `require_bringable`."""
-    steps = turn.state.steps
-    if not _is_unknown(turn.state, event):
+    steps = ctx.state.steps
+    if not _is_unknown(ctx.state, event):
         return
-    turn.touch()
+    ctx.touch()
     part = Brought(event.worker, event.generation, event.epoch, event.contexts, event.tasks)
     same = (part.worker, part.generation)
     others = [one for one in steps.brought.get(event.step, ()) if (one.worker, one.generation) != same]
@@ -128,9 +128,9 @@ def require_bringable(state: JobState, event: StepReported) -> None:
         raise Rejection("invalid_argument", f"{event.worker} brings tasks of virtual ranks {ranks}")
 
 
-def restore(turn: Turn) -> None:
+def restore(ctx: DecisionContext) -> None:
     """Prepare again, in order, the steps for which all parts were brought."""
-    state, steps = turn.state, turn.state.steps
+    state, steps = ctx.state, ctx.state.steps
     first = step = steps.whole_until
     least = state.history_generation
     if step - 1 in steps.prepared_steps:
@@ -149,32 +149,32 @@ def restore(turn: Turn) -> None:
         bringers.update(part.worker for part in parts)
         step += 1
     if step > first:
-        turn.touch()
-        turn.note(history.HistoryRestored(first, step, tuple(sorted(bringers))))
+        ctx.touch()
+        ctx.note(history.HistoryRestored(first, step, tuple(sorted(bringers))))
 
 
-def waits(turn: Turn) -> bool:
+def waits(ctx: DecisionContext) -> bool:
     """True if a worker is ahead of the history, and the missing parts may still be brought."""
-    steps = turn.state.steps
-    return steps.catch_up_until is not None and turn.now < steps.catch_up_until and any(_ahead(turn.state))
+    steps = ctx.state.steps
+    return steps.catch_up_until is not None and ctx.now < steps.catch_up_until and any(_ahead(ctx.state))
 
 
-def expire(turn: Turn) -> bool:
+def expire(ctx: DecisionContext) -> bool:
     """End the wait for missing parts; True if there was one."""
-    steps = turn.state.steps
-    if steps.catch_up_until is None or turn.now < steps.catch_up_until:
+    steps = ctx.state.steps
+    if steps.catch_up_until is None or ctx.now < steps.catch_up_until:
         return False
-    turn.touch()
+    ctx.touch()
     steps.catch_up_until = None
     return True
 
 
-def give_up(turn: Turn) -> None:
+def give_up(ctx: DecisionContext) -> None:
     """Continue without the steps that the store lost and nobody brought."""
-    state = turn.state
+    state = ctx.state
     step, held = state.steps.whole_until, max(_ahead(state), default=0)
     if held:
-        turn.note(history.HistoryForgotten(held, step, _missing(state)))
+        ctx.note(history.HistoryForgotten(held, step, _missing(state)))
         claims.go_back(state)
 
 

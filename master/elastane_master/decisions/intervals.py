@@ -24,12 +24,12 @@ from collections.abc import Mapping
 import msgspec
 
 from elastane_master.decisions import claims, endings, life, ring
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import IntervalDecided, Member
 from elastane_master.decisions.events import Change, IntervalReported, Parts, Rejection
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.steps import IntervalReport
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import describe
 
@@ -102,10 +102,10 @@ def _in_words(change: Change) -> str:
 # ------------------------------------------------------------------ the decision
 
 
-def reported(turn: Turn, event: IntervalReported) -> None:
+def reported(ctx: DecisionContext, event: IntervalReported) -> None:
     """Handle a member's report before an epoch; after the last one the first step may begin."""
-    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
-    record = turn.attending(event.worker, event.session)
+    state, ring_state, steps = ctx.state, ctx.state.ring, ctx.state.steps
+    record = ctx.attending(event.worker, event.session)
     if record is None or state.phase != "running" or event.generation < ring_state.generation:
         return
     if steps.catching_up and event.generation == ring_state.generation:
@@ -123,22 +123,22 @@ def reported(turn: Turn, event: IntervalReported) -> None:
         return
     if ring_state.stage is not Stage.RUNNING:
         if not ring_state.put_off:
-            ring.reform(turn, f"{event.worker} trains in a ring whose Go the store has forgotten")
+            ring.reform(ctx, f"{event.worker} trains in a ring whose Go the store has forgotten")
         return
     _check_ranks(event, state.settings.ests)
-    if endings.goes_on(turn, event.worker):
+    if endings.goes_on(ctx, event.worker):
         return
     interval = steps.interval(event.step)
     known = interval.here.get(event.worker) == event.generation
     if interval.changes is not None:
         if not known:
-            turn.touch()
+            ctx.touch()
             interval.here[event.worker] = event.generation
-        turn.send(event.worker, decided_message(state, member))
+        ctx.send(event.worker, decided_message(state, member))
         return
     if known:
         return
-    turn.touch()
+    ctx.touch()
     interval.here[event.worker] = event.generation
     if event.passed:
         contexts = {delta.virtual_rank: delta.parts for delta in event.contexts}
@@ -151,12 +151,12 @@ def reported(turn: Turn, event: IntervalReported) -> None:
             event.fault,
             event.each_rank,
         )
-    decide_if_complete(turn)
+    decide_if_complete(ctx)
 
 
-def decide_if_complete(turn: Turn) -> None:
+def decide_if_complete(ctx: DecisionContext) -> None:
     """Attribute the draws once every member has reported, or end the job."""
-    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
+    state, ring_state, steps = ctx.state, ctx.state.ring, ctx.state.steps
     interval = steps.intervals.get(steps.current)
     if interval is None or interval.changes is not None or ring_state.stage is not Stage.RUNNING:
         return
@@ -164,21 +164,21 @@ def decide_if_complete(turn: Turn) -> None:
     if state.lagging(lambda record: here.get(record.worker) != generation):
         return
     names = ring_state.names()
-    turn.touch()
+    ctx.touch()
     step = steps.current
     try:
         attribution = attribute(interval.reports, state.settings.ests)
     except PartLost as why:
         lost = history.IntervalLost(step, str(why))
-        turn.note(lost)
+        ctx.note(lost)
         claims.void_all(state)
-        ring.reform(turn, describe(lost))
+        ring.reform(ctx, describe(lost))
         return
     except Unattributable as why:
         refusal = f"the code between epochs, before step {step}: {why}. {CURE}"
         for worker in names:
-            turn.send(worker, IntervalDecided(ring_state.generation, step, {}, (), refusal))
-        life.end(turn, "failed", refusal)
+            ctx.send(worker, IntervalDecided(ring_state.generation, step, {}, (), refusal))
+        life.end(ctx, "failed", refusal)
         return
     interval.changes = attribution.changes
     interval.reports = {}
@@ -190,7 +190,7 @@ def decide_if_complete(turn: Turn) -> None:
     for worker in names:
         member = ring_state.member(worker)
         assert member is not None
-        turn.send(worker, decided_message(state, member))
+        ctx.send(worker, decided_message(state, member))
 
 
 def waits(state: JobState, worker: str) -> bool:

@@ -29,9 +29,9 @@ from elastane_master.decisions import (
     sessions,
     waiting,
 )
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
-from elastane_master.decisions.turn import Turn
 
 READY_SECONDS_MIN = 10.0
 FIRST_STEP_FACTOR = 4.0
@@ -40,43 +40,43 @@ FIRST_STEP_UNTIMED_FACTOR = 20.0
 """The job's first step may also include compiling the model: multiple of the minimum lease."""
 
 
-def tick(turn: Turn) -> None:
+def tick(ctx: DecisionContext) -> None:
     """Decide on everything that is due."""
-    state, ring_state = turn.state, turn.state.ring
-    if state.grace_until is not None and turn.now >= state.grace_until:
-        sessions.grace_over(turn)
-    if quarantine.release(turn):
-        ring.form_if_due(turn)
+    state, ring_state = ctx.state, ctx.state.ring
+    if state.grace_until is not None and ctx.now >= state.grace_until:
+        sessions.grace_over(ctx)
+    if quarantine.release(ctx):
+        ring.form_if_due(ctx)
     if not state.awaited():
-        fingerprints.expire(turn)
-        if ring_state.rebuild_due is not None and turn.now >= ring_state.rebuild_due:
-            _rebuild(turn)
+        fingerprints.expire(ctx)
+        if ring_state.rebuild_due is not None and ctx.now >= ring_state.rebuild_due:
+            _rebuild(ctx)
         elif ring_state.stage is Stage.NONE:
-            if state.join_due is not None and turn.now >= state.join_due:
-                turn.touch()
+            if state.join_due is not None and ctx.now >= state.join_due:
+                ctx.touch()
                 state.join_due = None
-                ring.form_if_due(turn)
+                ring.form_if_due(ctx)
         elif ring_state.stage is Stage.RUNNING:
-            _running(turn)
-        elif forgotten.expire(turn):
-            ring.proceed(turn)
+            _running(ctx)
+        elif forgotten.expire(ctx):
+            ring.proceed(ctx)
         else:
-            _changing(turn)
-        _leavers(turn)
-        notices.expire(turn)
-        waiting.expire(turn)
+            _changing(ctx)
+        _leavers(ctx)
+        notices.expire(ctx)
+        waiting.expire(ctx)
     flight = state.checkpoints.in_flight
-    if flight is not None and turn.now >= flight.since + state.settings.idle_max_seconds:
-        checkpoints.give_up(turn, f"not written within {state.settings.idle_max_seconds:g} s", again=False)
-    datasets.expire(turn)
+    if flight is not None and ctx.now >= flight.since + state.settings.idle_max_seconds:
+        checkpoints.give_up(ctx, f"not written within {state.settings.idle_max_seconds:g} s", again=False)
+    datasets.expire(ctx)
 
 
-def next_deadline(turn: Turn) -> float | None:
+def next_deadline(ctx: DecisionContext) -> float | None:
     """Time at which the next Tick is needed, None if there is no deadline."""
-    state, ring_state = turn.state, turn.state.ring
+    state, ring_state = ctx.state, ctx.state.ring
     deadlines: list[float | None] = [
         state.grace_until,
-        datasets.next_deadline(turn.queues.dynamic),
+        datasets.next_deadline(ctx.queues.dynamic),
         quarantine.next_deadline(state),
     ]
     if state.checkpoints.in_flight is not None:
@@ -86,77 +86,77 @@ def next_deadline(turn: Turn) -> float | None:
         deadlines.append(fingerprints.next_deadline(state))
         deadlines.append(state.wait_until)
         deadlines.append(notices.next_deadline(state))
-        deadlines += [deadline for deadline, _, _ in _member_deadlines(turn)]
-        deadlines += [_ready_due(turn, record) for record in _unready_leavers(state)]
+        deadlines += [deadline for deadline, _, _ in _member_deadlines(ctx)]
+        deadlines += [_ready_due(ctx, record) for record in _unready_leavers(state)]
         if ring_state.stage is Stage.NONE and state.phase == "waiting":
             deadlines.append(state.join_due)
         elif ring_state.stage is Stage.PREPARING:
-            due = [_ready_due(turn, record) for record in ring.unready(state)]
-            deadlines += due or [ring_state.since + ready_seconds(turn)]
+            due = [_ready_due(ctx, record) for record in ring.unready(state)]
+            deadlines += due or [ring_state.since + ready_seconds(ctx)]
             deadlines.append(state.steps.catch_up_until)
         elif ring_state.stage is Stage.LOADING:
             deadlines.append(ring_state.since + state.settings.idle_max_seconds)
     return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
 
-def ready_seconds(turn: Turn) -> float:
+def ready_seconds(ctx: DecisionContext) -> float:
     """Time a worker has to answer Prepare, in seconds."""
-    lockstep = turn.queues.lockstep
-    return max(READY_SECONDS_MIN, _lease_seconds(turn) if lockstep else 0.0)
+    lockstep = ctx.queues.lockstep
+    return max(READY_SECONDS_MIN, _lease_seconds(ctx) if lockstep else 0.0)
 
 
-def _ready_due(turn: Turn, record: WorkerRecord) -> float:
+def _ready_due(ctx: DecisionContext, record: WorkerRecord) -> float:
     """When a worker must have answered: more changes of the ring give one that hangs no more time."""
-    since, ring_state = record.unanswered_since, turn.state.ring
+    since, ring_state = record.unanswered_since, ctx.state.ring
     if since is None or ring_state.planned_from:  # a planned change waits for the step in flight
         since = ring_state.since
-    return since + ready_seconds(turn)
+    return since + ready_seconds(ctx)
 
 
-def _rebuild(turn: Turn) -> None:
-    ring_state = turn.state.ring
+def _rebuild(ctx: DecisionContext) -> None:
+    ring_state = ctx.state.ring
     reason, ring_state.rebuild_due, ring_state.rebuild_reason = ring_state.rebuild_reason, None, ""
-    turn.touch()
-    done = turn.state.all_committed and ring_state.stage is Stage.RUNNING
+    ctx.touch()
+    done = ctx.state.all_committed and ring_state.stage is Stage.RUNNING
     if ring_state.stage is not Stage.NONE and not done:
-        ring.reform(turn, reason)
+        ring.reform(ctx, reason)
 
 
-def _changing(turn: Turn) -> None:
+def _changing(ctx: DecisionContext) -> None:
     """Handle a ring change that does not complete in time."""
-    state, ring_state = turn.state, turn.state.ring
+    state, ring_state = ctx.state, ctx.state.ring
     if ring_state.stage is Stage.LOADING:
         leader = state.workers.get(ring_state.members[0].worker)
         limit_seconds = state.settings.idle_max_seconds
-        if leader is not None and turn.now >= ring_state.since + limit_seconds:
-            was_needed = sessions.evict(turn, leader, f"did not load a checkpoint within {limit_seconds:g} s")
-            sessions.after_loss(turn, was_needed, f"{leader.worker} did not load a checkpoint")
+        if leader is not None and ctx.now >= ring_state.since + limit_seconds:
+            was_needed = sessions.evict(ctx, leader, f"did not load a checkpoint within {limit_seconds:g} s")
+            sessions.after_loss(ctx, was_needed, f"{leader.worker} did not load a checkpoint")
         return
-    limit_seconds = ready_seconds(turn)
+    limit_seconds = ready_seconds(ctx)
     unready = ring.unready(state)
-    late = [record for record in unready if turn.now >= _ready_due(turn, record)]
-    if not late and turn.now < ring_state.since + limit_seconds:
+    late = [record for record in unready if ctx.now >= _ready_due(ctx, record)]
+    if not late and ctx.now < ring_state.since + limit_seconds:
         return
     names = ", ".join(record.worker for record in late)
     if any(record.worker in ring_state.planned_from for record in late):
         # They wait for the all-reduce of the previous step, in which any member may be the cause.
-        ring.reform(turn, f"{names} did not apply step {state.steps.prepared} within {limit_seconds:g} s")
+        ring.reform(ctx, f"{names} did not apply step {state.steps.prepared} within {limit_seconds:g} s")
         return
     evicted = [
-        sessions.evict(turn, record, f"did not answer Prepare within {limit_seconds:g} s") for record in late
+        sessions.evict(ctx, record, f"did not answer Prepare within {limit_seconds:g} s") for record in late
     ]
     if evicted:
-        sessions.after_loss(turn, any(evicted), f"{names} did not answer Prepare")
-    ring.proceed(turn)
+        sessions.after_loss(ctx, any(evicted), f"{names} did not answer Prepare")
+    ring.proceed(ctx)
 
 
-def _running(turn: Turn) -> None:
+def _running(ctx: DecisionContext) -> None:
     """Evict members that hang."""
-    state, ring_state = turn.state, turn.state.ring
-    overdue = [(record, reason) for due, record, reason in _member_deadlines(turn) if due <= turn.now]
+    state, ring_state = ctx.state, ctx.state.ring
+    overdue = [(record, reason) for due, record, reason in _member_deadlines(ctx) if due <= ctx.now]
     blamed = [(record, reason) for record, reason in overdue if record is not None]
     if overdue and not blamed:
-        ring.reform(turn, overdue[0][1])
+        ring.reform(ctx, overdue[0][1])
         return
     if not blamed:
         return
@@ -165,17 +165,17 @@ def _running(turn: Turn) -> None:
         # The others could not proceed without it, so their time starts anew.
         ring_state.stalled_since = None
         for record in state.active_members():
-            record.trainer_at = turn.now if record.trainer_at is not None else None
+            record.trainer_at = ctx.now if record.trainer_at is not None else None
     members = [ring_state.member(record.worker) for record, _ in blamed]
-    turn.queues.ring_stopped(timed_out=sum(member.end - member.start for member in members if member))
+    ctx.queues.ring_stopped(timed_out=sum(member.end - member.start for member in members if member))
     for record, reason in blamed:
-        sessions.evict(turn, record, reason)
-    sessions.after_loss(turn, True, f"{blamed[0][0].worker} was evicted: {blamed[0][1]}")
+        sessions.evict(ctx, record, reason)
+    sessions.after_loss(ctx, True, f"{blamed[0][0].worker} was evicted: {blamed[0][1]}")
 
 
-def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, str]]:
+def _member_deadlines(ctx: DecisionContext) -> Iterator[tuple[float, WorkerRecord | None, str]]:
     """Yield (deadline, worker to blame or None if unknown, reason) of everything a running ring waits for."""
-    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
+    state, ring_state, steps = ctx.state, ctx.state.ring, ctx.state.steps
     if ring_state.stage is not Stage.RUNNING:
         return
     records = [record for record in state.active_members() if not intervals.waits(state, record.worker)]
@@ -196,14 +196,14 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
     ]
     if step == ring_state.resume_step:
         if not between:
-            lease_seconds = _first_step_seconds(turn)
+            lease_seconds = _first_step_seconds(ctx)
             reason = f"did not do step {step} within {lease_seconds:g} s"
             earliest = max(ring_state.stalled_since or 0.0, ring_state.unblocked_at)
             for record in inside:
                 yield max(record.trainer_at or 0.0, earliest) + lease_seconds, record, reason
         return
     late = [record for record in inside if record.applied_step < step]
-    lease_seconds = _lease_seconds(turn)
+    lease_seconds = _lease_seconds(ctx)
     if late:
         names = ", ".join(record.worker for record in late)
         reason = f"{names} did not apply step {steps.prepared} within {lease_seconds:g} s"
@@ -214,24 +214,24 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
             yield max(record.trainer_at or 0.0, steps.prepared_at) + lease_seconds, record, reason
 
 
-def _lease_seconds(turn: Turn) -> float:
+def _lease_seconds(ctx: DecisionContext) -> float:
     """Time limit for a step; never longer than the limit for user code between two steps."""
-    return min(turn.queues.training.lease_seconds, turn.state.settings.idle_max_seconds)
+    return min(ctx.queues.training.lease_seconds, ctx.state.settings.idle_max_seconds)
 
 
-def _first_step_seconds(turn: Turn) -> float:
-    settings = turn.state.settings
-    seconds = turn.queues.training.lease_seconds * FIRST_STEP_FACTOR
-    if turn.state.steps.prepared_count <= 1:
+def _first_step_seconds(ctx: DecisionContext) -> float:
+    settings = ctx.state.settings
+    seconds = ctx.queues.training.lease_seconds * FIRST_STEP_FACTOR
+    if ctx.state.steps.prepared_count <= 1:
         seconds = max(seconds, settings.lease_min_seconds * FIRST_STEP_UNTIMED_FACTOR)
     return min(seconds, settings.idle_max_seconds)
 
 
-def _leavers(turn: Turn) -> None:
+def _leavers(ctx: DecisionContext) -> None:
     """Evict workers that left the ring but do not stop."""
-    for record in list(_unready_leavers(turn.state)):
-        if turn.now >= _ready_due(turn, record):
-            sessions.evict(turn, record, "left the ring but did not answer Prepare")
+    for record in list(_unready_leavers(ctx.state)):
+        if ctx.now >= _ready_due(ctx, record):
+            sessions.evict(ctx, record, "left the ring but did not answer Prepare")
 
 
 def _unready_leavers(state: JobState) -> Iterator[WorkerRecord]:

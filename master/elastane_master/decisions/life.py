@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable
 
 from elastane_master.decisions import checkpoints, claims, cost, majority
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import OVER, Phase
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.events import AnyHistoryEvent
 from elastane_proto.job_settings import SETTINGS, JobSettings, out_of_bounds
@@ -75,122 +75,122 @@ def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
         raise _out_of_range("workers_min", workers_min, f"at most ests, {ests}: each worker hosts an EST")
 
 
-def set_phase(turn: Turn, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
+def set_phase(ctx: DecisionContext, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
     """Enters a phase, or changes the reason for being in it. event: what tells of it if it says more."""
-    state = turn.state
+    state = ctx.state
     if (state.phase, state.reason) == (phase, reason):
         return
-    turn.touch()
+    ctx.touch()
     if state.phase != phase:
-        turn.note(event or _ENTERED[phase](reason))
+        ctx.note(event or _ENTERED[phase](reason))
     state.phase, state.reason = phase, reason
 
 
-def _tell_cost(turn: Turn, phase: Phase) -> None:
+def _tell_cost(ctx: DecisionContext, phase: Phase) -> None:
     """Tells people what the job has cost so far."""
-    turn.note(history.JobCost(phase, cost.spent(turn.state, turn.now)))
+    ctx.note(history.JobCost(phase, cost.spent(ctx.state, ctx.now)))
 
 
-def end(turn: Turn, phase: Phase, reason: str) -> None:
+def end(ctx: DecisionContext, phase: Phase, reason: str) -> None:
     """End the job: all workers are released."""
-    state, ring = turn.state, turn.state.ring
+    state, ring = ctx.state, ctx.state.ring
     if phase != "succeeded":
-        cost.dropped(state, turn.now)
-    checkpoints.give_up(turn, f"the job is over: {reason}", again=False)
-    checkpoints.refuse_wanted(turn, f"the job is over: {reason}")
-    ring.dissolve(turn.now)
+        cost.dropped(state, ctx.now)
+    checkpoints.give_up(ctx, f"the job is over: {reason}", again=False)
+    checkpoints.refuse_wanted(ctx, f"the job is over: {reason}")
+    ring.dissolve(ctx.now)
     state.suspending, state.join_due, state.grace_until = False, None, None
     state.steps.drop_reports()
     state.early_ends, state.drift = {}, None
-    turn.queues.ring_stopped()
-    set_phase(turn, phase, reason)
-    _tell_cost(turn, phase)
+    ctx.queues.ring_stopped()
+    set_phase(ctx, phase, reason)
+    _tell_cost(ctx, phase)
     for record in list(state.workers.values()):
         if record.awaited:
             del state.workers[record.worker]
-            cost.left(state, record, turn.now)
+            cost.left(state, record, ctx.now)
         elif record.role == "ring" or phase != "succeeded":
             record.draining, record.drain_reason, record.drain_sent = True, reason, True
-            turn.send(record.worker, Done(phase, reason))
+            ctx.send(record.worker, Done(phase, reason))
 
 
-def suspend(turn: Turn, reason: str) -> None:
+def suspend(ctx: DecisionContext, reason: str) -> None:
     """Release every worker until Resume."""
-    halt(turn, "suspended", reason)
-    lost = turn.state.steps_unsaved
+    halt(ctx, "suspended", reason)
+    lost = ctx.state.steps_unsaved
     if lost > 0:
-        turn.note(history.StepsUnsaved(lost))
+        ctx.note(history.StepsUnsaved(lost))
 
 
-def halt(turn: Turn, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
+def halt(ctx: DecisionContext, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
     """Stops training and sends every worker away until Resume. phase: one of HALTED.
 
     event: as of `set_phase`.
     """
-    state, ring = turn.state, turn.state.ring
+    state, ring = ctx.state, ctx.state.ring
     state.suspending = False
-    dissolve(turn, reason)
-    set_phase(turn, phase, reason, event)
-    _tell_cost(turn, phase)
+    dissolve(ctx, reason)
+    set_phase(ctx, phase, reason, event)
+    _tell_cost(ctx, phase)
     for record in state.workers.values():
         if record.role == "tasks":
-            turn.send(record.worker, Done(phase, reason))
+            ctx.send(record.worker, Done(phase, reason))
         elif not record.drain_sent:
             record.draining, record.drain_reason = True, reason
-            record.asked(turn.now)
-            turn.send(record.worker, Prepare(ring.generation, (), reason))
+            record.asked(ctx.now)
+            ctx.send(record.worker, Prepare(ring.generation, (), reason))
 
 
-def dissolve(turn: Turn, reason: str) -> None:
+def dissolve(ctx: DecisionContext, reason: str) -> None:
     """Dissolve the ring and drop its work in progress; the caller notifies its members."""
-    state, ring = turn.state, turn.state.ring
-    turn.touch()
-    cost.dropped(state, turn.now)
+    state, ring = ctx.state, ctx.state.ring
+    ctx.touch()
+    cost.dropped(state, ctx.now)
     state.join_due = None
-    checkpoints.give_up(turn, reason, again=True)
+    checkpoints.give_up(ctx, reason, again=True)
     claims.load_given_up(state)
     ring.generation += 1
-    ring.dissolve(turn.now)
+    ring.dissolve(ctx.now)
     ring.reason = reason
     state.early_ends, state.drift = {}, None
     state.steps.drop_reports()
-    turn.queues.ring_stopped()
+    ctx.queues.ring_stopped()
 
 
-def conclude_if_finished(turn: Turn) -> bool:
+def conclude_if_finished(ctx: DecisionContext) -> bool:
     """End the job if no member is left and some scripts have finished; True if so."""
-    state = turn.state
+    state = ctx.state
     if not state.finished or state.phase in OVER or state.active_members():
         return False
     steps = set(state.finished.values())
     last = max(steps)
     for commit in state.steps.commit(last):
-        turn.emit(commit)
-        turn.queues.step_committed(commit.step, turn.now)
+        ctx.emit(commit)
+        ctx.queues.step_committed(commit.step, ctx.now)
     total = state.total_steps
     if len(steps) == 1 and len(set(state.final_digests.values())) > 1:
         odd = majority.odd_ones_out(state.final_digests)
         words = majority.in_words(odd, list(state.final_digests))
-        end(turn, "failed", f"{words} after the last step, {last - 1}. {majority.CURE}")
+        end(ctx, "failed", f"{words} after the last step, {last - 1}. {majority.CURE}")
     elif state.ended_step == last and state.signature is not None and last != state.signature.steps:
         of = f" of {state.signature.steps}" if state.signature.steps else ""
-        end(turn, "succeeded", f"the script ended the training early, after {last}{of} steps")
+        end(ctx, "succeeded", f"the script ended the training early, after {last}{of} steps")
     elif last == total or (len(steps) == 1 and not total):
-        end(turn, "succeeded", f"the script came to its end after {last} steps")
+        end(ctx, "succeeded", f"the script came to its end after {last} steps")
     elif len(steps) == 1:
-        end(turn, "succeeded", f"the script came to its end after {last} of {total} steps")
+        end(ctx, "succeeded", f"the script came to its end after {last} of {total} steps")
     else:
-        end(turn, "failed", f"the workers' scripts ended at different steps: {sorted(steps)}")
+        end(ctx, "failed", f"the workers' scripts ended at different steps: {sorted(steps)}")
     return True
 
 
-def count_failure(turn: Turn, worker: str, step: int, message: str) -> bool:
+def count_failure(ctx: DecisionContext, worker: str, step: int, message: str) -> bool:
     """Count an error of the script in a member after `step` steps; True if the job failed because of it.
 
     A script that fails at the same step in three consecutive rings will always fail there, because a replay
     is exact. Several members that fail in one ring count once.
     """
-    state = turn.state
+    state = ctx.state
     generation = state.ring.generation
     if state.failed_step != step:
         state.failures, state.failed_step, state.failed_generation = 0, step, -1
@@ -201,7 +201,7 @@ def count_failure(turn: Turn, worker: str, step: int, message: str) -> bool:
     if state.failures < FAILURES_MAX:
         return False
     end(
-        turn,
+        ctx,
         "failed",
         f"the script raised {state.failures} times at step {step}, last in {worker}: {message}",
     )

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from elastane_master.decisions import (
-    boundary,
     cost,
     datasets,
     endings,
@@ -26,9 +25,11 @@ from elastane_master.decisions import (
     operators,
     ring,
     sessions,
+    step_boundary,
     verdicts,
     waiting,
 )
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Decision, Note
 from elastane_master.decisions.events import (
     AnyEvent,
@@ -55,7 +56,6 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.queues import Queues, StoredQueues
 from elastane_master.decisions.state import JobState
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
 
@@ -149,23 +149,23 @@ class JobMachine:
 
         Raises Rejection, with the state unchanged; after any other exception the machine must not be used.
         """
-        turn = Turn(self._state, self._queues, now)
+        ctx = DecisionContext(self._state, self._queues, now)
         members = cost.ring_key(self._state)
         try:
-            _HANDLERS.get(type(event), operators.request)(turn, event)
-            boundary.release(turn)
-            if turn.changed:
+            _HANDLERS.get(type(event), operators.request)(ctx, event)
+            step_boundary.release(ctx)
+            if ctx.changed:
                 cost.settle(self._state, members, now)
-                waiting.settle(turn)
+                waiting.settle(ctx)
         except Rejection as refusal:
-            if turn.changed:
+            if ctx.changed:
                 raise RefusedLate(refusal) from refusal
             raise
-        return turn.decision()
+        return ctx.decision()
 
     def next_deadline(self) -> float | None:
         """Time at which the next Tick is needed; None while there is no deadline."""
-        return leases.next_deadline(Turn(self._state, self._queues, 0.0))
+        return leases.next_deadline(DecisionContext(self._state, self._queues, 0.0))
 
     def snapshot(self) -> bytes:
         """Serialise the full state."""
@@ -182,16 +182,16 @@ class JobMachine:
         return cls(stored.state, Queues.restore(stored.queues))
 
 
-_HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
-    StepReported: boundary.report_step,
-    AppliedReported: boundary.applied,
+_HANDLERS: dict[type[AnyEvent], Callable[[DecisionContext, Any], None]] = {
+    StepReported: step_boundary.report_step,
+    AppliedReported: step_boundary.applied,
     IntervalReported: intervals.reported,
-    Tick: lambda turn, event: leases.tick(turn),
+    Tick: lambda ctx, event: leases.tick(ctx),
     ReadyReported: ring.ready,
     CheckReported: verdicts.reported,
     LoadedReported: ring.loaded,
     RingBrokenReported: ring.broken,
-    SavedReported: boundary.saved,
+    SavedReported: step_boundary.saved,
     WorkerJoined: sessions.joined,
     StreamLost: sessions.stream_lost,
     LeavingReported: sessions.leaving,

@@ -12,8 +12,8 @@ import msgspec
 
 from elastane_master.decisions import claims, quarantine
 from elastane_master.decisions.assignment import Candidate, Choice, choose_members, too_few
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState
-from elastane_master.decisions.turn import Turn
 
 
 def next_members(state: JobState, *, planned: bool = False, without_newcomers: bool = False) -> Choice:
@@ -47,16 +47,16 @@ def next_members(state: JobState, *, planned: bool = False, without_newcomers: b
     )
 
 
-def planned_members(turn: Turn) -> Choice | None:
+def planned_members(ctx: DecisionContext) -> Choice | None:
     """Choose the ring to change to at a step boundary; None if it is right as it is.
 
     Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring.
     """
-    state = turn.state
+    state = ctx.state
     choice = next_members(state, planned=True)
     if choice.members == state.ring.members:
         return None
-    gathering = state.join_due is not None and turn.now < state.join_due and not is_full(state, choice)
+    gathering = state.join_due is not None and ctx.now < state.join_due and not is_full(state, choice)
     if gathering:
         without = next_members(state, planned=True, without_newcomers=True)
         if without.members == state.ring.members:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from elastane_master.decisions import checkpoints, fingerprints, forgotten, sentinel
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Go, IntervalDecided, Load, Member, Prepare, Prepared
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
-from elastane_master.decisions.turn import Turn
 
 
 def prepare(state: JobState, worker: str) -> Prepare:
@@ -73,22 +73,22 @@ def prepared(state: JobState, worker: str) -> Prepared:
     )
 
 
-def resend(turn: Turn, record: WorkerRecord) -> None:
+def resend(ctx: DecisionContext, record: WorkerRecord) -> None:
     """Repeats the last messages to a member that came back to a restarted master."""
-    state, ring = turn.state, turn.state.ring
+    state, ring = ctx.state, ctx.state.ring
     member = ring.member(record.worker)
     if ring.stage is Stage.PREPARING and record.ready_generation != ring.generation:
         if record.worker in ring.planned_from:
-            turn.send(record.worker, prepared(state, record.worker))
+            ctx.send(record.worker, prepared(state, record.worker))
         else:
-            turn.send(record.worker, prepare(state, record.worker))
+            ctx.send(record.worker, prepare(state, record.worker))
     elif ring.stage is Stage.LOADING and member is not None and member == ring.members[0]:
-        turn.send(record.worker, load(state))
+        ctx.send(record.worker, load(state))
     elif ring.stage is Stage.RUNNING and member is not None:
         steps = state.steps
         if steps.prepared < ring.resume_step and record.worker not in steps.reports:
-            turn.send(record.worker, go(state, member))
+            ctx.send(record.worker, go(state, member))
         if steps.prepared >= ring.resume_step and record.applied_step <= steps.prepared:
-            turn.send(record.worker, prepared(state, record.worker))
+            ctx.send(record.worker, prepared(state, record.worker))
         if state.drift is not None and record.worker not in state.drift.details:
-            turn.send(record.worker, fingerprints.explain_message(state.drift))
+            ctx.send(record.worker, fingerprints.explain_message(state.drift))

@@ -9,8 +9,8 @@ costs.
 from __future__ import annotations
 
 from elastane_master.decisions import checkpoints, membership, ring
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState, WorkerRecord
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import unsaved_in_time
 
@@ -22,33 +22,33 @@ def next_deadline(state: JobState) -> float | None:
     )
 
 
-def expire(turn: Turn) -> None:
+def expire(ctx: DecisionContext) -> None:
     """Stops waiting for workers whose notice is over."""
-    state = turn.state
+    state = ctx.state
     due = [
         record
         for record in state.workers.values()
-        if record.leave_by is not None and turn.now >= record.leave_by
+        if record.leave_by is not None and ctx.now >= record.leave_by
     ]
     for record in due:
-        turn.touch()
+        ctx.touch()
         record.leave_by = None
         if not record.drain_sent and record.role == "ring":
-            _overstays(turn, record)
+            _overstays(ctx, record)
 
 
-def _overstays(turn: Turn, record: WorkerRecord) -> None:
-    state, flight = turn.state, turn.state.checkpoints.in_flight
+def _overstays(ctx: DecisionContext, record: WorkerRecord) -> None:
+    state, flight = ctx.state, ctx.state.checkpoints.in_flight
     worker = record.worker
     if flight is None or not flight.closing or worker not in flight.workers or state.suspending:
-        turn.note(history.NoticeOver(worker, state.ring.member(worker) is not None))
+        ctx.note(history.NoticeOver(worker, state.ring.member(worker) is not None))
         return
     lost = max(0, flight.step - max(state.checkpoints.saved_step, 0))
-    over = history.NoticeOverUnsaved(worker, flight.checkpoint, flight.step, turn.now - flight.since, lost)
+    over = history.NoticeOverUnsaved(worker, flight.checkpoint, flight.step, ctx.now - flight.since, lost)
     why = unsaved_in_time(over)
-    turn.note(over)
-    checkpoints.give_up(turn, why, again=False)
-    choice = membership.planned_members(turn)
+    ctx.note(over)
+    checkpoints.give_up(ctx, why, again=False)
+    choice = membership.planned_members(ctx)
     if choice is not None:
-        ring.announce(turn, choice, why, planned=True)
-        ring.dismiss(turn)
+        ring.announce(ctx, choice, why, planned=True)
+        ring.dismiss(ctx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from elastane_master.decisions import cost, life, ring, sessions
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
     CancelRequested,
     CheckpointRequested,
@@ -17,7 +18,6 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import HALTED, OVER
-from elastane_master.decisions.turn import Turn
 from elastane_proto.amounts import money_text
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
@@ -34,49 +34,49 @@ Request = (
 REQUESTS_MAX = 1000
 
 
-def request(turn: Turn, event: Request) -> None:
+def request(ctx: DecisionContext, event: Request) -> None:
     """Carry a request out, unless one with its id has already taken effect."""
-    if event.request_id and event.request_id in turn.state.requests:
+    if event.request_id and event.request_id in ctx.state.requests:
         return
     match event:
         case ScaleRequested():
-            _scale(turn, event)
+            _scale(ctx, event)
         case SuspendRequested():
-            _suspend(turn)
+            _suspend(ctx)
         case ResumeRequested():
-            _resume(turn)
+            _resume(ctx)
         case CancelRequested():
-            _cancel(turn)
+            _cancel(ctx)
         case DrainRequested():
-            _drain(turn, event)
+            _drain(ctx, event)
         case CheckpointRequested():
-            _checkpoint(turn, event)
+            _checkpoint(ctx, event)
         case PricesRequested():
-            _set_prices(turn, event)
+            _set_prices(ctx, event)
     if event.request_id:
-        turn.touch()
-        turn.state.requests[event.request_id] = type(event).__name__
-        if len(turn.state.requests) > REQUESTS_MAX:
-            del turn.state.requests[next(iter(turn.state.requests))]
+        ctx.touch()
+        ctx.state.requests[event.request_id] = type(event).__name__
+        if len(ctx.state.requests) > REQUESTS_MAX:
+            del ctx.state.requests[next(iter(ctx.state.requests))]
 
 
-def _scale(turn: Turn, event: ScaleRequested) -> None:
-    state = turn.state
-    _require_not_over(turn)
+def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
+    state = ctx.state
+    _require_not_over(ctx)
     most = event.workers_max
     # If only the maximum is given, the minimum is lowered to it, so that the job does not wait for more
     # workers than allowed.
     least = event.workers_min or min(max(state.settings.workers_min, 1), most)
     life.check_workers(state.settings.ests, least, most)
-    turn.touch()
+    ctx.touch()
     state.settings = msgspec.structs.replace(state.settings, workers_min=least, workers_max=most)
-    turn.note(history.RingScaled(least, most))
-    ring.form_if_due(turn)
+    ctx.note(history.RingScaled(least, most))
+    ring.form_if_due(ctx)
 
 
-def _suspend(turn: Turn) -> None:
-    state = turn.state
-    _require_not_over(turn)
+def _suspend(ctx: DecisionContext) -> None:
+    state = ctx.state
+    _require_not_over(ctx)
     if state.phase in HALTED or state.suspending:
         return
     if state.signature is not None and not state.settings.checkpoint_url:
@@ -85,23 +85,23 @@ def _suspend(turn: Turn) -> None:
             "the job has no checkpoint_url: suspending it would lose its training",
             hint="create the job with a checkpoint_url, or cancel it",
         )
-    turn.touch()
+    ctx.touch()
     if state.ring.stage is Stage.NONE:
-        life.suspend(turn, "suspended on request")
-        ring.dismiss(turn)
+        life.suspend(ctx, "suspended on request")
+        ring.dismiss(ctx)
     else:
         state.suspending = True
         life.set_phase(
-            turn, "running", "will be suspended once a checkpoint is saved at the next step boundary"
+            ctx, "running", "will be suspended once a checkpoint is saved at the next step boundary"
         )
 
 
-def _resume(turn: Turn) -> None:
-    state = turn.state
+def _resume(ctx: DecisionContext) -> None:
+    state = ctx.state
     if state.suspending:
-        turn.touch()
+        ctx.touch()
         state.suspending = False
-        turn.note(history.SuspensionCalledOff())
+        ctx.note(history.SuspensionCalledOff())
         return
     if state.phase not in HALTED and state.phase != "failed":
         raise Rejection(
@@ -110,22 +110,22 @@ def _resume(turn: Turn) -> None:
             hint="only a job that is suspended, failed or exceeded its max wait can be resumed",
             phase=state.phase,
         )
-    turn.touch()
+    ctx.touch()
     state.failures, state.failed_step = 0, -1
-    turn.note(history.JobResumed(state.phase, state.reason))
-    life.set_phase(turn, "waiting", "resumed; no worker is there yet")
-    ring.form_if_due(turn)
+    ctx.note(history.JobResumed(state.phase, state.reason))
+    life.set_phase(ctx, "waiting", "resumed; no worker is there yet")
+    ring.form_if_due(ctx)
 
 
-def _cancel(turn: Turn) -> None:
-    if turn.state.phase == "cancelled":
+def _cancel(ctx: DecisionContext) -> None:
+    if ctx.state.phase == "cancelled":
         return
-    _require_not_over(turn)
-    life.end(turn, "cancelled", "cancelled by an operator")
+    _require_not_over(ctx)
+    life.end(ctx, "cancelled", "cancelled by an operator")
 
 
-def _drain(turn: Turn, event: DrainRequested) -> None:
-    record = turn.state.workers.get(event.worker)
+def _drain(ctx: DecisionContext, event: DrainRequested) -> None:
+    record = ctx.state.workers.get(event.worker)
     if record is None:
         raise Rejection(
             "not_found",
@@ -136,27 +136,27 @@ def _drain(turn: Turn, event: DrainRequested) -> None:
     if not record.draining:
         # The agent of a worker on another host asks in its place, and says why.
         by = "agent" if event.reason else "operator"
-        sessions.drain(turn, record, event.reason or "asked for by an operator", by=by)
+        sessions.drain(ctx, record, event.reason or "asked for by an operator", by=by)
 
 
-def _checkpoint(turn: Turn, event: CheckpointRequested) -> None:
-    state = turn.state
+def _checkpoint(ctx: DecisionContext, event: CheckpointRequested) -> None:
+    state = ctx.state
     if not state.settings.checkpoint_url:
         raise Rejection(
             "invalid_argument",
             "the job has no checkpoint_url",
             hint="create the job with one; it cannot be added later",
         )
-    _require_not_over(turn)
+    _require_not_over(ctx)
     if state.phase in HALTED or state.all_committed:
         what = "has no workers" if state.phase in HALTED else "has done its last step"
         raise Rejection("wrong_phase", f"the job {what}: there is no step boundary to save at")
-    turn.touch()
+    ctx.touch()
     state.checkpoints.wanted = (*state.checkpoints.wanted, event.request_id)
 
 
-def _set_prices(turn: Turn, event: PricesRequested) -> None:
-    state = turn.state
+def _set_prices(ctx: DecisionContext, event: PricesRequested) -> None:
+    state = ctx.state
     asked: dict[str, object] = {}
     for name in ("spot_price_micros", "on_demand_price_micros"):
         if (price := getattr(event, name)) is not None:
@@ -167,7 +167,7 @@ def _set_prices(turn: Turn, event: PricesRequested) -> None:
     life.check_prices(changed)
     if changed == state.settings:
         return
-    before = cost.view(state, turn.now)
+    before = cost.view(state, ctx.now)
     if changed.currency != before.currency and (before.spent_micros or before.on_demand_micros):
         raise Rejection(
             "wrong_phase",
@@ -176,17 +176,17 @@ def _set_prices(turn: Turn, event: PricesRequested) -> None:
             hint=f"give the prices in {before.currency}",
             currency=before.currency,
         )
-    cost.charge(state, turn.now)
-    turn.touch()
+    cost.charge(state, ctx.now)
+    ctx.touch()
     state.settings = changed
-    turn.note(history.PricesChanged(_prices(changed), _prices(before), cost.spent(state, turn.now)))
+    ctx.note(history.PricesChanged(_prices(changed), _prices(before), cost.spent(state, ctx.now)))
 
 
 def _prices(priced: JobSettings | cost.CostView) -> history.Prices:
     return history.Prices(priced.spot_price_micros, priced.on_demand_price_micros, priced.currency)
 
 
-def _require_not_over(turn: Turn) -> None:
-    state = turn.state
+def _require_not_over(ctx: DecisionContext) -> None:
+    state = ctx.state
     if state.phase in OVER:
         raise Rejection("wrong_phase", f"the job is over ({state.phase}): {state.reason}", phase=state.phase)

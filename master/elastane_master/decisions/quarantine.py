@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import math
 
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState, WorkerRecord
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import stands_by
 
@@ -45,30 +45,30 @@ def delay_seconds(deaths: int) -> float:
     return float(min(FIRST_SECONDS * 2.0 ** min(deaths - DEATHS_FREE - 1, 32), SECONDS_MAX))
 
 
-def receive(turn: Turn, record: WorkerRecord) -> None:
+def receive(ctx: DecisionContext, record: WorkerRecord) -> None:
     """Hold a joining ring worker back if it died too often, or was found to compute wrongly."""
-    wrong_in = turn.state.sentinel.faulty.get(record.worker)
+    wrong_in = ctx.state.sentinel.faulty.get(record.worker)
     if wrong_in is not None:
-        put_out(turn, record, wrong_in)
+        put_out(ctx, record, wrong_in)
         return
-    deaths = [at for at in turn.state.deaths.get(record.worker, ()) if turn.now - at < WINDOW_SECONDS]
+    deaths = [at for at in ctx.state.deaths.get(record.worker, ()) if ctx.now - at < WINDOW_SECONDS]
     delay = delay_seconds(len(deaths))
     if not delay:
         return
-    turn.touch()
-    record.held_until = turn.now + delay
+    ctx.touch()
+    record.held_until = ctx.now + delay
     held_back = history.WorkerQuarantined(record.worker, len(deaths), delay, WINDOW_SECONDS)
     record.reason = stands_by(held_back)
-    turn.note(held_back)
+    ctx.note(held_back)
 
 
-def put_out(turn: Turn, record: WorkerRecord, step: int) -> None:
+def put_out(ctx: DecisionContext, record: WorkerRecord, step: int) -> None:
     """Hold back for good a worker that computes wrongly; a repaired machine comes back under another id."""
-    turn.touch()
+    ctx.touch()
     record.held_until = math.inf
     barred = history.WorkerBarred(record.worker, step)
     record.reason = stands_by(barred)
-    turn.note(barred)
+    ctx.note(barred)
 
 
 def for_good(record: WorkerRecord) -> bool:
@@ -100,16 +100,16 @@ def next_deadline(state: JobState) -> float | None:
     )
 
 
-def release(turn: Turn) -> bool:
+def release(ctx: DecisionContext) -> bool:
     """Release workers whose delay has ended; True if there were any."""
     due = [
         record
-        for record in turn.state.workers.values()
-        if record.held_until is not None and turn.now >= record.held_until
+        for record in ctx.state.workers.values()
+        if record.held_until is not None and ctx.now >= record.held_until
     ]
     for record in due:
-        turn.touch()
+        ctx.touch()
         record.held_until = None
         record.reason = "joins at the next change of the ring"
-        turn.note(history.WorkerReleased(record.worker))
+        ctx.note(history.WorkerReleased(record.worker))
     return bool(due)

@@ -77,7 +77,7 @@ def require_deletable(machine: JobMachine, force: bool) -> None:
         )
 
 
-def may_rest(machine: JobMachine) -> bool:
+def may_close(machine: JobMachine) -> bool:
     """True if the job is over and no deadline is left, so that it can be closed."""
     return machine.state.phase in OVER and machine.next_deadline() is None
 

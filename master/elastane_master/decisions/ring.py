@@ -26,11 +26,11 @@ from elastane_master.decisions import (
 )
 from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Drain
 from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import describe
 
@@ -40,7 +40,7 @@ BREAK_DOUBLINGS_MAX = 6
 
 
 def announce(
-    turn: Turn,
+    ctx: DecisionContext,
     choice: Choice,
     reason: str,
     *,
@@ -52,84 +52,84 @@ def announce(
     planned: decided at a step boundary, so that nothing is dropped. told: members of the ring before that are
     told by the Prepared which the caller sends.
     """
-    state, ring, members = turn.state, turn.state.ring, choice.members
-    turn.touch()
-    checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
-    cost.dropped(state, turn.now)
+    state, ring, members = ctx.state, ctx.state.ring, choice.members
+    ctx.touch()
+    checkpoints.give_up(ctx, f"the ring changes: {reason}", again=True)
+    cost.dropped(state, ctx.now)
     state.steps.drop_reports()
     state.early_ends = {}
-    turn.queues.ring_stopped()
+    ctx.queues.ring_stopped()
     claims.load_given_up(state)
     ring.generation += 1
     if members:
-        ring.prepare(members, turn.now)
+        ring.prepare(members, ctx.now)
     else:
-        ring.dissolve(turn.now)
+        ring.dissolve(ctx.now)
     ring.reason, ring.planned, ring.planned_from = reason, planned, told
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
     quarantine.lift(state, ring.order if members else ())
     ring.donors = ring.receivers = ()
     state.join_due = None
     places = tuple(history.Place(member.worker, member.start, member.end) for member in members)
-    turn.note(history.RingAnnounced(places, planned, reason))
+    ctx.note(history.RingAnnounced(places, planned, reason))
     membership.explain_places(state, choice)
     for record in state.ring_workers():
         if not record.drain_sent:
             record.asked_generation = ring.generation
         if record.worker not in told and not record.drain_sent:
-            record.asked(turn.now)
-            turn.send(record.worker, messages.prepare(state, record.worker))
+            record.asked(ctx.now)
+            ctx.send(record.worker, messages.prepare(state, record.worker))
     if members:
-        life.set_phase(turn, "running", f"a ring of {len(members)} trains")
+        life.set_phase(ctx, "running", f"a ring of {len(members)} trains")
     else:
-        life.set_phase(turn, "waiting", choice.reason)
+        life.set_phase(ctx, "waiting", choice.reason)
 
 
-def reform(turn: Turn, reason: str) -> None:
+def reform(ctx: DecisionContext, reason: str) -> None:
     """The ring must change at once: the step in flight is dropped and done again."""
-    state = turn.state
-    if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(turn):
+    state = ctx.state
+    if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(ctx):
         return
-    if fingerprints.conclude(turn):
+    if fingerprints.conclude(ctx):
         return
     if state.awaited():
         # Who is still away decides what the next ring can be: wait until the grace is over.
-        turn.touch()
+        ctx.touch()
         state.ring.put_off = state.ring.put_off or reason
         return
     choice = membership.next_members(state)
     if state.suspending and not choice.members:
-        life.suspend(turn, f"suspended on request; {reason}")
-        dismiss(turn)
+        life.suspend(ctx, f"suspended on request; {reason}")
+        dismiss(ctx)
         return
-    announce(turn, choice, reason)
+    announce(ctx, choice, reason)
 
 
-def form_if_due(turn: Turn) -> None:
+def form_if_due(ctx: DecisionContext) -> None:
     """Forms a ring where there is none: when enough workers are there and joins have been gathered."""
-    state = turn.state
+    state = ctx.state
     if state.ring.stage is not Stage.NONE or state.phase in OVER or state.phase in HALTED or state.awaited():
         return
-    gathering = state.join_due is not None and turn.now < state.join_due
+    gathering = state.join_due is not None and ctx.now < state.join_due
     if gathering and membership.may_grow(state):
         return
     choice = membership.next_members(state)
     if not choice.members:
-        life.set_phase(turn, "waiting", choice.reason)
-    elif membership.is_full(state, choice) or state.join_due is None or turn.now >= state.join_due:
-        announce(turn, choice, choice.reason)
+        life.set_phase(ctx, "waiting", choice.reason)
+    elif membership.is_full(state, choice) or state.join_due is None or ctx.now >= state.join_due:
+        announce(ctx, choice, choice.reason)
 
 
-def ready(turn: Turn, event: ReadyReported) -> None:
+def ready(ctx: DecisionContext, event: ReadyReported) -> None:
     """A worker has stopped; with the last member's Ready the ring can go."""
-    state, ring = turn.state, turn.state.ring
-    record = turn.attending(event.worker, event.session)
+    state, ring = ctx.state, ctx.state.ring
+    record = ctx.attending(event.worker, event.session)
     if record is None or record.ready_generation == event.generation:
         return
     if event.generation < ring.generation:
         if record.unanswered_since is not None:  # it lives, and the newer Prepare reaches it only now
-            turn.touch()
-            record.unanswered_since = turn.now
+            ctx.touch()
+            record.unanswered_since = ctx.now
         return
     if event.generation > ring.generation:
         raise Rejection(
@@ -138,12 +138,12 @@ def ready(turn: Turn, event: ReadyReported) -> None:
             hint="this master has not formed that ring; join again",
             generation=ring.generation,
         )
-    turn.touch()
+    ctx.touch()
     record.ready_generation, record.unanswered_since = event.generation, None
     if ring.stage is Stage.PREPARING or ring.member(event.worker) is None:
         claims.believe_ready(state, record, event.applied_step, event.holds_state)
-    proceed(turn)
-    dismiss(turn)
+    proceed(ctx)
+    dismiss(ctx)
 
 
 def unready(state: JobState) -> list[WorkerRecord]:
@@ -166,33 +166,33 @@ def all_ready(state: JobState) -> bool:
     return not state.lagging(lambda record: record.ready_generation != generation) and not unready(state)
 
 
-def proceed(turn: Turn) -> None:
+def proceed(ctx: DecisionContext) -> None:
     """Goes on with a change once every member is ready."""
-    state, ring = turn.state, turn.state.ring
+    state, ring = ctx.state, ctx.state.ring
     if ring.stage is not Stage.PREPARING or state.awaited() or ring.put_off:
         return
     if not all_ready(state):
         return
-    forgotten.restore(turn)
-    if forgotten.waits(turn):
+    forgotten.restore(ctx)
+    if forgotten.waits(ctx):
         return
     best = max(claims.usable_step(state, record) for record in state.active_members())
     if best >= 0:
-        forgotten.give_up(turn)
-        _go(turn, best)
+        forgotten.give_up(ctx)
+        _go(ctx, best)
     elif membership.next_members(state, planned=ring.planned).members != ring.members:
-        reform(turn, "no member holds the state, but a worker outside the ring does")
+        reform(ctx, "no member holds the state, but a worker outside the ring does")
     else:
-        forgotten.give_up(turn)
-        turn.touch()
-        ring.load(turn.now)
-        turn.send(ring.members[0].worker, messages.load(state))
+        forgotten.give_up(ctx)
+        ctx.touch()
+        ring.load(ctx.now)
+        ctx.send(ring.members[0].worker, messages.load(state))
 
 
-def loaded(turn: Turn, event: LoadedReported) -> None:
+def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
     """The leader holds a state: history goes on from there."""
-    state, ring, steps = turn.state, turn.state.ring, turn.state.steps
-    record = turn.attending(event.worker, event.session)
+    state, ring, steps = ctx.state, ctx.state.ring, ctx.state.steps
+    record = ctx.attending(event.worker, event.session)
     if record is None or event.generation != ring.generation or ring.stage is not Stage.LOADING:
         return
     if ring.members[0].worker != event.worker:
@@ -214,14 +214,14 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
             step=event.step,
             step_max=step_max,
         )
-    turn.touch()
-    checkpoints.loaded(turn, event.checkpoint, event.step, event.rejected)
+    ctx.touch()
+    checkpoints.loaded(ctx, event.checkpoint, event.step, event.rejected)
     if event.checkpoint:
         # Steps whose commit was not known yet, but which the checkpoint proves applied by all.
-        commit_below(turn, event.step)
-        turn.note(history.CheckpointLoaded(event.worker, event.checkpoint, event.step, step_max is None))
+        commit_below(ctx, event.step)
+        ctx.note(history.CheckpointLoaded(event.worker, event.checkpoint, event.step, step_max is None))
     if event.step < steps.committed:
-        turn.note(history.HistoryRewound(event.worker, event.checkpoint, steps.committed, event.step))
+        ctx.note(history.HistoryRewound(event.worker, event.checkpoint, steps.committed, event.step))
     steps.rewind(event.step)
     if event.checkpoint and state.signature and event.step % (state.signature.steps_per_epoch or 1) == 0:
         # What the code before this step drew is in it; nobody who ran that code is needed any more.
@@ -233,24 +233,24 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
     claims.rewind(state, event.worker)
     claims.proven(state, record, event.step)
     if not ring.put_off:
-        _go(turn, event.step)
+        _go(ctx, event.step)
 
 
-def commit_below(turn: Turn, step: int) -> None:
+def commit_below(ctx: DecisionContext, step: int) -> None:
     """Commits the prepared steps below `step` and drops the contexts nobody will start from again."""
-    steps = turn.state.steps
+    steps = ctx.state.steps
     commits = steps.commit(step)
     for commit in commits:
-        turn.emit(commit)
-        turn.queues.step_committed(commit.step, turn.now)
+        ctx.emit(commit)
+        ctx.queues.step_committed(commit.step, ctx.now)
     if commits:
-        turn.touch()
-        turn.state.contexts.drop_below(steps.committed)
+        ctx.touch()
+        ctx.state.contexts.drop_below(steps.committed)
 
 
-def commit_applied(turn: Turn) -> None:
+def commit_applied(ctx: DecisionContext) -> None:
     """Commits what every member of the running ring has applied."""
-    state, ring = turn.state, turn.state.ring
+    state, ring = ctx.state, ctx.state.ring
     if ring.stage is not Stage.RUNNING or _held_up(state):
         return
     applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
@@ -260,7 +260,7 @@ def commit_applied(turn: Turn) -> None:
         # What a lost member had not applied the next ring commits, once its members hold it. After the last
         # step there is none.
         everywhere = min([everywhere, *ring.gone_applied.values()])
-    commit_below(turn, everywhere)
+    commit_below(ctx, everywhere)
 
 
 def _held_up(state: JobState) -> bool:
@@ -269,10 +269,10 @@ def _held_up(state: JobState) -> bool:
     return state.lagging(lambda record: not record.holds_state or record.applied_step <= committed)
 
 
-def broken(turn: Turn, event: RingBrokenReported) -> None:
+def broken(ctx: DecisionContext, event: RingBrokenReported) -> None:
     """The collective failed at a member: the ring is formed anew unless a lost stream explains it first."""
-    state, ring = turn.state, turn.state.ring
-    record = turn.attending(event.worker, event.session)
+    state, ring = ctx.state, ctx.state.ring
+    record = ctx.attending(event.worker, event.session)
     if record is None or state.phase != "running":
         return
     planned = event.generation == ring.generation - 1 and event.worker in ring.planned_from
@@ -280,17 +280,17 @@ def broken(turn: Turn, event: RingBrokenReported) -> None:
         return
     if ring.member(event.worker) is None and not planned:
         return
-    turn.touch()
-    record.trainer_at = turn.now
+    ctx.touch()
+    record.trainer_at = ctx.now
     if ring.rebuild_due is None:
-        ring.rebuild_due = turn.now + BREAK_SECONDS * 2 ** min(ring.breaks, BREAK_DOUBLINGS_MAX)
+        ring.rebuild_due = ctx.now + BREAK_SECONDS * 2 ** min(ring.breaks, BREAK_DOUBLINGS_MAX)
         ring.rebuild_reason = f"the collective broke at {event.worker} in step {event.step}: {event.error}"
         ring.breaks += 1
 
 
-def dismiss(turn: Turn) -> None:
+def dismiss(ctx: DecisionContext) -> None:
     """Sends draining workers away that host no ESTs and that nobody needs for the change in flight."""
-    state, ring = turn.state, turn.state.ring
+    state, ring = ctx.state, ctx.state.ring
     if ring.changing:
         return
     for record in state.ring_workers():
@@ -298,47 +298,47 @@ def dismiss(turn: Turn) -> None:
             continue
         if record.trainer_at is not None and record.ready_generation != ring.generation:
             continue  # it was a member and has not confirmed that it stopped
-        turn.touch()
+        ctx.touch()
         record.drain_sent = True
-        turn.send(record.worker, Drain(record.drain_reason))
+        ctx.send(record.worker, Drain(record.drain_reason))
 
 
-def _go(turn: Turn, resume_step: int) -> None:
-    state, ring = turn.state, turn.state.ring
-    turn.touch()
+def _go(ctx: DecisionContext, resume_step: int) -> None:
+    state, ring = ctx.state, ctx.state.ring
+    ctx.touch()
     records = state.active_members()
-    cost.resumed(state, resume_step, turn.now)
+    cost.resumed(state, resume_step, ctx.now)
     at_step = [claims.usable_step(state, record) == resume_step for record in records]
-    ring.run(resume_step, at_step, turn.now)
+    ring.run(resume_step, at_step, ctx.now)
     for record in records:
         if record.trainer_at is None:
-            record.trainer_at = turn.now
-    state.steps.start(resume_step, turn.now)
+            record.trainer_at = ctx.now
+    state.steps.start(resume_step, ctx.now)
     sentinel.ring_goes(state)
     if sentinel.undecidable(state):
-        pause_undecided(turn)
+        pause_undecided(ctx)
         return
-    turn.queues.ring_started(ring.members, resume_step, turn.now)
+    ctx.queues.ring_started(ring.members, resume_step, ctx.now)
     for record in records:
         if record.between_since is not None:
-            turn.queues.training.pause(record.worker)
-    turn.note(history.RingFormed(len(ring.members), len(ring.receivers), resume_step, len(ring.donors)))
+            ctx.queues.training.pause(record.worker)
+    ctx.note(history.RingFormed(len(ring.members), len(ring.receivers), resume_step, len(ring.donors)))
     for member in ring.members:
-        turn.send(member.worker, messages.go(state, member))
-    commit_applied(turn)
-    dismiss(turn)
+        ctx.send(member.worker, messages.go(state, member))
+    commit_applied(ctx)
+    dismiss(ctx)
 
 
-def pause_undecided(turn: Turn) -> None:
+def pause_undecided(ctx: DecisionContext) -> None:
     """Workers differ in what they compute, and nobody is there to decide who is right."""
-    state = turn.state
+    state = ctx.state
     check = state.sentinel.check
     assert check is not None
     suspects = tuple(sorted(check.votes))
     step = sentinel.doubt(state, suspects)
     third_missing = len(suspects) < sentinel.VOTERS_MAX
     undecided = history.SentinelUndecided(suspects, third_missing, check.step, check.rank, step)
-    turn.note(undecided)
-    life.halt(turn, "suspended", describe(undecided))
+    ctx.note(undecided)
+    life.halt(ctx, "suspended", describe(undecided))
     claims.void(state)
-    dismiss(turn)
+    dismiss(ctx)

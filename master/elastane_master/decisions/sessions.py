@@ -23,6 +23,7 @@ from elastane_master.decisions import (
     ring,
     waiting,
 )
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
@@ -36,7 +37,6 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.signatures import completed, require_equal, require_level
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import left_how, lost_how
 
@@ -54,34 +54,34 @@ ANEW = "history went back behind what this process has trained"
 GENERATIONS_AHEAD_MAX = 1000
 
 
-def joined(turn: Turn, event: WorkerJoined) -> None:
+def joined(ctx: DecisionContext, event: WorkerJoined) -> None:
     """Handle a Hello: a new worker, or a member that returns after the master's restart."""
-    state = turn.state
+    state = ctx.state
     if not event.worker or not event.session:
         raise Rejection("invalid_argument", "Hello without a worker id", hint="set worker_id")
     if state.phase in OVER or state.phase in HALTED:
-        turn.send(event.worker, Welcome(state.ring.generation, False))
-        turn.send(event.worker, Done(state.phase, state.reason))
+        ctx.send(event.worker, Welcome(state.ring.generation, False))
+        ctx.send(event.worker, Done(state.phase, state.reason))
         return
     record = state.workers.get(event.worker)
     if record is not None and record.session == event.session:
         return
     processes.require_newest(state, event)
     if event.role == "ring" and 0 < event.generation < state.sentinel.anew_generation:
-        turn.send(event.worker, Welcome(state.ring.generation, False))
-        turn.send(event.worker, Done(RESTART, ANEW))
+        ctx.send(event.worker, Welcome(state.ring.generation, False))
+        ctx.send(event.worker, Done(RESTART, ANEW))
         return
     if event.role == "ring":
         _require_signature(state, event)
         forgotten.require_known(state, event)
-    turn.touch()
+    ctx.touch()
     if event.role == "ring":
-        _take_signature(turn, event)
-        forgotten.notice(turn, event)
+        _take_signature(ctx, event)
+        forgotten.notice(ctx, event)
     is_other = processes.came(state, event)
     if record is not None and record.awaited and not is_other and _is_same(record, event):
         if not claims.is_foreign(state, event):
-            _returned(turn, record, event)
+            _returned(ctx, record, event)
             return
         record.holds_state = False
     was_needed = False
@@ -89,82 +89,84 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     if record is not None:
         lost = _lost_again(record, event, is_other)
         reason = lost_how(lost)
-        turn.note(lost)
+        ctx.note(lost)
         if is_other:
             refusal = processes.replaced(event.worker)
-            turn.close(event.worker, refusal.reason, str(refusal), refusal.hint)
+            ctx.close(event.worker, refusal.reason, str(refusal), refusal.hint)
         else:
-            turn.close(event.worker, "evicted", reason)
-        was_needed = _remove(turn, record, reason, counts=True)
-    _add(turn, event)
+            ctx.close(event.worker, "evicted", reason)
+        was_needed = _remove(ctx, record, reason, counts=True)
+    _add(ctx, event)
     if record is not None:
-        after_loss(turn, was_needed, f"{event.worker} was lost and came back")
+        after_loss(ctx, was_needed, f"{event.worker} was lost and came back")
     if was_awaited and not state.awaited():
-        _settle(turn)
+        _settle(ctx)
     if event.role == "ring":
-        _admit(turn, event.worker)
+        _admit(ctx, event.worker)
     if state.ring.put_off and state.ring.stage is not Stage.NONE and not state.awaited():
-        ring.reform(turn, state.ring.put_off)
+        ring.reform(ctx, state.ring.put_off)
 
 
-def stream_lost(turn: Turn, event: StreamLost) -> None:
+def stream_lost(ctx: DecisionContext, event: StreamLost) -> None:
     """Handle a stream's end without Bye, or a heartbeat timeout: the worker is dead."""
-    record = turn.attending(event.worker, event.session)
+    record = ctx.attending(event.worker, event.session)
     if record is None:
         return
-    turn.note(history.WorkerLost(event.worker, "stream", event.reason))
-    turn.close(event.worker, "evicted", event.reason)
-    was_needed = _remove(turn, record, event.reason, counts=True)
-    after_loss(turn, was_needed, f"{event.worker} was lost: {event.reason}")
+    ctx.note(history.WorkerLost(event.worker, "stream", event.reason))
+    ctx.close(event.worker, "evicted", event.reason)
+    was_needed = _remove(ctx, record, event.reason, counts=True)
+    after_loss(ctx, was_needed, f"{event.worker} was lost: {event.reason}")
 
 
-def evict(turn: Turn, record: WorkerRecord, reason: str) -> bool:
+def evict(ctx: DecisionContext, record: WorkerRecord, reason: str) -> bool:
     """Evict a worker; True if the ring needed it. The caller continues with `after_loss`."""
-    turn.note(history.WorkerEvicted(record.worker, reason))
-    turn.close(record.worker, "evicted", reason)
-    return _remove(turn, record, reason, counts=True)
+    ctx.note(history.WorkerEvicted(record.worker, reason))
+    ctx.close(record.worker, "evicted", reason)
+    return _remove(ctx, record, reason, counts=True)
 
 
-def bye(turn: Turn, event: ByeReported) -> None:
+def bye(ctx: DecisionContext, event: ByeReported) -> None:
     """Handle the regular end of a session: the script finished, was drained, or raised."""
-    state = turn.state
-    record = turn.attending(event.worker, event.session)
+    state = ctx.state
+    record = ctx.attending(event.worker, event.session)
     if record is None:
         return
     worker = record.worker
     was_member = state.ring.member(worker) is not None
     if event.reason == "failed":
         lost = history.WorkerLost(worker, "raised", event.message)
-        turn.note(lost)
-        was_needed = _remove(turn, record, lost_how(lost), counts=True)
-        if was_member and life.count_failure(turn, worker, event.applied_step, event.message):
+        ctx.note(lost)
+        was_needed = _remove(ctx, record, lost_how(lost), counts=True)
+        if was_member and life.count_failure(ctx, worker, event.applied_step, event.message):
             return
-        after_loss(turn, was_needed, f"the script of {worker} raised: {event.message}")
+        after_loss(ctx, was_needed, f"the script of {worker} raised: {event.message}")
         return
     processes.left(state, worker)
     why = event.message or (record.drain_reason if event.reason == "drained" else "")
     left = history.WorkerLeft(worker, event.reason == "finished", why)
     what = left_how(left)
-    turn.note(left)
-    was_needed = _remove(turn, record, what, counts=False)
-    if event.reason == "finished" and _ended_in_this_history(turn, record, event, was_member):
+    ctx.note(left)
+    was_needed = _remove(ctx, record, what, counts=False)
+    if event.reason == "finished" and _ended_in_this_history(ctx, record, event, was_member):
         state.finished[worker] = event.applied_step
         state.ring.gone_applied.pop(worker, None)
         if event.state_digest is not None:
             state.final_digests[worker] = event.state_digest
-        ring.commit_applied(turn)
-        if not life.conclude_if_finished(turn) and state.ring.stage is not Stage.RUNNING:
-            ring.reform(turn, f"the script of {worker} came to its end")
+        ring.commit_applied(ctx)
+        if not life.conclude_if_finished(ctx) and state.ring.stage is not Stage.RUNNING:
+            ring.reform(ctx, f"the script of {worker} came to its end")
         return
-    after_loss(turn, was_needed, f"{worker} {what}")
+    after_loss(ctx, was_needed, f"{worker} {what}")
 
 
-def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported, was_member: bool) -> bool:
+def _ended_in_this_history(
+    ctx: DecisionContext, record: WorkerRecord, event: ByeReported, was_member: bool
+) -> bool:
     """True if a script's end counts: an evicted worker may end with steps of an older history."""
-    state = turn.state
+    state = ctx.state
     if claims.is_fenced(state, event.worker, event.applied_step):
         return False
-    forgotten.restore(turn)
+    forgotten.restore(ctx)
     if event.applied_step > state.steps.whole_until:
         return False  # others may still bring what the store lost of its last steps
     if was_member and state.ring.stage is Stage.RUNNING:
@@ -172,63 +174,63 @@ def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported,
     return record.holds_state and (was_member or event.applied_step >= state.total_steps > 0)
 
 
-def leaving(turn: Turn, event: LeavingReported) -> None:
+def leaving(ctx: DecisionContext, event: LeavingReported) -> None:
     """Handle a worker's request to be drained: now, or within its node's spot-termination notice."""
-    record = turn.attending(event.worker, event.session)
+    record = ctx.attending(event.worker, event.session)
     if record is None:
         return
     if event.notice_seconds > 0:
-        turn.touch()
-        leave_by = turn.now + event.notice_seconds - min(NOTICE_MARGIN_SECONDS, event.notice_seconds / 10)
+        ctx.touch()
+        leave_by = ctx.now + event.notice_seconds - min(NOTICE_MARGIN_SECONDS, event.notice_seconds / 10)
         record.leave_by = leave_by if record.leave_by is None else min(record.leave_by, leave_by)
     if not record.draining:
         signalled = event.reason == SIGNALLED or event.reason.startswith(BY_AGENT)
-        drain(turn, record, event.reason or "it asked to leave", by="signal" if signalled else "reclaim")
+        drain(ctx, record, event.reason or "it asked to leave", by="signal" if signalled else "reclaim")
 
 
-def drain(turn: Turn, record: WorkerRecord, reason: str, *, by: str) -> None:
+def drain(ctx: DecisionContext, record: WorkerRecord, reason: str, *, by: str) -> None:
     """Drain a worker: it leaves at the next step boundary, or at once if it hosts no ESTs.
 
     by: as of `WorkerDraining`.
     """
-    turn.touch()
+    ctx.touch()
     record.draining, record.drain_reason = True, reason
     record.reason = f"leaves: {reason}"
-    turn.note(history.WorkerDraining(record.worker, reason, by))
+    ctx.note(history.WorkerDraining(record.worker, reason, by))
     if record.role == "tasks":
         record.drain_sent = True
-        turn.send(record.worker, Drain(reason))
+        ctx.send(record.worker, Drain(reason))
     else:
-        ring.dismiss(turn)
+        ring.dismiss(ctx)
 
 
-def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
+def after_loss(ctx: DecisionContext, was_needed: bool, reason: str) -> None:
     """Decide how the ring continues without workers that were just removed."""
-    state, ring_state = turn.state, turn.state.ring
-    if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(turn):
+    state, ring_state = ctx.state, ctx.state.ring
+    if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(ctx):
         return
-    if fingerprints.conclude(turn):
+    if fingerprints.conclude(ctx):
         return
     if ring_state.stage is Stage.NONE:
-        ring.form_if_due(turn)
+        ring.form_if_due(ctx)
         return
     if state.all_committed and ring_state.stage is Stage.RUNNING and state.active_members():
         return  # nothing is left to do for the ring; the others only have to end
     if was_needed:
-        ring.reform(turn, reason)
+        ring.reform(ctx, reason)
 
 
-def master_started(turn: Turn, event: MasterStarted) -> None:
+def master_started(ctx: DecisionContext, event: MasterStarted) -> None:
     """Handle a master's start: the ring's members have a grace to return, all others join anew."""
-    state, ring_state = turn.state, turn.state.ring
-    turn.touch()
-    cost.recount(state, turn.now)
-    waiting.master_started(turn)
+    state, ring_state = ctx.state, ctx.state.ring
+    ctx.touch()
+    cost.recount(state, ctx.now)
+    waiting.master_started(ctx)
     if not state.workers:
-        turn.note(history.MasterStarted(event.master))
+        ctx.note(history.MasterStarted(event.master))
     else:
         state.join_due = None
-        checkpoints.give_up(turn, "the master was restarted while it was written", again=True)
+        checkpoints.give_up(ctx, "the master was restarted while it was written", again=True)
         awaited = []
         needed = {*ring_state.names(), *ring_state.planned_from}
         for record in list(state.workers.values()):
@@ -236,52 +238,52 @@ def master_started(turn: Turn, event: MasterStarted) -> None:
                 record.awaited, record.session = True, ""
                 awaited.append(record.worker)
             else:
-                _remove(turn, record, "the master was restarted", counts=False)
-        state.grace_until = turn.now + state.settings.return_grace_seconds if awaited else None
-        turn.note(history.MasterRecovered(event.master, len(awaited), state.settings.return_grace_seconds))
+                _remove(ctx, record, "the master was restarted", counts=False)
+        state.grace_until = ctx.now + state.settings.return_grace_seconds if awaited else None
+        ctx.note(history.MasterRecovered(event.master, len(awaited), state.settings.return_grace_seconds))
 
 
-def grace_over(turn: Turn) -> None:
+def grace_over(ctx: DecisionContext) -> None:
     """End the return grace: evict workers that have not returned."""
-    state, ring_state = turn.state, turn.state.ring
-    turn.touch()
+    state, ring_state = ctx.state, ctx.state.ring
+    ctx.touch()
     unsettled = bool(state.awaited())
     for record in [record for record in state.workers.values() if record.awaited]:
         lost = history.WorkerLost(
             record.worker, "not_returned", grace_seconds=state.settings.return_grace_seconds
         )
         why = lost_how(lost)
-        turn.note(lost)
-        if _remove(turn, record, why, counts=True):
+        ctx.note(lost)
+        if _remove(ctx, record, why, counts=True):
             ring_state.put_off = ring_state.put_off or f"{record.worker} {why}"
     state.grace_until = None
     if unsettled:
-        _settle(turn)
+        _settle(ctx)
 
 
-def _settle(turn: Turn) -> None:
+def _settle(ctx: DecisionContext) -> None:
     """Settle after the last awaited member: clocks run again, and postponed decisions are made."""
-    state, ring_state = turn.state, turn.state.ring
-    turn.touch()
-    if life.conclude_if_finished(turn):
+    state, ring_state = ctx.state, ctx.state.ring
+    ctx.touch()
+    if life.conclude_if_finished(ctx):
         return
-    ring_state.since = ring_state.unblocked_at = state.steps.prepared_at = turn.now
+    ring_state.since = ring_state.unblocked_at = state.steps.prepared_at = ctx.now
     for record in state.ring_workers():
         if record.trainer_at is not None:
-            record.trainer_at = turn.now
+            record.trainer_at = ctx.now
         if record.unanswered_since is not None:
-            record.unanswered_since = turn.now
+            record.unanswered_since = ctx.now
         if ring_state.stage is Stage.RUNNING and record.between_since is None:
-            turn.queues.training.resume(record.worker, turn.now)
+            ctx.queues.training.resume(record.worker, ctx.now)
     only_to_end = state.all_committed and ring_state.stage is Stage.RUNNING and state.active_members()
     if ring_state.stage is Stage.NONE:
-        ring.form_if_due(turn)
+        ring.form_if_due(ctx)
     elif ring_state.put_off and not only_to_end:
-        ring.reform(turn, ring_state.put_off)
+        ring.reform(ctx, ring_state.put_off)
     else:
         ring_state.put_off = ""
-        ring.proceed(turn)
-    ring.dismiss(turn)
+        ring.proceed(ctx)
+    ring.dismiss(ctx)
 
 
 def _job_signature(state: JobState) -> Signature | None:
@@ -302,13 +304,13 @@ def _require_signature(state: JobState, event: WorkerJoined) -> None:
         )
 
 
-def _take_signature(turn: Turn, event: WorkerJoined) -> None:
+def _take_signature(ctx: DecisionContext, event: WorkerJoined) -> None:
     """Let the first ring worker's signature define the job's; later ones may complete it."""
-    state = turn.state
+    state = ctx.state
     if (job := _job_signature(state)) is not None:
         state.signature = completed(job, event.signature)
         return
-    turn.queues.create_lockstep(state.settings, event.signature)
+    ctx.queues.create_lockstep(state.settings, event.signature)
     state.signature = event.signature
 
 
@@ -337,31 +339,31 @@ def _lost_again(record: WorkerRecord, event: WorkerJoined, is_other: bool) -> hi
     return history.WorkerLost(event.worker, "replaced", where)
 
 
-def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
-    state, ring_state = turn.state, turn.state.ring
+def _returned(ctx: DecisionContext, record: WorkerRecord, event: WorkerJoined) -> None:
+    state, ring_state = ctx.state, ctx.state.ring
     record.session, record.awaited = event.session, False
     resumed = record.role == "ring"
-    turn.send(record.worker, Welcome(ring_state.generation, resumed, _reports_from(state, event)))
-    turn.note(history.WorkerReturned(record.worker))
+    ctx.send(record.worker, Welcome(ring_state.generation, resumed, _reports_from(state, event)))
+    ctx.note(history.WorkerReturned(record.worker))
     running = ring_state.stage is Stage.RUNNING and event.generation == ring_state.generation
     is_member = ring_state.member(record.worker) is not None and event.holds_state
     if running and is_member and record.applied_step < event.applied_step <= state.steps.prepared + 1:
         claims.proven(state, record, event.applied_step)
-        ring.commit_applied(turn)
+        ring.commit_applied(ctx)
     if resumed and not ring_state.put_off:
-        messages.resend(turn, record)
+        messages.resend(ctx, record)
     if resumed and not state.awaited():
-        _settle(turn)
+        _settle(ctx)
 
 
-def _add(turn: Turn, event: WorkerJoined) -> None:
-    state = turn.state
+def _add(ctx: DecisionContext, event: WorkerJoined) -> None:
+    state = ctx.state
     state.joined_count += 1
     state.workers[event.worker] = WorkerRecord(
         worker=event.worker,
         session=event.session,
         role=event.role,
-        joined_at=turn.now,
+        joined_at=ctx.now,
         joined_order=state.joined_count,
         host=event.host,
         pid=event.pid,
@@ -372,57 +374,57 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
         capacity=event.capacity,
         rendezvous_key=event.rendezvous_key,
     )
-    cost.joined(state, state.workers[event.worker], turn.now)
-    turn.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))
-    turn.note(history.WorkerJoined(event.worker, event.role, event.host))
+    cost.joined(state, state.workers[event.worker], ctx.now)
+    ctx.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))
+    ctx.note(history.WorkerJoined(event.worker, event.role, event.host))
     if event.role == "ring":
-        quarantine.receive(turn, state.workers[event.worker])
+        quarantine.receive(ctx, state.workers[event.worker])
 
 
-def _admit(turn: Turn, worker: str) -> None:
+def _admit(ctx: DecisionContext, worker: str) -> None:
     """Let a joining worker wait for the join window, or stand by if the ring is full."""
-    state = turn.state
+    state = ctx.state
     if state.join_due is None:
-        state.join_due = turn.now + state.settings.join_window_seconds
+        state.join_due = ctx.now + state.settings.join_window_seconds
     record = state.workers[worker]
     # A newcomer stands by only where there are more workers than the ring takes.
     if len(state.workers) > membership.most_members(state) and record.held_until is None:
         choice = membership.next_members(state)
         if choice.members and worker not in {member.worker for member in choice.members}:
             record.reason = membership.standing_by(choice)
-            turn.note(history.WorkerStandby(worker, len(choice.members)))
+            ctx.note(history.WorkerStandby(worker, len(choice.members)))
     if state.ring.stage is Stage.LOADING and claims.usable_step(state, record) >= 0:
-        ring.reform(turn, f"{worker} came back with the state: nothing has to be loaded")
-    ring.form_if_due(turn)
+        ring.reform(ctx, f"{worker} came back with the state: nothing has to be loaded")
+    ring.form_if_due(ctx)
 
 
-def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> bool:
+def _remove(ctx: DecisionContext, record: WorkerRecord, reason: str, *, counts: bool) -> bool:
     """Remove a worker; True if the ring needed it.
 
     counts: the worker died: its dynamic tasks failed an attempt, and repeated deaths delay its return.
     """
-    state, ring_state, worker = turn.state, turn.state.ring, record.worker
-    turn.touch()
-    needed = ring_state.member(worker) is not None or _still_needed(turn, worker)
+    state, ring_state, worker = ctx.state, ctx.state.ring, record.worker
+    ctx.touch()
+    needed = ring_state.member(worker) is not None or _still_needed(ctx, worker)
     del state.workers[worker]
     if counts and record.role == "ring":
-        quarantine.died(state, worker, turn.now)
+        quarantine.died(state, worker, ctx.now)
     ring_state.order = tuple(name for name in ring_state.order if name != worker)
     ring_state.planned_from = tuple(name for name in ring_state.planned_from if name != worker)
     if worker in ring_state.names():
         ring_state.gone = (*ring_state.gone, worker)
         ring_state.gone_applied[worker] = record.applied_step if record.holds_state else -1
-    cost.left(state, record, turn.now)
+    cost.left(state, record, ctx.now)
     flight = state.checkpoints.in_flight
     if flight is not None and worker in flight.workers:
-        checkpoints.give_up(turn, f"{worker} is gone: {reason}", again=True)
-    datasets.abandon(turn, worker, reason, counts=counts)
+        checkpoints.give_up(ctx, f"{worker} is gone: {reason}", again=True)
+    datasets.abandon(ctx, worker, reason, counts=counts)
     return needed
 
 
-def _still_needed(turn: Turn, worker: str) -> bool:
+def _still_needed(ctx: DecisionContext, worker: str) -> bool:
     """True if a planned change waits for members whose all-reduce needs `worker`, which leaves."""
-    state, ring_state = turn.state, turn.state.ring
+    state, ring_state = ctx.state, ctx.state.ring
     return worker in ring_state.planned_from and any(
         record.ready_generation != ring_state.generation
         for record in state.active_members()

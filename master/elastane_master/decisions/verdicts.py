@@ -8,21 +8,21 @@ Running processes are not rolled back: a script's own variables, and its place i
 
 from __future__ import annotations
 
-from elastane_master.decisions import boundary, claims, cost, life, membership, ring, sentinel, sessions
+from elastane_master.decisions import claims, cost, life, membership, ring, sentinel, sessions, step_boundary
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done
 from elastane_master.decisions.events import CheckReported, Rejection
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import Check
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import computed_wrongly
 
 
-def reported(turn: Turn, event: CheckReported) -> None:
+def reported(ctx: DecisionContext, event: CheckReported) -> None:
     """Handle a worker's digest for the checked EST."""
-    state = turn.state
+    state = ctx.state
     check = state.sentinel.check
-    if turn.attending(event.worker, event.session) is None or event.generation != state.ring.generation:
+    if ctx.attending(event.worker, event.session) is None or event.generation != state.ring.generation:
         return
     if state.ring.stage is not Stage.RUNNING or check is None or event.step != check.step:
         return
@@ -35,54 +35,54 @@ def reported(turn: Turn, event: CheckReported) -> None:
         )
     if event.worker in check.votes:
         return
-    turn.touch()
+    ctx.touch()
     check.votes[event.worker] = event.digest
     if not check.open:
-        _decide(turn, check)
+        _decide(ctx, check)
 
 
-def _decide(turn: Turn, check: Check) -> None:
+def _decide(ctx: DecisionContext, check: Check) -> None:
     """Decide after all requested digests have arrived."""
-    state = turn.state
+    state = ctx.state
     found = sentinel.faulty(check.votes)
     if found is not None and not found:
         sentinel.agreed(state, check)
-        boundary.prepare_if_complete(turn)
+        step_boundary.prepare_if_complete(ctx)
         return
     if found:
-        _go_back(turn, check, found)
+        _go_back(ctx, check, found)
         return
     if not check.disputed:
         check.disputed = True
         votes = tuple(history.Vote(worker, digest) for worker, digest in check.votes.items())
-        turn.note(history.SentinelDifference(tuple(check.workers), check.rank, check.step, votes))
+        ctx.note(history.SentinelDifference(tuple(check.workers), check.rank, check.step, votes))
     if sentinel.undecidable(state):
-        ring.pause_undecided(turn)
+        ring.pause_undecided(ctx)
     else:
         names = " and ".join(sorted(check.votes))
-        ring.reform(turn, f"step {check.step} is done again: {names} differ in it")
+        ring.reform(ctx, f"step {check.step} is done again: {names} differ in it")
 
 
-def _go_back(turn: Turn, check: Check, faulty: tuple[str, ...]) -> None:
+def _go_back(ctx: DecisionContext, check: Check, faulty: tuple[str, ...]) -> None:
     """Evict the faulty workers, and restart all processes from before the fault."""
-    state = turn.state
-    turn.touch()
+    state = ctx.state
+    ctx.touch()
     right = tuple(worker for worker in check.votes if worker not in faulty)
     step = sentinel.doubt(state, faulty)
     found = history.SentinelFaulty(faulty, right, check.rank, check.step, step)
-    turn.note(found)
-    life.dissolve(turn, computed_wrongly(found))
+    ctx.note(found)
+    life.dissolve(ctx, computed_wrongly(found))
     for worker in faulty:
         sentinel.condemn(state, worker, check.step)
         if worker in state.workers:
-            sessions.evict(turn, state.workers[worker], f"it computed wrongly in step {check.step}")
+            sessions.evict(ctx, state.workers[worker], f"it computed wrongly in step {check.step}")
     claims.void(state)
     for record in list(state.workers.values()):
         if record.awaited:
             del state.workers[record.worker]
-            cost.left(state, record, turn.now)
+            cost.left(state, record, ctx.now)
         elif record.role == "ring" and not record.drain_sent:
             record.draining, record.drain_reason, record.drain_sent = True, sessions.ANEW, True
             record.reason = f"is started anew: {sessions.ANEW}"
-            turn.send(record.worker, Done(sessions.RESTART, sessions.ANEW))
-    life.set_phase(turn, "waiting", membership.next_members(state).reason)
+            ctx.send(record.worker, Done(sessions.RESTART, sessions.ANEW))
+    life.set_phase(ctx, "waiting", membership.next_members(state).reason)

@@ -11,9 +11,9 @@ while no master runs, so after a restart workers have at least the return grace.
 from __future__ import annotations
 
 from elastane_master.decisions import life, quarantine, ring
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState
-from elastane_master.decisions.turn import Turn
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import done_again
 
@@ -24,39 +24,39 @@ def begin(state: JobState, now: float) -> None:
         state.waiting_since, state.wait_until = now, now + state.settings.max_wait_seconds
 
 
-def settle(turn: Turn) -> None:
+def settle(ctx: DecisionContext) -> None:
     """Start, continue or end the wait, after each decision."""
-    state = turn.state
+    state = ctx.state
     if state.waiting_since is None:
         if state.settings.max_wait_seconds > 0 and _too_few(state):
-            begin(state, turn.now)
+            begin(state, ctx.now)
     elif not _too_few(state):
         state.waiting_since = state.wait_until = None
 
 
-def master_started(turn: Turn) -> None:
+def master_started(ctx: DecisionContext) -> None:
     """Extend the wait: workers need time to find the restarted master."""
-    state = turn.state
+    state = ctx.state
     if state.wait_until is not None:
-        state.wait_until = max(state.wait_until, turn.now + state.settings.return_grace_seconds)
+        state.wait_until = max(state.wait_until, ctx.now + state.settings.return_grace_seconds)
 
 
-def expire(turn: Turn) -> None:
+def expire(ctx: DecisionContext) -> None:
     """Release the present workers once the wait is over."""
-    state = turn.state
-    if state.waiting_since is None or state.wait_until is None or turn.now < state.wait_until:
+    state = ctx.state
+    if state.waiting_since is None or state.wait_until is None or ctx.now < state.wait_until:
         return
     there, needed = workers_there(state), state.workers_needed
-    waited, lost = turn.now - state.waiting_since, state.steps_unsaved
+    waited, lost = ctx.now - state.waiting_since, state.steps_unsaved
     reason = f"{there} of {needed} workers were there after {waited:.{1 if waited < 10 else 0}f} s"
     if there:
         reason += ": they are released"
     if lost:
         reason += f"; {done_again(lost)}"
     exceeded = history.JobMaxWaitExceeded(reason, there, needed, state.settings.max_wait_seconds, lost)
-    life.halt(turn, "max_wait_exceeded", reason, exceeded)
+    life.halt(ctx, "max_wait_exceeded", reason, exceeded)
     state.waiting_since = state.wait_until = None
-    ring.dismiss(turn)
+    ring.dismiss(ctx)
 
 
 def workers_there(state: JobState) -> int:

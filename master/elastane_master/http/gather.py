@@ -9,8 +9,8 @@ from typing import Protocol
 
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.host import JobHost
-from elastane_master.jobs.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.job_servers import ClosedJob, JobServers
 from elastane_master.metrics.figures import (
     JobFacts,
     MasterFacts,
@@ -36,7 +36,7 @@ class Served(Protocol):
     def leads(self) -> bool: ...
 
     @property
-    def hosts(self) -> JobHosts | None:
+    def hosts(self) -> JobServers | None:
         """The jobs; None before the store is open."""
 
     @property
@@ -81,7 +81,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     add_master(samples, facts, master.measures)
     for host in hosts:
         if caller.covers(host.name) and is_shown(host.machine, host.clock()):
-            add_job(samples, host.machine, _facts(host), host.tally, host.clock())
+            add_job(samples, host.machine, _facts(host), host.counters, host.clock())
             await asyncio.sleep(0)
     for job in closed:
         if caller.covers(job.name) and master.hosts is not None:
@@ -89,7 +89,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     return samples
 
 
-def _hosts(master: Served) -> tuple[list[JobHost], list[str]]:
+def _hosts(master: Served) -> tuple[list[JobServer], list[str]]:
     """Return the jobs served now and the phase of each held one; none while another master may lead."""
     if master.hosts is None:
         return [], []
@@ -109,7 +109,7 @@ def _closed(master: Served) -> list[ClosedJob]:
         return []
 
 
-def _facts(host: JobHost) -> JobFacts:
+def _facts(host: JobServer) -> JobFacts:
     log = host.log
     return JobFacts(
         lease_waiters=host.task_waiters.count,

@@ -16,7 +16,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.hosts import JobHosts, LeaseOver
+from elastane_master.jobs.job_servers import JobServers, LeaseOver
 from elastane_master.jobs.limits import Limits
 from elastane_master.jobs.serving import not_leading, stopping
 from elastane_master.jobs.succession import Follower, SuccessionKeeper
@@ -51,7 +51,7 @@ class Leadership(Follower):
         measures: MasterMeasures | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self.hosts = JobHosts(
+        self.hosts = JobServers(
             store, options, limits, on_failed=self._host_failed, on_reachable=self._store_reachable
         )
         self.measures = measures or MasterMeasures()

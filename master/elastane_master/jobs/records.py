@@ -10,7 +10,7 @@ from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.decisions.events import AnyEvent
 from elastane_master.store.errors import StoreFormatUnknown
 from elastane_proto.history.events import UnknownEvent
-from elastane_proto.history.fold import Told
+from elastane_proto.history.fold import DatedEvent
 from elastane_proto.history.upgrade import upgraded
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ class StoredNote(msgspec.Struct, array_like=True, frozen=True):
     note: Note
 
     @property
-    def told(self) -> Told:
+    def dated(self) -> DatedEvent:
         """As the readers of history take it."""
-        return self.note.told(self.now, self.sequence)
+        return self.note.dated(self.now, self.sequence)
 
 
 class _TextOfNote(msgspec.Struct, frozen=True, tag="Note"):

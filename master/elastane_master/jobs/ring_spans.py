@@ -133,7 +133,7 @@ class RingSpans:
         event = note.event
         if isinstance(event, RingAnnounced) and note.generation != state.ring.generation:
             return []  # it was decided anew before anybody was told of it
-        self._fold.take(note.told(now))
+        self._fold.take(note.dated(now))
         if isinstance(event, RingFormed):
             return self._formed(event, now)
         if isinstance(event, RingAnnounced) and self._fold.ring is not None:
@@ -190,30 +190,30 @@ class RingSpans:
         believed = record is not None and record.ready_generation == event.generation
         if not believed or event.generation != change.generation or change.formed:
             return []
-        told: Attributes = {
+        attributes: Attributes = {
             "elastane.worker": event.worker,
             "elastane.step": event.applied_step,
             "elastane.holds_state": event.holds_state,
         }
-        return [Event((change.number, change.phase), "ready", now, told)]
+        return [Event((change.number, change.phase), "ready", now, attributes)]
 
     def _formed(self, event: RingFormed, now: float) -> list[Operation]:
         if not self._open:
             return []
         change = self._open[-1]
         change.formed = True
-        told: Attributes = {
+        attributes: Attributes = {
             "elastane.ring.resume_step": event.resume_step,
             "elastane.ring.donors": event.donors,
         }
-        return self._phase(change, "resume", now, told)
+        return self._phase(change, "resume", now, attributes)
 
     def _committed(self, commit: Commit, now: float) -> list[Operation]:
         over = [change for change in self._open if change.generation <= commit.generation]
         for change in over:
             self._open.remove(change)
-        told: Attributes = {"elastane.step": commit.step}
-        return [one for change in over for one in self._end(change, "completed", now, told)]
+        attributes: Attributes = {"elastane.step": commit.step}
+        return [one for change in over for one in self._end(change, "completed", now, attributes)]
 
     # ---------------------------------------------------------------- spans
 
@@ -236,8 +236,8 @@ class RingSpans:
         self, change: _Change, outcome: str, now: float, attributes: Attributes | None = None
     ) -> list[Operation]:
         operations: list[Operation] = [End((change.number, change.phase), now)] if change.phase else []
-        told = {"elastane.ring.outcome": outcome, **(attributes or {})}
-        return [*operations, End(change.root, now, told)]
+        attributes = {"elastane.ring.outcome": outcome, **(attributes or {})}
+        return [*operations, End(change.root, now, attributes)]
 
 
 def _began(ring: Ring, cause: Cause, before: Sequence[Member], members: Sequence[Member]) -> float:

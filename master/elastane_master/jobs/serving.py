@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.succession import Leader
-from elastane_master.jobs.host import JobHost
+from elastane_master.jobs.job_server import JobServer
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def not_leading(leader: Leader | None) -> Rejection:
     )
 
 
-def require_serving(host: JobHost) -> None:
+def require_serving(host: JobServer) -> None:
     """Raise the error that ended the service of this job, if any."""
     if host.stopping:
         raise stopping()
@@ -46,7 +46,7 @@ def require_serving(host: JobHost) -> None:
         raise host.log.failure
 
 
-async def once_durable(host: JobHost, view: Callable[[], T]) -> T:
+async def once_durable(host: JobServer, view: Callable[[], T]) -> T:
     """Return `view` of the job's state once that state is durable, so that a crash cannot revoke it.
 
     While the store does not answer, the state in memory is returned all the same, because operators need it

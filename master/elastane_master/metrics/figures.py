@@ -20,8 +20,8 @@ from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
+from elastane_master.metrics.counters import JobCounters
 from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, MethodMeasures
-from elastane_master.metrics.tally import JobTally
 from elastane_proto.history.fold import CAUSES
 from elastane_shards.progress import Progress
 
@@ -143,7 +143,9 @@ def is_shown(machine: JobMachine, now: float) -> bool:
     return state.phase not in OVER or now - state.decided_at < OVER_SECONDS
 
 
-def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTally, now: float) -> None:
+def add_job(
+    samples: Samples, machine: JobMachine, facts: JobFacts, counters: JobCounters, now: float
+) -> None:
     """Add the samples of one job. now: on the clock of its decisions."""
     state, job, add = machine.state, machine.state.name, samples.add
     view = job_view(machine, now)
@@ -173,7 +175,7 @@ def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTa
     add(known.PENDING, facts.pending_appends, job)
     add(known.SNAPSHOT_BYTES, facts.snapshot_bytes, job)
     _add_cost(samples, job, view.cost)
-    _add_tally(samples, job, tally)
+    _add_counters(samples, job, counters)
 
 
 def _add_cost(samples: Samples, job: str, cost: CostView) -> None:
@@ -230,17 +232,17 @@ def _add_progress(samples: Samples, job: str, queue: str, progress: list[Progres
     add(known.TIMED_OUT, (one.timed_out for one in progress))
 
 
-def _add_tally(samples: Samples, job: str, tally: JobTally) -> None:
+def _add_counters(samples: Samples, job: str, counters: JobCounters) -> None:
     add = samples.add
-    add(known.COMMITTED, tally.steps_committed, job)
-    add(known.REPLAYED, tally.steps_replayed, job)
-    add(known.STEP_SECONDS, tally.step_seconds, job)
-    add(known.COMMIT_SECONDS, tally.commit_seconds, job)
-    samples.count(known.RING_CHANGES, tally.ring_changes, job, values=CAUSES)
-    samples.count(known.LOSSES, tally.losses, job, values=("death", "eviction"))
-    samples.count(known.DRAINS, tally.drains, job, values=("operator", "signal", "reclaim"))
-    add(known.RECLAIMS, tally.drains["reclaim"], job)
-    samples.count(known.CHECKPOINTS, tally.checkpoints, job, values=("saved", "repeated", "failed"))
-    add(known.CHECKPOINT_SECONDS, tally.checkpoint_seconds, job)
-    add(known.CHECKPOINT_BYTES, tally.checkpoint_bytes, job)
-    samples.count(known.EVENTS, tally.events, job)
+    add(known.COMMITTED, counters.steps_committed, job)
+    add(known.REPLAYED, counters.steps_replayed, job)
+    add(known.STEP_SECONDS, counters.step_seconds, job)
+    add(known.COMMIT_SECONDS, counters.commit_seconds, job)
+    samples.count(known.RING_CHANGES, counters.ring_changes, job, values=CAUSES)
+    samples.count(known.LOSSES, counters.losses, job, values=("death", "eviction"))
+    samples.count(known.DRAINS, counters.drains, job, values=("operator", "signal", "reclaim"))
+    add(known.RECLAIMS, counters.drains["reclaim"], job)
+    samples.count(known.CHECKPOINTS, counters.checkpoints, job, values=("saved", "repeated", "failed"))
+    add(known.CHECKPOINT_SECONDS, counters.checkpoint_seconds, job)
+    add(known.CHECKPOINT_BYTES, counters.checkpoint_bytes, job)
+    samples.count(known.EVENTS, counters.events, job)

@@ -18,7 +18,7 @@ THREADS: Final = 1
 T = TypeVar("T")
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """A queue that serves addresses in turn, however many entries each has. Pure."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Handshakes:
 
     def __init__(self, threads: int = THREADS) -> None:
         self._free = threads
-        self._turns: Turns[Step] = Turns()
+        self._turns: FairQueue[Step] = FairQueue()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="handshakes")
 
     def submit(self, address: str, step: Step) -> None:
@@ -73,7 +73,7 @@ class Handshakes:
     def close(self) -> None:
         """Run no more steps."""
         self._free = 0
-        self._turns = Turns()
+        self._turns = FairQueue()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:

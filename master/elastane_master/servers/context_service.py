@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastane_master.decisions.views import context_of, context_views
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.serving import once_durable
 from elastane_master.servers.binding import Context
 from elastane_master.servers.translate_job import context_info
@@ -14,7 +14,7 @@ from elastane_proto.v1 import context_pb2
 class ContextServicer:
     """Implementation of elastane.v1.ContextService."""
 
-    def __init__(self, hosts: JobHosts) -> None:
+    def __init__(self, hosts: JobServers) -> None:
         self._hosts = hosts
 
     async def Get(

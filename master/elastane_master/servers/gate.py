@@ -24,7 +24,7 @@ import grpc
 import structlog
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.files import Stamp, open_to_others, read_file, stamp_of
 from elastane_master.security.front import Front
@@ -176,7 +176,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """
 
     def __init__(self, tokens: TokenFile, *, tls: ServerTls | None = None) -> None:
-        self.hosts: JobHosts | None = None
+        self.hosts: JobServers | None = None
         self.refusals: Counter[str] = Counter()
         self._tokens = tokens
         self._quotas = QuotaBook()

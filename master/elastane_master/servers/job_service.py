@@ -20,8 +20,8 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import checkpoints_view, job_view
-from elastane_master.jobs.host import JobHost
-from elastane_master.jobs.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.job_servers import ClosedJob, JobServers
 from elastane_master.jobs.serving import once_durable, require_serving
 from elastane_master.servers import callers
 from elastane_master.servers.binding import Context
@@ -56,7 +56,7 @@ _NOBODY = Liveness()
 class JobServicer:
     """Serves elastane.v1.JobService."""
 
-    def __init__(self, hosts: JobHosts) -> None:
+    def __init__(self, hosts: JobServers) -> None:
         self._hosts = hosts
 
     async def Create(
@@ -85,14 +85,14 @@ class JobServicer:
         page = self._hosts.page(after, count or None, callers.covers.get())
         jobs: list[job_pb2.Job] = []
         for number, job in enumerate(page.jobs, 1):
-            if isinstance(job, JobHost):
+            if isinstance(job, JobServer):
                 jobs.append(_job(job))
             else:
                 jobs.append(_closed_job(job) if isinstance(job, ClosedJob) else held_message(job))
             if number % JOBS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         for job in page.jobs:
-            if isinstance(job, JobHost):
+            if isinstance(job, JobServer):
                 await job.log.settled()
         return job_pb2.JobServiceListResponse(jobs=jobs, next_page_token=page.last)
 
@@ -196,11 +196,11 @@ class JobServicer:
         return await _durable_job(host)
 
 
-def _job(host: JobHost) -> job_pb2.Job:
+def _job(host: JobServer) -> job_pb2.Job:
     return job_message(job_view(host.machine, host.clock()), host.liveness)
 
 
-async def _durable_job(host: JobHost) -> job_pb2.Job:
+async def _durable_job(host: JobServer) -> job_pb2.Job:
     return await once_durable(host, partial(_job, host))
 
 
@@ -211,7 +211,7 @@ def _closed_job(closed: ClosedJob) -> job_pb2.Job:
     return message
 
 
-def _outcome(host: JobHost, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:
+def _outcome(host: JobServer, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:
     """What became of a checkpoint that was asked for; None while it is pending. Raises Rejection."""
     view = checkpoints_view(host.machine)
     for saved in view.saved:

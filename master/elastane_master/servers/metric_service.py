@@ -14,8 +14,8 @@ from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import ring_view
 from elastane_master.jobs import records
 from elastane_master.jobs.curves import POINTS_MAX, Curves, step_values
-from elastane_master.jobs.host import JobHost
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import clip
 from elastane_master.jobs.serving import require_serving
 from elastane_master.servers import translate_shard
@@ -38,7 +38,7 @@ WATCH_SECONDS_MIN = 0.05
 class _Followed:
     """Curves of one job as far as they were read. token: of the last commit in them."""
 
-    def __init__(self, host: JobHost) -> None:
+    def __init__(self, host: JobServer) -> None:
         self.host = host
         self.curves = Curves()
         self.token = ""
@@ -48,7 +48,7 @@ class _Followed:
 class MetricServicer:
     """Implementation of elastane.v1.MetricService."""
 
-    def __init__(self, hosts: JobHosts) -> None:
+    def __init__(self, hosts: JobServers) -> None:
         self._hosts = hosts
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
 
@@ -124,12 +124,12 @@ class MetricServicer:
                     return
                 await host.changed.beyond(seen)
 
-    async def curves(self, host: JobHost) -> Curves:
+    async def curves(self, host: JobServer) -> Curves:
         """Return all curves of a job, including every commit decided before this call."""
         await host.log.settled()
         return (await self._caught_up(host)).curves
 
-    async def _caught_up(self, host: JobHost, before: _Followed | None = None) -> _Followed:
+    async def _caught_up(self, host: JobServer, before: _Followed | None = None) -> _Followed:
         """Update the curves with all stored commits.
 
         before: the curves a watch already has. Without them, if more than `JOBS_KEPT` jobs are watched, each
@@ -161,7 +161,7 @@ class MetricServicer:
         return True
 
 
-def _at_once(host: JobHost) -> int:
+def _at_once(host: JobServer) -> int:
     """Number of commits to read at a time."""
     return max(1, min(COMMITS_AT_ONCE, TASKS_AT_ONCE // host.machine.state.settings.ests))
 
@@ -211,7 +211,7 @@ def _points_max(asked: int) -> int:
     return asked or POINTS_MAX
 
 
-def _require_leading(host: JobHost, worker: str) -> None:
+def _require_leading(host: JobServer, worker: str) -> None:
     """Raise Rejection if `worker` is named and does not lead the current ring."""
     members = ring_view(host.machine).members
     if worker and members and members[0].worker != worker:

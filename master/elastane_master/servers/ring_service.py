@@ -16,8 +16,8 @@ import structlog
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import ring_view
 from elastane_master.jobs import records
-from elastane_master.jobs.host import JobHost
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.records import StoredNote
 from elastane_master.jobs.serving import once_durable, require_serving, stopping
 from elastane_master.jobs.sessions import Session
@@ -39,7 +39,7 @@ Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 class RingServicer:
     """Implementation of elastane.v1.RingService."""
 
-    def __init__(self, hosts: JobHosts) -> None:
+    def __init__(self, hosts: JobServers) -> None:
         self._hosts = hosts
         self._encoder = AttendEncoder()
 
@@ -91,7 +91,7 @@ class RingServicer:
                 require_serving(host)
                 await host.noted.beyond(seen)
 
-    async def _notes(self, host: JobHost, since: int) -> list[StoredNote]:
+    async def _notes(self, host: JobServer, since: int) -> list[StoredNote]:
         """Return the next notes from number `since` on, from memory, or older ones from the store."""
         recent = host.recent_notes
         if recent and recent[0].sequence <= since:
@@ -115,7 +115,7 @@ async def _first_message(requests: Requests) -> ring_pb2.AttendRequest:
     return first
 
 
-async def _read(host: JobHost, session: Session, requests: Requests) -> None:
+async def _read(host: JobServer, session: Session, requests: Requests) -> None:
     """Pass the worker's messages to the host until the stream or the session ends."""
     try:
         async for request in requests:

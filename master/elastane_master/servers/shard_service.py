@@ -13,8 +13,8 @@ from elastane_master.decisions.events import DatasetCreated, DatasetExtended, Re
 from elastane_master.decisions.lease_answers import LeaseResult
 from elastane_master.decisions.views import list_tasks, progress_views
 from elastane_master.jobs import records
-from elastane_master.jobs.host import JobHost
-from elastane_master.jobs.hosts import JobHosts
+from elastane_master.jobs.job_server import JobServer
+from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import require_room
 from elastane_master.jobs.serving import once_durable, require_serving
 from elastane_master.servers import translate_shard
@@ -38,7 +38,7 @@ REQUESTS_IN_FLIGHT = 64
 class ShardServicer:
     """Implementation of elastane.v1.ShardService."""
 
-    def __init__(self, hosts: JobHosts) -> None:
+    def __init__(self, hosts: JobServers) -> None:
         self._hosts = hosts
 
     async def CreateDataset(
@@ -188,7 +188,7 @@ class ShardServicer:
 class _Asked(NamedTuple):
     """A request for tasks. deadline: end of its wait for tasks, on the loop's clock."""
 
-    host: JobHost
+    host: JobServer
     event: TasksRequested
     deadline: float
 
@@ -211,7 +211,7 @@ def _begin(
     return Decided(translate_shard.streamed_response(asked.event.dataset, leased), durable)
 
 
-async def _refuse(host: JobHost, refusal: Rejection) -> NoReturn:
+async def _refuse(host: JobServer, refusal: Rejection) -> NoReturn:
     await host.confirm()
     raise refusal
 
@@ -257,7 +257,7 @@ async def _awaited(asked: _Asked, result: LeaseResult, place: Place) -> LeaseRes
     return msgspec.structs.replace(result, outcomes=outcomes)
 
 
-def _progress(host: JobHost, dataset: str) -> list[shard_pb2.Progress]:
+def _progress(host: JobServer, dataset: str) -> list[shard_pb2.Progress]:
     """Progress of one dataset, or of all. Raises Rejection."""
     views = progress_views(host.machine, host.clock())
     chosen = [view for view in views if dataset in ("", view.dataset)]

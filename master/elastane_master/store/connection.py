@@ -144,12 +144,12 @@ class Store:
         """Return the names of all jobs; names lost from the list are restored from other keys."""
         listed = await self._names(JOBS_KEY)
         stored = await self._names(STORED_JOBS_KEY)
-        told, where = stored, STORED_JOBS_KEY
+        entries, where = stored, STORED_JOBS_KEY
         if not listed and not stored:
             # Either there is no job, or both sets are gone. Without any jobs a scan of all keys is cheap.
             keys = [cast("bytes", key) async for key in self.redis.scan_iter(JOB_PATTERN, 1000)]
-            told, where = frozenset(job_of(key.decode()) for key in keys), JOB_PATTERN
-        if missing := told - listed:
+            entries, where = frozenset(job_of(key.decode()) for key in keys), JOB_PATTERN
+        if missing := entries - listed:
             logger.error(
                 "the list of jobs lost names; it is written again, nothing is lost",
                 key=JOBS_KEY,
@@ -157,7 +157,7 @@ class Store:
                 found_by=where,
             )
             await self.redis.sadd(JOBS_KEY, *sorted(missing))
-        return JobNames(sorted(listed | told), stored)
+        return JobNames(sorted(listed | entries), stored)
 
     async def _names(self, key: str) -> frozenset[str]:
         names = cast("set[bytes]", await self.redis.smembers(key))

@@ -21,7 +21,7 @@ _commits = msgspec.msgpack.Decoder(list[bytes])
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Entries:
     """Commits and events of a write, in order."""
 
     history: Sequence[bytes] = ()
@@ -63,11 +63,11 @@ class KeptGroups:
     _writes: deque[_Kept] = field(default_factory=deque)
     _size: int = 0
 
-    def keep(self, commit: int, event: int, told: Sequence[Told], now: float) -> None:
+    def keep(self, commit: int, event: int, entries: Sequence[Entries], now: float) -> None:
         """Add an acknowledged write and drop outdated ones. commit, event: the newest numbers after it."""
-        if size := sum(one.size for one in told):
-            commits = [payload for one in told for payload in one.history]
-            events = tuple(one for each in told for one in each.events)
+        if size := sum(one.size for one in entries):
+            commits = [payload for one in entries for payload in one.history]
+            events = tuple(one for each in entries for one in each.events)
             history = _encoder.encode(commits)
             self._writes.append(_Kept(commit, len(commits), event, now, history, events, size))
             self._size += size
@@ -76,7 +76,7 @@ class KeptGroups:
             self._size -= dropped.size
             self.commit, self.event = dropped.commit, dropped.event
 
-    def beyond(self, commit: int, event: int) -> Told:
+    def beyond(self, commit: int, event: int) -> Entries:
         """Return all kept commits and events with higher numbers than these."""
         history: list[bytes] = []
         events: list[NumberedEvent] = []
@@ -86,4 +86,4 @@ class KeptGroups:
                 commits = _commits.decode(write.history)
                 history += commits[max(0, commit - (write.commit - write.count)) :]
             events += [one for one in write.events if one[0] > event]
-        return Told(history, events)
+        return Entries(history, events)

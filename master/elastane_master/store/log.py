@@ -37,7 +37,7 @@ from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Damage, Fenced, JobDamaged, LogBroken, LogClosed, StoreError
 from elastane_master.store.format import FORMAT, Chain, Place, encode_batch, encode_snapshot
-from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
+from elastane_master.store.kept import Entries, KeptGroups, NumberedEvent
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Readable, Recovered, recover
 from elastane_master.store.scripts import DROP, WRITE
@@ -112,11 +112,11 @@ class _Group:
     end: int = 0
 
     @property
-    def told(self) -> Told:
-        return Told(self.history, self.events)
+    def entries(self) -> Entries:
+        return Entries(self.history, self.events)
 
 
-_NOTHING = Told()
+_NOTHING = Entries()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class _Write:
     groups: Sequence[_Group] = ()
     batch: bytes = b""
     snapshot: bytes = b""
-    lost: Told = _NOTHING
+    lost: Entries = _NOTHING
     expected: tuple[int, int] | tuple[()] = ()
     cut: int | None = None
 
@@ -153,9 +153,9 @@ class _Write:
 
     def arguments(self, token: int, stamp: int, options: LogOptions) -> list[bytes | int | str]:
         """ARGV of the script."""
-        told = [self.lost, *(group.told for group in self.groups)]
-        history = [commit for one in told for commit in one.history]
-        events = [part for one in told for event in one.events for part in event]
+        entries = [self.lost, *(group.entries for group in self.groups)]
+        history = [commit for one in entries for commit in one.history]
+        events = [part for one in entries for event in one.events for part in event]
         bounds = (options.history_entries_max, options.events_max, FORMAT, options.state_version)
         return [
             token,
@@ -501,7 +501,9 @@ class JobLog:
         self._commit, self._event = write.commit, write.event
         self._replaces, self._cut = False, None
         self._writing = ()
-        self._kept.keep(write.commit, write.event, [group.told for group in write.groups], time.monotonic())
+        self._kept.keep(
+            write.commit, write.event, [group.entries for group in write.groups], time.monotonic()
+        )
         for group in write.groups:
             self.durable = group.end
             self._listener.durable(group.end)

@@ -3,8 +3,8 @@
 The one way in which metrics, spans, the timeline, `explain` and `report` read changes of the ring:
 
     fold = RingFold()
-    for told in events:                     # `Told.of(...)` of the master's notes or of the API's messages
-        if (ended := fold.take(told)) is not None: ...
+    for one in events:  # `DatedEvent.of(...)` of the master's notes or of the API's messages
+        if (ended := fold.take(one)) is not None: ...
 
 A ring begins when it is decided (RingAnnounced), trains once it is formed (RingFormed), and ends when the
 next one is decided or the job stops.
@@ -43,7 +43,7 @@ ENDS: Final = (*OVER, e.JobSuspended, e.StepsUnsaved)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DatedEvent:
     """An event, when it was (seconds since the Unix epoch), and what was said of it.
 
     worker: whom it is about. kind, reason: as they were told, by whatever release.
@@ -104,23 +104,23 @@ class RingFold:
     _causes: set[Cause] = field(default_factory=set)
     _marks: dict[str, tuple[Cause, float]] = field(default_factory=dict)
 
-    def take(self, told: Told) -> Ring | None:
+    def take(self, dated: DatedEvent) -> Ring | None:
         """The next event. Returns the ring that ended with it, if one with members did."""
-        event = told.event
+        event = dated.event
         if isinstance(event, e.RingAnnounced):
-            return self._announced(event, told)
+            return self._announced(event, dated)
         if isinstance(event, e.RingFormed):
-            self._formed(event, told)
+            self._formed(event, dated)
         elif isinstance(event, ENDS):
-            return self.end(told.time)
+            return self.end(dated.time)
         elif isinstance(event, e.WorkerStandby):
-            self._marks.pop(told.worker, None)
+            self._marks.pop(dated.worker, None)
         elif (mark := _MARKS.get(type(event))) is not None:
             self._causes.add(mark)
             # A worker that drains and then leaves began to go when it was told to.
-            known = self._marks.get(told.worker)
+            known = self._marks.get(dated.worker)
             if known is None or known[0] != mark or mark == "scale":
-                self._marks[told.worker] = (mark, told.time)
+                self._marks[dated.worker] = (mark, dated.time)
         return None
 
     def end(self, at: float) -> Ring | None:
@@ -131,13 +131,13 @@ class RingFold:
         ring.ended = at
         return ring
 
-    def _announced(self, event: e.RingAnnounced, told: Told) -> Ring | None:
-        before = self.end(told.time)
+    def _announced(self, event: e.RingAnnounced, dated: DatedEvent) -> Ring | None:
+        before = self.end(dated.time)
         replays = self.trained and not event.planned
         self.ring = Ring(
-            told.generation,
-            told.time,
-            told.reason,
+            dated.generation,
+            dated.time,
+            dated.reason,
             event.members,
             event.whole,
             event.planned,
@@ -154,7 +154,7 @@ class RingFold:
         order = _PLANNED if event.planned else _UNPLANNED
         return next((one for one in order if one in self._causes), "other")
 
-    def _formed(self, event: e.RingFormed, told: Told) -> None:
+    def _formed(self, event: e.RingFormed, dated: DatedEvent) -> None:
         self.trained = True
         if self.ring is not None and self.ring.formed is None:
-            self.ring.formed, self.ring.resume_step = told.time, event.resume_step
+            self.ring.formed, self.ring.resume_step = dated.time, event.resume_step

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane_agent.hosts.rests import FAILURES_MAX, REST_SECONDS, UNREACHABLE_MIN_SECONDS
+from elastane_agent.hosts.exclusions import EXCLUDED_SECONDS, FAILURES_MAX, UNREACHABLE_MIN_SECONDS
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.node_policy import NodePolicy
 from elastane_agent.supervisor.placement import Placement
@@ -54,7 +54,7 @@ class Driver:
         status = self.placement.status(worker, ExitStatus(code))
         if fault := self.placement.ended(now, worker, status):
             places = self.placement.wanted(now)
-            return self.policy.host_failed(now, worker, fault.text, fault.event, places)
+            return self.policy.server_failed(now, worker, fault.text, fault.event, places)
         return self.policy.worker_exited(now, worker, status, asked_to_leave=asked_to_leave)
 
 
@@ -155,7 +155,7 @@ def test_a_host_that_is_reclaimed_gets_no_worker_for_a_while() -> None:
     actions = driver.exited(1.0, "b-0", EXIT_RECLAIMED)
     assert "b is being taken away" in said(actions) and spawned(actions) == ["c-0"]
     assert spawned(driver.exited(2.0, "a-0", EXIT_RECLAIMED)) == []
-    assert spawned(driver.changed(1.0 + REST_SECONDS)) == ["b-0"]
+    assert spawned(driver.changed(1.0 + EXCLUDED_SECONDS)) == ["b-0"]
 
 
 def test_a_notice_of_a_host_counts_once_for_all_its_workers() -> None:

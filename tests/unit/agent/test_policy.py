@@ -305,9 +305,9 @@ def test_who_does_not_drain_in_time_is_killed() -> None:
 
 def test_a_reclaim_gives_the_workers_all_the_time_there_is() -> None:
     policy = started(2)
-    first, *rest = policy.noticed(1.0, 100.0, "spot notice of aws")
+    first, *exclude = policy.noticed(1.0, 100.0, "spot notice of aws")
     assert first == Announce(100.0, "spot notice of aws")
-    assert [action.worker for action in rest if isinstance(action, Terminate)] == ["w0", "w1"]
+    assert [action.worker for action in exclude if isinstance(action, Terminate)] == ["w0", "w1"]
     assert policy.next_due() == 101.0  # the grace of a signal, 20 s, is not asked
     assert [action for action in policy.tick(100.9) if isinstance(action, Kill)] == []
     policy.worker_exited(100.9, "w0", DRAINED)

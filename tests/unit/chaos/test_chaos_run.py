@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from elastane_cli.chaos.run import Chaos, _State
-from elastane_cli.rehearse.faults import Fault, Strike
+from elastane_cli.rehearse.faults import ActiveFault, Fault
 from elastane_cli.rehearse.results import Outcome
 
 
@@ -30,9 +30,9 @@ def test_a_fault_that_acts_until_the_job_is_over_is_not_held_against_it(tmp_path
     cluster: Any = SimpleNamespace(client=None, job="j", is_over=False)
 
     @contextmanager
-    def acts(_cluster: object, _rng: random.Random) -> Iterator[Strike]:
+    def acts(_cluster: object, _rng: random.Random) -> Iterator[ActiveFault]:
         cluster.is_over = over
-        yield Strike(0.0, "struck", hold_seconds=0.0)
+        yield ActiveFault(0.0, "struck", hold_seconds=0.0)
 
     seen = SimpleNamespace(step=3, at=1.0, generation=1, members=("w0",), reason="")
     cluster.watch = SimpleNamespace(latest=seen, forget=lambda: None, since=list, first=lambda *_: seen)

@@ -12,7 +12,7 @@ import pytest
 
 from elastane_cli.chaos.promises import Promises, fixed_digests, read_applied
 from elastane_cli.chaos.watch import Seen
-from elastane_cli.rehearse.faults import Strike
+from elastane_cli.rehearse.faults import ActiveFault
 from elastane_proto.v1 import ring_pb2, shard_pb2
 
 ESTS, STEPS_PER_EPOCH = 2, 4
@@ -76,9 +76,9 @@ def world(tmp_path: Path) -> SimpleNamespace:
     return SimpleNamespace(promises=promises, client=Client(4), file=traces / "elastic-w0.jsonl")
 
 
-def broken(world: SimpleNamespace, strike: Strike | None = None, *history: Seen) -> list[str]:
+def broken(world: SimpleNamespace, active: ActiveFault | None = None, *history: Seen) -> list[str]:
     return world.promises.broken(
-        world.client, "j", strike or Strike(0.0, "x"), seen(3), history or (seen(4),)
+        world.client, "j", active or ActiveFault(0.0, "x"), seen(3), history or (seen(4),)
     )
 
 
@@ -125,7 +125,7 @@ def test_a_committed_entry_that_is_gone(world: SimpleNamespace) -> None:
     assert problems[0] == "2 of 8 committed entries are gone, or their order changed"
     assert any("step" in problem for problem in problems[1:])  # the audit sees the hole too
     world.client.entries = entries(3)
-    assert "are gone" not in " ".join(broken(world, Strike(0.0, "x", may_forget=True)))
+    assert "are gone" not in " ".join(broken(world, ActiveFault(0.0, "x", may_forget=True)))
 
 
 def test_a_step_that_was_committed_twice_over(world: SimpleNamespace) -> None:
@@ -139,15 +139,15 @@ def test_a_step_that_was_committed_twice_over(world: SimpleNamespace) -> None:
 def test_steps_and_generations_do_not_go_back(world: SimpleNamespace) -> None:
     assert "the committed step went back from 5 to 4" in broken(world, None, seen(5), seen(4))
     assert "the generation went back from 2 to 1" in broken(world, None, seen(4, 2), seen(4, 1))
-    assert broken(world, Strike(0.0, "x", may_rewind=True), seen(5), seen(4)) == []
+    assert broken(world, ActiveFault(0.0, "x", may_rewind=True), seen(5), seen(4)) == []
 
 
 def test_a_fault_nobody_tells_of(world: SimpleNamespace) -> None:
-    strike = Strike(0.0, "x", expects=("worker_lost",))
+    active = ActiveFault(0.0, "x", expects=("worker_lost",))
     world.client.kinds = ["worker_lost"]
-    assert broken(world, strike) == []
-    assert broken(world, strike) == ["no event worker_lost tells of it"]  # that one was of the fault before
+    assert broken(world, active) == []
+    assert broken(world, active) == ["no event worker_lost tells of it"]  # that one was of the fault before
 
 
 def test_what_the_fault_itself_finds_wrong(world: SimpleNamespace) -> None:
-    assert broken(world, Strike(0.0, "x", check=lambda: "it did not bite")) == ["it did not bite"]
+    assert broken(world, ActiveFault(0.0, "x", check=lambda: "it did not bite")) == ["it did not bite"]

@@ -48,8 +48,8 @@ def test_row_names_tests_that_exist(row: list[str]) -> None:
 def test_every_fault_is_on_the_page_and_struck_by_a_test() -> None:
     listed = [name for row in ROWS for name in faults_of(row[4])]
     assert sorted(listed) == sorted(FAULTS)
-    struck = (ROOT / "tests" / "integration" / "test_chaos_faults.py").read_text()
-    assert [name for name in FAULTS if f'"{name}"' not in struck] == []
+    injected = (ROOT / "tests" / "integration" / "test_chaos_faults.py").read_text()
+    assert [name for name in FAULTS if f'"{name}"' not in injected] == []
 
 
 def test_every_struck_row_is_measured() -> None:

@@ -53,10 +53,10 @@ def shown(result: ChaosResult, folder: Path | None = None) -> str:
 
 
 def result(*problems: str, differing: tuple[str, ...] = ()) -> ChaosResult:
-    struck = Injection("kill-worker", 1, 5, "kill -9 w1", 0.0, 0.25, problems)
+    injected = Injection("kill-worker", 1, 5, "kill -9 w1", 0.0, 0.25, problems)
     once_more = Injection("kill-worker", 1, 9, "kill -9 w2", 0.0, 0.75)
     one = RunSummary(1, 9, 27, 0, 0, differing, (), 9, 3.0)
-    return ChaosResult("7", 3, 9, 12.0, (struck, once_more), (one,), {"oom-worker": "no cgroup"})
+    return ChaosResult("7", 3, 9, 12.0, (injected, once_more), (one,), {"oom-worker": "no cgroup"})
 
 
 def test_table_says_what_held() -> None:

@@ -70,7 +70,7 @@ class _Report:
 
 def _step(reducer, module, ests=3, zero=lambda: None, loss=None, x=None, report=None):
     for slot in range(ests):
-        reducer.begin_turn(slot, slot == ests - 1, record_order=False, report=report)
+        reducer.begin_backward(slot, slot == ests - 1, record_order=False, report=report)
         zero()
         batch = torch.full((2, 4), float(slot + 1)) if x is None else x
         (loss or (lambda out: out.sum()))(module(batch)).backward()
@@ -81,7 +81,7 @@ def test_gradients_are_the_est_s_own_until_the_last_turn(make):
     reducer = make(module)
     seen = []
     for slot in range(3):
-        reducer.begin_turn(slot, slot == 2, record_order=slot == 0)
+        reducer.begin_backward(slot, slot == 2, record_order=slot == 0)
         module(torch.full((2, 4), float(slot + 1))).sum().backward()
         seen.append(module.weight.grad)
         if slot < 2:
@@ -137,7 +137,7 @@ def _run(reducer, module, batches, *, guest=None, digests=None):
     turns += [(slot, batch, True) for slot, batch in enumerate(batches)]
     for slot, batch, own in turns:
         digest = GradientDigest()
-        reducer.begin_turn(
+        reducer.begin_backward(
             slot, own and slot == len(batches) - 1, record_order=False, guest=not own, digest=digest
         )
         module.zero_grad()
@@ -169,7 +169,7 @@ def test_a_parameter_that_only_another_workers_est_uses_keeps_its_gradient(make)
     module = nn.ModuleDict({"used": nn.Linear(4, 2), "spare": nn.Linear(4, 2)})
     reducer = make(module, find_unused_parameters=True)
     for slot, last, name in ((0, False, "spare"), (0, False, "used"), (1, False, "used"), (2, True, "used")):
-        reducer.begin_turn(slot, last, record_order=False, guest=name == "spare")
+        reducer.begin_backward(slot, last, record_order=False, guest=name == "spare")
         module[name](torch.ones(2, 4)).sum().backward()
         module.zero_grad() if not last else None
     assert module["spare"].weight.grad is None
@@ -276,7 +276,7 @@ def test_backward_between_two_steps_is_the_script_s_own(make):
 def test_a_parameter_without_a_gradient_is_named(make):
     module = nn.ModuleDict({"used": nn.Linear(4, 2), "idle": nn.Linear(4, 2)})
     reducer = make(module)
-    reducer.begin_turn(0, False, record_order=False)
+    reducer.begin_backward(0, False, record_order=False)
     with pytest.raises(StepError, match=r"no gradient to idle\.weight, idle\.bias .*find_unused_parameters"):
         module["used"](torch.ones(1, 4)).sum().backward()
 
@@ -285,7 +285,7 @@ def test_a_parameter_without_a_gradient_is_named(make):
 def test_a_second_backward_in_a_turn_is_refused(make, ests):
     module = nn.Linear(4, 2)
     reducer = make(module, ests)
-    reducer.begin_turn(0, ests == 1, record_order=False)
+    reducer.begin_backward(0, ests == 1, record_order=False)
     module(torch.ones(1, 4)).sum().backward()
     with pytest.raises(StepError, match="second gradient"):
         module(torch.ones(1, 4)).sum().backward()
@@ -293,15 +293,15 @@ def test_a_second_backward_in_a_turn_is_refused(make, ests):
 
 def test_a_turn_without_backward_is_refused(make):
     reducer = make(nn.Linear(4, 2))
-    reducer.begin_turn(0, False, record_order=False)
+    reducer.begin_backward(0, False, record_order=False)
     with pytest.raises(StepError, match="without backward"):
-        reducer.begin_turn(1, False, record_order=False)
+        reducer.begin_backward(1, False, record_order=False)
 
 
 def test_a_sparse_gradient_is_refused(make):
     module = nn.Embedding(5, 3, sparse=True)
     reducer = make(module)
-    reducer.begin_turn(0, False, record_order=False)
+    reducer.begin_backward(0, False, record_order=False)
     with pytest.raises(UnsupportedError, match="sparse"):
         module(torch.tensor([1])).sum().backward()
 
@@ -397,9 +397,9 @@ def test_a_thread_that_hangs_in_an_aborted_ring_is_left_with_the_memory_it_works
 def test_a_dropped_step_can_be_run_again(make):
     module = nn.Linear(4, 2)
     reducer = make(module)
-    reducer.begin_turn(0, False, record_order=False)
+    reducer.begin_backward(0, False, record_order=False)
     module(torch.full((2, 4), 9.0)).sum().backward()
-    reducer.begin_turn(1, False, record_order=False)
+    reducer.begin_backward(1, False, record_order=False)
     reducer.drop()
     _step(reducer, module)
     assert torch.allclose(module.weight.grad, torch.full((2, 4), 4.0))
@@ -429,7 +429,7 @@ def test_a_change_of_layout_uses_memory_again_but_not_what_the_script_sees(make)
     shown = module.weight.grad.clone()
     block = reducer._slots.plans[0].blocks[0]
     reducer.set_layout([1, 0])
-    reducer.begin_turn(0, False, record_order=False)
+    reducer.begin_backward(0, False, record_order=False)
     assert reducer._slots.plans[0].blocks[0] is block
     assert reducer._slots.plans[0].blocks[-1].data_ptr() != module.weight.grad.data_ptr()
     assert torch.equal(module.weight.grad, shown)
@@ -438,7 +438,7 @@ def test_a_change_of_layout_uses_memory_again_but_not_what_the_script_sees(make)
 def test_a_closed_reducer_leaves_the_model_alone(make):
     module = nn.Linear(4, 2)
     reducer = make(module)
-    reducer.begin_turn(0, True, record_order=False)
+    reducer.begin_backward(0, True, record_order=False)
     reducer.close()
     module(torch.ones(1, 4)).sum().backward()
     assert module.weight.grad is not None
@@ -462,7 +462,7 @@ def test_buckets_are_reduced_while_backward_goes_on(make, monkeypatch):
     """Also when gradients come in another order than the layout's: then in the layout's order."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     reducer = make(module, 1, bucket_cap_mb=1e-5)  # a bucket for every weight with its bias
-    reducer.begin_turn(0, True, record_order=True)
+    reducer.begin_backward(0, True, record_order=True)
     out = module(torch.ones(2, 4))
     out.sum().backward()
     reducer.set_layout(reducer.ready_order)
@@ -475,7 +475,7 @@ def test_buckets_are_reduced_while_backward_goes_on(make, monkeypatch):
         reduced.set()
 
     monkeypatch.setattr(CanonicalAllreduce, "run", observed)
-    reducer.begin_turn(0, True, record_order=False)
+    reducer.begin_backward(0, True, record_order=False)
     hidden = module[0](torch.ones(2, 4))
     seen_in_backward = []
     hidden.register_hook(lambda _: seen_in_backward.append(reduced.wait(30)))

@@ -11,7 +11,7 @@ from elastane_master.decisions.events import CancelRequested, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.retention import (
     Retention,
-    may_rest,
+    may_close,
     read_record,
     record_of,
     require_deletable,
@@ -75,12 +75,12 @@ def cancelled() -> JobMachine:
 
 def test_a_job_rests_and_is_deleted_only_when_it_is_over() -> None:
     machine = JobMachine.create("j", JobSettings(ests=2), 100.0)
-    assert not may_rest(machine)
+    assert not may_close(machine)
     with pytest.raises(Rejection) as refused:
         require_deletable(machine, force=False)
     assert refused.value.reason == "wrong_phase" and "--force" in refused.value.hint
     require_deletable(machine, force=True)
-    assert may_rest(cancelled())
+    assert may_close(cancelled())
     require_deletable(cancelled(), force=False)
 
 

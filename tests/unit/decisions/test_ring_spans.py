@@ -11,7 +11,7 @@ from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
 from elastane_master.jobs.ring_spans import Begin, Covers, End, Event, Key, RingSpans, moved
-from elastane_master.metrics.tally import JobTally
+from elastane_master.metrics.counters import JobCounters
 from elastane_proto.job_settings import JobSettings
 
 
@@ -32,7 +32,7 @@ class Traced(JobDriver):
 
     def __init__(self, job: JobSettings) -> None:
         super().__init__(job)
-        self.tally = JobTally(self.machine.state)
+        self.counters = JobCounters(self.machine.state)
         self.traced = RingSpans("job", self.machine.state)
         self.spans: dict[Key, Span] = {}
         self.all: list[tuple[Key, Span]] = []
@@ -42,13 +42,13 @@ class Traced(JobDriver):
         decision = super().do(event, after=after)
         for effect in decision.effects:
             if isinstance(effect, effects.Note):
-                self.tally.noted(effect, self.machine.state, self.now)
+                self.counters.noted(effect, self.machine.state, self.now)
         self.play(
             self.traced.decided(
                 event,  # type: ignore[arg-type]
                 decision.effects,
                 self.machine.state,
-                self.tally.last_cause,
+                self.counters.last_cause,
                 self.now,
             )
         )

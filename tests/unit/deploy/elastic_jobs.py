@@ -13,9 +13,9 @@ from elastane_operator.decisions import actions
 from elastane_operator.decisions.observed import JobAtMaster, MasterView, Objects, Observed, WorkerView
 from elastane_operator.decisions.pods import PodView, pod_name
 from elastane_operator.decisions.reconcile import Decision, reconcile
+from elastane_operator.decisions.reconciliation import FINALIZER
 from elastane_operator.decisions.spec import Identity, JobSpec, read_spec
 from elastane_operator.decisions.status import Status, read_status, write_status
-from elastane_operator.decisions.turn import FINALIZER
 from elastane_operator.manifests.master import MasterDefaults, master_objects
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

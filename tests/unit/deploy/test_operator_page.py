@@ -25,14 +25,14 @@ def test_every_phase_is_there() -> None:
 
 
 def test_every_condition_is_there_with_its_reasons() -> None:
-    assert section("Conditions") == set(re.findall(r"turn\.condition\(\s*\"(\w+)\"", SOURCE)) | {"Accepted"}
-    reasons = set(re.findall(r"life\.finish\(turn, \"Failed\", \"(\w+)\"", SOURCE))
-    reasons |= set(re.findall(r"turn\.fault = \(\"(\w+)\"", SOURCE)) | {"PermanentExit", "ActionFailed"}
+    assert section("Conditions") == set(re.findall(r"ctx\.condition\(\s*\"(\w+)\"", SOURCE)) | {"Accepted"}
+    reasons = set(re.findall(r"life\.finish\(ctx, \"Failed\", \"(\w+)\"", SOURCE))
+    reasons |= set(re.findall(r"ctx\.fault = \(\"(\w+)\"", SOURCE)) | {"PermanentExit", "ActionFailed"}
     assert reasons <= set(re.findall(r"\w+", PAGE))
 
 
 def test_every_event_is_there_and_no_other() -> None:
-    posted = set(re.findall(r"(?:turn\.note|Note)\(\s*\"(?:Normal|Warning)\",\s*\"(\w+)\"", SOURCE))
+    posted = set(re.findall(r"(?:ctx\.note|Note)\(\s*\"(?:Normal|Warning)\",\s*\"(\w+)\"", SOURCE))
     posted |= set(re.findall(r"return \"(\w+)\", (?:f\"|name|kind)", SOURCE))
     [what] = [field for field in actions.AskMaster.__annotations__ if field == "what"]
     asked = re.findall(r"what: Literal\[(.*?)\]", SOURCE)[0]

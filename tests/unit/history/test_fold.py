@@ -6,15 +6,15 @@ import pytest
 
 from elastane_proto.history import events as e
 from elastane_proto.history.describe import describe
-from elastane_proto.history.fold import Ring, RingFold, Told
+from elastane_proto.history.fold import DatedEvent, Ring, RingFold
 
 RING = e.RingAnnounced((e.Place("a", 0, 2), e.Place("b", 2, 4)), False, "2 workers are there")
 ALONE = e.RingAnnounced((e.Place("a", 0, 4),), False, "b is gone")
 FORMED = e.RingFormed(2, 0, 7, 2)
 
 
-def told(event: e.HistoryEvent, at: float) -> Told:
-    return Told(0, at, event.kind, event.about, describe(event), 1, 0, event)
+def told(event: e.HistoryEvent, at: float) -> DatedEvent:
+    return DatedEvent(0, at, event.kind, event.about, describe(event), 1, 0, event)
 
 
 def taken(fold: RingFold, *events: e.HistoryEvent, at: float = 0.0) -> list[Ring | None]:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from elastane_agent.hosts.rests import CALM_SECONDS, REST_SECONDS
+from elastane_agent.hosts.exclusions import CALM_SECONDS, EXCLUDED_SECONDS
 from elastane_agent.launch.policy import (
     CODE_FAILED,
     CODE_MAX_WAIT,
@@ -148,7 +148,7 @@ def test_a_host_that_fails_again_and_again_rests() -> None:
     assert started(fail_round(launch, 40.0, 2)) == ["a", "a"]
     launch.hosts_changed(60.0, {"a": 2, "bad": 1})
     assert launch.next_due() is None
-    rested = 50.0 + REST_SECONDS
+    rested = 50.0 + EXCLUDED_SECONDS
     assert ranks(launch.hosts_changed(rested, {"a": 2, "bad": 1}), Terminate) == []
     assert ranks(launch.tick(rested + 5.0), Terminate) == [0, 1]
 

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import ConnectionError as StoreAway
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.job_servers import ClosedJob, JobServers
 from elastane_master.store.closed import Closed
 from integration.finished_jobs import records
 
@@ -20,7 +20,7 @@ class Deleting:
         self.calls: list[str] = []
         self.away = False
         self.lost_lead: Rejection | None = None
-        self.hosts = JobHosts(SimpleNamespace(redis=None, remove_job=self.remove_job), None)  # type: ignore[arg-type]
+        self.hosts = JobServers(SimpleNamespace(redis=None, remove_job=self.remove_job), None)  # type: ignore[arg-type]
         self.hosts.restored = True
         self.hosts._records = SimpleNamespace(delete=self.delete)  # type: ignore[assignment]
         [(self.name, record)] = records(1)

@@ -7,6 +7,7 @@ import pytest
 from elastane_master.decisions.events import CancelRequested
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.metrics import catalogue
+from elastane_master.metrics.counters import JobCounters
 from elastane_master.metrics.figures import (
     OVER_SECONDS,
     PHASES,
@@ -18,7 +19,6 @@ from elastane_master.metrics.figures import (
     is_shown,
 )
 from elastane_master.metrics.measures import MasterMeasures
-from elastane_master.metrics.tally import JobTally
 from elastane_proto.job_settings import JobSettings
 
 
@@ -36,10 +36,10 @@ def test_a_job_that_is_over_is_told_of_for_a_while() -> None:
 
 def test_a_scrape_changes_nothing_and_says_the_same_again() -> None:
     machine = job()
-    tally, before = JobTally(machine.state), machine.snapshot()
+    counters, before = JobCounters(machine.state), machine.snapshot()
     first, second = Samples(), Samples()
     for samples in (first, second):
-        add_job(samples, machine, JobFacts(sessions=3), tally, 500.0)
+        add_job(samples, machine, JobFacts(sessions=3), counters, 500.0)
     assert machine.snapshot() == before
     assert first.by_metric == second.by_metric
     assert first.by_metric[catalogue.SESSIONS] == [(("j",), 3)]

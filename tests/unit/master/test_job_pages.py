@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastane_master.jobs.hosts import ClosedJob, JobHosts
+from elastane_master.jobs.job_servers import ClosedJob, JobServers
 from elastane_master.servers import callers, job_service
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.store.closed import Closed
@@ -17,7 +17,7 @@ from integration.finished_jobs import records
 
 
 async def servicer(count: int) -> JobServicer:
-    hosts = JobHosts(SimpleNamespace(redis=None), None)  # type: ignore[arg-type]
+    hosts = JobServers(SimpleNamespace(redis=None), None)  # type: ignore[arg-type]
     hosts.restored = True
     for name, record in records(count):
         closed = ClosedJob.of(name, Closed(1, record))

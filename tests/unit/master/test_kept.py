@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from elastane_master.store.kept import KeptGroups, Told
+from elastane_master.store.kept import Entries, KeptGroups
 
 
 def keep(kept: KeptGroups, number: int, *commits: str, now: float = 0.0) -> None:
     """A write whose last commit and event have this number."""
-    kept.keep(number, number, [Told([name.encode() for name in commits], [(number, b"event")])], now)
+    kept.keep(number, number, [Entries([name.encode() for name in commits], [(number, b"event")])], now)
 
 
 def test_what_was_lost_comes_back_in_order_and_once() -> None:
     kept = KeptGroups(seconds=30.0, bytes_max=1000)
     for number in range(1, 6):
         keep(kept, number, f"commit {number}", now=float(number))
-    assert kept.beyond(2, 4) == Told([b"commit 3", b"commit 4", b"commit 5"], [(5, b"event")])
-    assert kept.beyond(5, 5) == Told([], [])
+    assert kept.beyond(2, 4) == Entries([b"commit 3", b"commit 4", b"commit 5"], [(5, b"event")])
+    assert kept.beyond(5, 5) == Entries([], [])
     assert (kept.commit, kept.event) == (0, 0)
 
 
@@ -40,5 +40,5 @@ def test_what_is_too_old_or_too_much_is_dropped_and_said() -> None:
 def test_writes_that_told_nothing_are_not_missed() -> None:
     kept = KeptGroups(seconds=1.0, bytes_max=1000)
     for number in range(1, 10):
-        kept.keep(0, 0, [Told()], now=float(number))
-    assert (kept.commit, kept.event) == (0, 0) and kept.beyond(0, 0) == Told([], [])
+        kept.keep(0, 0, [Entries()], now=float(number))
+    assert (kept.commit, kept.event) == (0, 0) and kept.beyond(0, 0) == Entries([], [])

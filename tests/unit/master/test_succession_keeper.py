@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.hosts import JobHosts, LeaseOver
+from elastane_master.jobs.job_servers import JobServers, LeaseOver
 from elastane_master.jobs.succession import Follower, SuccessionKeeper
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames
@@ -143,7 +143,7 @@ async def test_jobs_are_unknown_to_nobody_before_all_are_restored(monkeypatch: p
     async def mark_stored(names: object) -> None: ...
 
     store = SimpleNamespace(jobs=jobs, mark_stored=mark_stored, redis=None)
-    hosts = JobHosts(store, SimpleNamespace(state_version=1))  # type: ignore[arg-type]
+    hosts = JobServers(store, SimpleNamespace(state_version=1))  # type: ignore[arg-type]
     taken: list[str] = []
 
     async def take_over(name: str, **_: object) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from elastane.runtime.carried import CarriedValues
+from elastane.runtime.est_step import EpochsClosed, EstStep
 from elastane.runtime.step_state import Stage, StepState
 from elastane.runtime.trainer import Trainer
-from elastane.runtime.turn import EpochsClosed, Turn
 from elastane.state.codec import StateNotCarriedError, decode, encode
 from elastane.state.optimizer_state import StateError
 from elastane_common.errors import StepError
@@ -67,7 +67,7 @@ def trainer_between_epochs(*, epoch: int, looped: int, begun: int, count: int) -
     """Of a trainer what says whose code outside the loader loop the state has."""
     trainer: Any = Trainer.__new__(Trainer)
     trainer.epoch, trainer._looped_epoch = epoch, looped
-    trainer.steps = SimpleNamespace(turn=None)
+    trainer.steps = SimpleNamespace(est_step=None)
     trainer._closed_epochs = EpochsClosed()
     trainer._closed_epochs.load_state_dict({"begun": begun, "count": count, "ended": False})
     return trainer  # type: ignore[no-any-return]
@@ -88,11 +88,11 @@ def test_code_that_the_state_has_already_sets_nothing_again(where: dict[str, int
 
 def test_a_value_is_set_once_the_step_is_applied() -> None:
     trainer = trainer_between_epochs(epoch=0, looped=0, begun=1, count=0)
-    turn = Turn(StepState(7, Stage.REPORTED), rank=1, slot=0, ends=True)
-    trainer.steps.turn = turn
+    est_step = EstStep(StepState(7, Stage.REPORTED), rank=1, slot=0, ends=True)
+    trainer.steps.est_step = est_step
     with pytest.raises(StepError, match=r"value best was set in step 7 before the step was applied"):
         trainer._writes_carried("best")
-    turn.state.prepare()
+    est_step.state.prepare()
     assert trainer._writes_carried("best")
 
 

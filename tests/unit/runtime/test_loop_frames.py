@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from elastane.runtime.loop_carried import CarriedValueError, check_loop
-from elastane.runtime.prepared import Prepared
+from elastane.runtime.prepared_objects import PreparedObjects
 
 SCRIPT = """\
 from torch import nn
@@ -85,7 +85,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 class Asking:
     """In the place of the prepared loader: looks at who asks, and has nothing to give."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedObjects) -> None:
         self.prepared = prepared
 
     def __iter__(self) -> Iterator[object]:
@@ -99,7 +99,7 @@ class Asking:
 def run(script: ModuleType, loop: str) -> None:
     net: nn.Module = script.Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    prepared = Prepared([net, optimizer, torch.utils.data.DataLoader([0])])
+    prepared = PreparedObjects([net, optimizer, torch.utils.data.DataLoader([0])])
     getattr(script, loop)(Asking(prepared), net, optimizer)
 
 

@@ -14,9 +14,9 @@ from elastane.context import EstContext
 from elastane.data import BatchSource
 from elastane.rng import Generators
 from elastane.runtime import repeat_check
-from elastane.runtime.repeat_check import RepeatCheck, TurnRepeatError
+from elastane.runtime.est_step import EstStep
+from elastane.runtime.repeat_check import RepeatCheck, RepeatDiffersError
 from elastane.runtime.step_state import StepState
-from elastane.runtime.turn import Turn
 from unit.data.loader_runs import initial_contexts
 
 ACCUMULATED = 2
@@ -69,27 +69,29 @@ class Run:
 
     def step(self, step: int) -> None:
         state = StepState(step)
-        own = [Turn(state, rank, rank, ends=rank == 1, batches=ACCUMULATED) for rank in (0, 1)]
+        own = [EstStep(state, rank, rank, ends=rank == 1, batches=ACCUMULATED) for rank in (0, 1)]
         turns = self.check.turns(own, self.contexts)
         if len(turns) > len(own):
             self.twice.append(step)
         after = {}
-        for turn in turns:
-            self.generators.restore((turn.guest or self.contexts[turn.rank]).parts)
+        for est_step in turns:
+            self.generators.restore((est_step.guest or self.contexts[est_step.rank]).parts)
             seen = []
-            for turn.micro in range(ACCUMULATED):
-                batch, _ = self.check.begin(turn)
+            for est_step.micro in range(ACCUMULATED):
+                batch, _ = self.check.begin(est_step)
                 gradient = self.gradient(batch)
-                if turn.digest is not None:
-                    turn.digest.add(turn.micro, gradient)
+                if est_step.digest is not None:
+                    est_step.digest.add(est_step.micro, gradient)
                 seen.append(batch.clone())
                 batch.zero_()  # the body may do so
-                if turn.sync:
-                    self.check.compare(turn)
-                turn.loader_parts |= self.check.finish(turn)
-            if turn.guest is None:
+                if est_step.sync:
+                    self.check.compare(est_step)
+                est_step.loader_parts |= self.check.finish(est_step)
+            if est_step.guest is None:
                 self.given.append(seen)
-                after[turn.rank] = self.contexts[turn.rank].next(self.generators.capture(), turn.loader_parts)
+                after[est_step.rank] = self.contexts[est_step.rank].next(
+                    self.generators.capture(), est_step.loader_parts
+                )
         self.contexts = after
 
 
@@ -139,7 +141,7 @@ def test_what_first_changes_late_is_refused_then() -> None:
         return batch / max(1, len(calls) - 150)
 
     run = Run(warmed_up, counts=False, enabled=True)
-    with pytest.raises(TurnRepeatError, match=r"EST 0 in step 63 was run twice"):
+    with pytest.raises(RepeatDiffersError, match=r"EST 0 in step 63 was run twice"):
         for epoch in range(20):
             run.epoch(5 * epoch, 5)
 
@@ -147,8 +149,8 @@ def test_what_first_changes_late_is_refused_then() -> None:
 def test_a_turn_that_the_sentinel_checks_is_left_to_it() -> None:
     run = Run(drawn, counts=False, enabled=True)
     run.epoch(0, 2)
-    turn = Turn(StepState(2), 0, 0, ends=False, batches=ACCUMULATED, digest=GradientDigest())
-    assert run.check.turns([turn], run.contexts) == [turn] and not turn.repeated
+    est_step = EstStep(StepState(2), 0, 0, ends=False, batches=ACCUMULATED, digest=GradientDigest())
+    assert run.check.turns([est_step], run.contexts) == [est_step] and not est_step.repeated
     run.epoch(2, 3)
     assert run.twice == [2]
     run.source.close()
@@ -162,7 +164,7 @@ def test_gradients_that_something_outside_the_state_decides_are_refused() -> Non
         return batch / len(calls)
 
     run = Run(counted, counts=False, enabled=True)
-    with pytest.raises(TurnRepeatError, match=r"EST 0 in step 2 was run twice .* its gradients differ"):
+    with pytest.raises(RepeatDiffersError, match=r"EST 0 in step 2 was run twice .* its gradients differ"):
         run.epoch(0, 5)
     run.source.close()
 
@@ -170,7 +172,7 @@ def test_gradients_that_something_outside_the_state_decides_are_refused() -> Non
 def test_a_mini_batch_that_is_not_the_same_again_is_refused() -> None:
     run = Run(drawn, counts=True, enabled=True)
     with pytest.raises(
-        TurnRepeatError, match=r"a mini-batch of EST 0 in step 2 was loaded twice .*collate_fn"
+        RepeatDiffersError, match=r"a mini-batch of EST 0 in step 2 was loaded twice .*collate_fn"
     ):
         run.epoch(0, 5)
     run.source.close()
@@ -179,7 +181,7 @@ def test_a_mini_batch_that_is_not_the_same_again_is_refused() -> None:
 def test_samples_that_are_kept_as_they_were_drawn_are_refused() -> None:
     run = Run(drawn, keeps=True)
     with pytest.raises(
-        TurnRepeatError, match=r"loaded twice .* drew other random numbers: the dataset caches"
+        RepeatDiffersError, match=r"loaded twice .* drew other random numbers: the dataset caches"
     ):
         run.epoch(0, 5)
     run.source.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from elastane_master.security.handshakes import Handshakes, Turns
+from elastane_master.security.handshakes import FairQueue, Handshakes
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.security.tls_session import TlsBroken, TlsSession, whole_records
 
@@ -174,7 +174,7 @@ def test_handshakes_go_on_with_whole_records_only() -> None:
 
 
 def test_addresses_take_turns() -> None:
-    turns: Turns[int] = Turns()
+    turns: FairQueue[int] = FairQueue()
     for number in range(3):
         turns.add("a", number)
     turns.add("b", 10)

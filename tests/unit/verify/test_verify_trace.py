@@ -37,13 +37,13 @@ def test_equal_runs_have_equal_traces(stock: RunTrace, tmp_path: Path) -> None:
     run = elastic(tmp_path)
     assert first_difference(stock, run) is None
     assert stock.last_step == run.last_step == 3
-    assert set(stock.turns) == set(run.turns) == {(s, r, 0) for s in range(4) for r in range(2)}
-    turn = run.turns[2, 1, 0][0]
-    assert turn.together == {0, 1}
-    assert stock.turns[2, 1, 0][0].together == {1}
+    assert set(stock.mini_batches) == set(run.mini_batches) == {(s, r, 0) for s in range(4) for r in range(2)}
+    mini_batch = run.mini_batches[2, 1, 0][0]
+    assert mini_batch.together == {0, 1}
+    assert stock.mini_batches[2, 1, 0][0].together == {1}
     # In the order of backward, and each parameter once.
-    assert [name for name, _ in turn.ended["gradients"]][:2] == ["last.bias", "last.weight"]
-    assert len(turn.ended["gradients"]) == 6
+    assert [name for name, _ in mini_batch.ended["gradients"]][:2] == ["last.bias", "last.weight"]
+    assert len(mini_batch.ended["gradients"]) == 6
     assert set(run.applied[3][0][1]["buffers"]) == {
         "norm.running_mean",
         "norm.running_var",
@@ -224,7 +224,7 @@ def test_a_line_that_a_killed_process_left_unfinished_is_passed_over(stock: RunT
     assert child.returncode == -signal.SIGKILL
     path = tmp_path / "elastic-w0.jsonl"
     whole = read_traces(tmp_path)
-    assert (2, 0, 0) in whole.turns and not whole.turns[2, 0, 0][0].ended
+    assert (2, 0, 0) in whole.mini_batches and not whole.mini_batches[2, 0, 0][0].ended
     assert first_difference(stock, whole) is None
     path.write_bytes(path.read_bytes()[:-20])
     assert first_difference(stock, read_traces(tmp_path)) is None

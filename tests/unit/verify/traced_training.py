@@ -73,7 +73,7 @@ def write_trace(folder: Path, name: str, owned: Sequence[int], twist: Twist | No
             if traced:
                 twist.before(step, rank)
                 batch = twist.batch(step, rank, batch)
-                trace.turn_began(step, rank, 0, (batch, {"index": rank}), generators.capture())
+                trace.mini_batch_began(step, rank, 0, (batch, {"index": rank}), generators.capture())
             net.zero_grad()
             loss = net(batch).square().mean()
             if traced:
@@ -82,7 +82,7 @@ def write_trace(folder: Path, name: str, owned: Sequence[int], twist: Twist | No
                 gradients = [p.grad for p in net.parameters()]
                 twist.after(step, rank)
                 value = twist.logged(step, rank, loss.item())
-                trace.turn_ended(step, rank, 0, generators.capture(), {"loss": value})
+                trace.mini_batch_ended(step, rank, 0, generators.capture(), {"loss": value})
             else:
                 gradients = list(torch.autograd.grad(loss, list(net.parameters())))
             for total, gradient in zip(sums, gradients, strict=True):

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
+from elastane.collective.backward import Backward
 from elastane.collective.backward_report import BackwardReport
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
 from elastane.collective.collectives import StepCollectives
@@ -43,7 +44,6 @@ from elastane.collective.order import Ranges
 from elastane.collective.script_gradients import ScriptGradients
 from elastane.collective.slots import Slots, allocate
 from elastane.collective.transport import RingError, RingTransport
-from elastane.collective.turn import Turn
 from elastane_common.errors import StepError, UnsupportedError
 
 
@@ -84,7 +84,7 @@ class Reducer:
         self._layout_order: list[int] | None = None
         self._slots: Slots | None = None
         self._stale = True
-        self._turn: Turn | None = None
+        self._backward: Backward | None = None
         #: Parameters that some EST of this worker used in the step; after the exchange, some EST of the ring.
         self._used = bytearray(len(self._params))
         self._order: dict[int, None] = {}
@@ -134,7 +134,7 @@ class Reducer:
 
     # ------------------------------------------------------------------ the step
 
-    def begin_turn(
+    def begin_backward(
         self,
         slot: int,
         last: bool,
@@ -154,7 +154,7 @@ class Reducer:
         to the sums. report: reports the step; used in the worker's last mini-batch of it. Raises StepError if
         the previous mini-batch had no backward().
         """
-        before = self._turn
+        before = self._backward
         if before is not None and not before.complete:
             raise StepError(
                 "the loop body ended without backward()",
@@ -169,7 +169,7 @@ class Reducer:
             self.gradients.begin_est(slots)
         if record_order:
             self._order = {}
-        self._turn = Turn(
+        self._backward = Backward(
             slot,
             sync,
             last and sync,
@@ -197,14 +197,14 @@ class Reducer:
     @property
     def backward_done(self) -> bool:
         """True if backward() of the current mini-batch is done."""
-        return self._turn is not None and self._turn.complete
+        return self._backward is not None and self._backward.complete
 
     def written_between(self) -> str | None:
         """Return the first parameter whose gradient the script changed since backward(), or None.
 
         Only for a mini-batch that is not its EST's last of the step.
         """
-        left = self._turn.left if self._turn is not None else ()
+        left = self._backward.left if self._backward is not None else ()
         for name, param, (gradient, version) in zip(self._names, self._params, left, strict=False):
             if param.grad is not gradient or (gradient is not None and gradient._version != version):
                 return name
@@ -217,16 +217,16 @@ class Reducer:
 
     def end_step(self) -> None:
         """End an applied step: until the next turn begins, gradients belong to the script."""
-        self._turn = None
+        self._backward = None
         self.gradients.end_step()
 
     def drop(self) -> None:
         """Discard the step in flight without waiting for it; the next step begins with the same gradients."""
         if self.collectives.drop():
             self._slots, self._stale = None, True  # the thread may still write to this memory
-        if self._turn is not None:
+        if self._backward is not None:
             self.gradients.lose_step()
-        self._turn = None
+        self._backward = None
         self.failure = None
 
     def close(self) -> None:
@@ -244,26 +244,26 @@ class Reducer:
         parameter's hook queued would belong to an inner one. The gradients of the outputs are computed first,
         in the outermost.
         """
-        if self._turn is None:
+        if self._backward is None:
             return
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(self._backward_began)
 
     def _backward_began(self, gradient: Tensor) -> None:
-        turn = self._turn
-        if turn is not None and not turn.callback_queued:
-            turn.callback_queued = True
+        backward = self._backward
+        if backward is not None and not backward.callback_queued:
+            backward.callback_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _take(self, index: int, param: Tensor) -> None:
         """Hook: take the gradient of parameter `index`, complete for this backward."""
-        turn, slots = self._turn, self._slots
-        if turn is None or slots is None:
+        backward, slots = self._backward, self._slots
+        if backward is None or slots is None:
             return  # outside the loop gradients belong to the script
         gradient = param.grad
         assert gradient is not None
-        if turn.complete or (turn.arrived[index] and not self._deferred):
+        if backward.complete or (backward.arrived[index] and not self._deferred):
             raise StepError(
                 f"parameter {self._names[index]} got a second gradient in one turn",
                 hint="call backward() once for every mini-batch; for several in a step use"
@@ -276,50 +276,50 @@ class Reducer:
                 hint="use dense gradients (sparse=False)",
                 parameter=self._names[index],
             )
-        turn.arrived[index] = 1
-        if not turn.begun:
-            turn.begun = True
+        backward.arrived[index] = 1
+        if not backward.begun:
+            backward.begun = True
             self._backward_began(gradient)
-            if turn.last:
-                unconfirmed = turn.report is not None and turn.report.first_gradient()
+            if backward.last:
+                unconfirmed = backward.report is not None and backward.report.first_gradient()
                 # On a single host the last sum is computed by the very thread that would wait for it.
-                turn.held = unconfirmed or len(self.collectives.ranges) == 1
+                backward.held = unconfirmed or len(self.collectives.ranges) == 1
         if gradient is slots.averages[index]:
-            turn.added[slots.bucket_of[index]] += 1
-        if turn.record_order:
+            backward.added[slots.bucket_of[index]] += 1
+        if backward.record_order:
             self._order.pop(index, None)
             self._order[index] = None
-        if turn.sync and not self._deferred:
-            self._put(index, gradient, turn, slots)
-            if turn.last:
+        if backward.sync and not self._deferred:
+            self._put(index, gradient, backward, slots)
+            if backward.last:
                 param.grad = None
 
-    def _put(self, index: int, gradient: Tensor | None, turn: Turn, slots: Slots) -> None:
+    def _put(self, index: int, gradient: Tensor | None, backward: Backward, slots: Slots) -> None:
         """Put an EST's gradient into its slot, scaled as DDP scales it; None: the EST has no gradient."""
         bucket = slots.bucket_of[index]
         in_place = gradient is slots.averages[index]
-        turn.in_place[bucket] += in_place
+        backward.in_place[bucket] += in_place
         if gradient is not None and gradient.requires_grad:
             gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
         # Small gradients wait for the whole bucket, to be copied in one call; the version detects later
         # writes.
         if gradient is not None and slots.gathered[bucket] and not in_place and self._stays(index):
-            turn.waiting[bucket].append((index, gradient, gradient._version))
+            backward.waiting[bucket].append((index, gradient, gradient._version))
         else:
-            self._scale_into(slots.views[turn.slot][index], gradient, in_place)
-        turn.missing[bucket] -= 1
-        if turn.missing[bucket]:
+            self._scale_into(slots.views[backward.slot][index], gradient, in_place)
+        backward.missing[bucket] -= 1
+        if backward.missing[bucket]:
             return
-        if turn.waiting[bucket]:
-            self._gather(bucket, turn, slots)
-        if turn.in_place[bucket]:
-            self._check_zeroed(bucket, turn, slots)
-        if turn.digest is not None:
-            turn.digest.add(bucket, slots.plans[bucket].slots[turn.slot])
-        if turn.last:
-            end = len(slots.plans) - turn.held
-            turn.started = self.collectives.start_buckets(
-                slots.plans, turn.started, end, turn.missing, backward_done=turn.complete
+        if backward.waiting[bucket]:
+            self._gather(bucket, backward, slots)
+        if backward.in_place[bucket]:
+            self._check_zeroed(bucket, backward, slots)
+        if backward.digest is not None:
+            backward.digest.add(bucket, slots.plans[bucket].slots[backward.slot])
+        if backward.last:
+            end = len(slots.plans) - backward.held
+            backward.started = self.collectives.start_buckets(
+                slots.plans, backward.started, end, backward.missing, backward_done=backward.complete
             )
 
     def _stays(self, index: int) -> bool:
@@ -337,9 +337,9 @@ class Reducer:
         else:
             torch.mul(gradient, self._factor, out=target)
 
-    def _gather(self, bucket: int, turn: Turn, slots: Slots) -> None:
+    def _gather(self, bucket: int, backward: Backward, slots: Slots) -> None:
         """Copy all waiting gradients of a bucket into the EST's slot."""
-        waiting, turn.waiting[bucket] = turn.waiting[bucket], []
+        waiting, backward.waiting[bucket] = backward.waiting[bucket], []
         for index, gradient, version in waiting:
             if gradient._version != version:
                 raise UnsupportedError(
@@ -348,7 +348,7 @@ class Reducer:
                     " prepare, or between backward() and optimizer.step()",
                     parameter=self._names[index],
                 )
-        views = slots.views[turn.slot]
+        views = slots.views[backward.slot]
         if len(waiting) < len(slots.layout[bucket].places):
             for index, gradient, _ in waiting:
                 self._scale_into(views[index], gradient, False)
@@ -357,16 +357,16 @@ class Reducer:
             torch._foreach_copy_(
                 [views[index] for index, _, _ in waiting], [gradient for _, gradient, _ in waiting]
             )
-            slots.plans[bucket].slots[turn.slot].mul_(self._factor)
+            slots.plans[bucket].slots[backward.slot].mul_(self._factor)
 
-    def _check_zeroed(self, bucket: int, turn: Turn, slots: Slots) -> None:
+    def _check_zeroed(self, bucket: int, backward: Backward, slots: Slots) -> None:
         """Raise UnsupportedError if gradients were added to the last step's averages without zeroing them.
 
         Only a worker that applied the last step has those averages; the value that other workers add to is
         known only if it is zero. Zeroing and adding write to every gradient once each, which the version
         counters show.
         """
-        if slots.versions and slots.writes(bucket) < turn.in_place[bucket] + turn.added[bucket]:
+        if slots.versions and slots.writes(bucket) < backward.in_place[bucket] + backward.added[bucket]:
             raise UnsupportedError(
                 "gradients were added to those of the step before",
                 hint="call optimizer.zero_grad() in every turn, before backward()",
@@ -374,22 +374,22 @@ class Reducer:
 
     def _backward_ended(self) -> None:
         """Finish a turn's backward; called by autograd before backward() returns."""
-        turn, slots = self._turn, self._slots
-        assert turn is not None and slots is not None
-        if 1 not in turn.arrived:
+        backward, slots = self._backward, self._slots
+        assert backward is not None and slots is not None
+        if 1 not in backward.arrived:
             # torch.autograd.grad() of the outputs, for a loss with gradients in it: not the script's
             # backward() yet.
-            turn.callback_queued = False
+            backward.callback_queued = False
             return
-        turn.complete = True
-        if not turn.guest:
-            self._used = bytearray(map(or_, self._used, turn.arrived))
-        if not turn.sync:
-            turn.left = [(p.grad, p.grad._version if p.grad is not None else 0) for p in self._params]
+        backward.complete = True
+        if not backward.guest:
+            self._used = bytearray(map(or_, self._used, backward.arrived))
+        if not backward.sync:
+            backward.left = [(p.grad, p.grad._version if p.grad is not None else 0) for p in self._params]
             return
         late: list[int] = []
-        if self._deferred or 0 in turn.arrived:
-            late = [index for index, arrived in enumerate(turn.arrived) if self._deferred or not arrived]
+        if self._deferred or 0 in backward.arrived:
+            late = [index for index, arrived in enumerate(backward.arrived) if self._deferred or not arrived]
         if late and not self._may_be_unused:
             names = [self._names[index] for index in late]
             raise StepError(
@@ -400,22 +400,22 @@ class Reducer:
                 parameters=names,
             )
         for index in late:
-            self._put(index, self._params[index].grad, turn, slots)
-        if turn.last:
-            why = turn.report.last_gradient() if turn.report is not None else ""
+            self._put(index, self._params[index].grad, backward, slots)
+        if backward.last:
+            why = backward.report.last_gradient() if backward.report is not None else ""
             if why:
                 self.collectives.give_up(why)
             self.collectives.start_buckets(
-                slots.plans, turn.started, len(slots.plans), turn.missing, backward_done=True
+                slots.plans, backward.started, len(slots.plans), backward.missing, backward_done=True
             )
-            self._finish(turn, slots)
+            self._finish(backward, slots)
         slots.note_versions()
 
-    def _finish(self, turn: Turn, slots: Slots) -> None:
+    def _finish(self, backward: Backward, slots: Slots) -> None:
         """Wait for the sums and show them to the script, or the EST's own gradients if the ring ended."""
         used = torch.frombuffer(self._used, dtype=torch.uint8) if self._may_be_unused else None
         self.failure = self.collectives.finish(slots, used)
-        shown = slots.averages if self.failure is None else slots.views[turn.slot]
+        shown = slots.averages if self.failure is None else slots.views[backward.slot]
         for index, param in enumerate(self._params):
             # As under DDP, the gradient of a parameter that no EST used is left unchanged.
             if self._used[index]:

@@ -56,7 +56,7 @@ _ENDED = struct.Struct("<qq")
 
 
 @dataclass(slots=True)
-class _Turns:
+class _Cursor:
     """Position of one EST, and the batches requested in advance for it."""
 
     epoch: int
@@ -131,7 +131,7 @@ class BatchSource:
         self._pool = DataWorkerPool(work, self._receive)
         self._attributes: DatasetAttributes | None = None
         self._attributes_epoch: int | None = None
-        self._turns: dict[int, _Turns] = {}
+        self._cursors: dict[int, _Cursor] = {}
         self._replay_said = False
 
     def start(self) -> None:
@@ -172,7 +172,7 @@ class BatchSource:
         if self._pin and self._pinner is None and torch.accelerator.is_available():
             self._pinner = Pinner()  # after the fork, and in the thread that trains
         self._pool.new_session()
-        self._turns = {rank: self._turns_of(context, step) for rank, context in sorted(contexts.items())}
+        self._cursors = {rank: self._cursor_of(context, step) for rank, context in sorted(contexts.items())}
         self._local.position({rank: context.parts for rank, context in contexts.items()})
         self._ask_ahead()
 
@@ -181,14 +181,14 @@ class BatchSource:
 
         Batches made in advance for the others are kept. Raises ContextError.
         """
-        turns = self._turns_of(context, step)
-        turns.end = turns.batch + self.batches_in_step(step)
-        self._turns[context.virtual_rank] = turns
+        cursor = self._cursor_of(context, step)
+        cursor.end = cursor.batch + self.batches_in_step(step)
+        self._cursors[context.virtual_rank] = cursor
         self._local.take_in(context.virtual_rank, context.parts)
 
     def forget(self, rank: int) -> None:
         """Remove the EST added by `take_in`."""
-        del self._turns[rank]
+        del self._cursors[rank]
         self._local.forget(rank)
 
     def begin(self, rank: int) -> tuple[Any, BatchInfo]:
@@ -198,77 +198,77 @@ class BatchSource:
         a data worker ended, DataError for a dataset or sampler with too few batches. After an error
         `position` is needed.
         """
-        turns = self._turns[rank]
-        assert not turns.out, f"EST {rank} has not finished its batch"
-        self._sync_attributes(turns.epoch)
-        self._generator.restore(turns.generator)
-        if turns.base_seed is None:
-            turns.base_seed = self._generator.draw_base_seed()
+        cursor = self._cursors[rank]
+        assert not cursor.out, f"EST {rank} has not finished its batch"
+        self._sync_attributes(cursor.epoch)
+        self._generator.restore(cursor.generator)
+        if cursor.base_seed is None:
+            cursor.base_seed = self._generator.draw_base_seed()
             if self.num_workers > 0:
                 # At this point stock forks its data workers from the rank's process.
-                turns.forked = self.registry.capture()
-                turns.news.update(
-                    {FORKED + name.removeprefix(ITEM): item for name, item in turns.forked.items()}
+                cursor.forked = self.registry.capture()
+                cursor.news.update(
+                    {FORKED + name.removeprefix(ITEM): item for name, item in cursor.forked.items()}
                 )
-        info = self._orders.batch(turns.epoch, rank, turns.batch)
+        info = self._orders.batch(cursor.epoch, rank, cursor.batch)
         if self.num_workers == 0:
             with current.making_for(rank):
-                batch = self._local.make(rank, info.index, turns.batch)
+                batch = self._local.make(rank, info.index, cursor.batch)
             if self._pinner is not None:
                 batch = self._pinner.pin(batch)
         else:
-            batch = self._take(rank, turns)
-        turns.out = True
+            batch = self._take(rank, cursor)
+        cursor.out = True
         return batch, info
 
     def remakes(self, rank: int) -> bool:
         """True if `remake` can make EST `rank`'s current batch; not an epoch's first, which draws more."""
-        return self.num_workers == 0 and self._local.remakes and self._turns[rank].batch > 0
+        return self.num_workers == 0 and self._local.remakes and self._cursors[rank].batch > 0
 
     def remake(self, rank: int, info: BatchInfo) -> Any:
         """Make the batch returned by `begin` again, from the current generators and registered items."""
-        turns = self._turns[rank]
-        assert turns.out, f"EST {rank} has no batch"
+        cursor = self._cursors[rank]
+        assert cursor.out, f"EST {rank} has no batch"
         with current.making_for(rank):
-            return self._local.make(rank, info.index, turns.batch)
+            return self._local.make(rank, info.index, cursor.batch)
 
     def finish(self, rank: int) -> Parts:
         """Return the loader position and the used stream's states, after the batch from `begin`."""
-        turns = self._turns[rank]
-        assert turns.out, f"EST {rank} has no batch to finish"
-        turns.out = False
-        parts, turns.news = turns.news, {}
-        if turns.consumed is not None:
-            stream = turns.slot % self.num_workers
+        cursor = self._cursors[rank]
+        assert cursor.out, f"EST {rank} has no batch to finish"
+        cursor.out = False
+        parts, cursor.news = cursor.news, {}
+        if cursor.consumed is not None:
+            stream = cursor.slot % self.num_workers
             # In full, so that no state of an older epoch remains in the context beside new ones.
-            turns.streams[stream] = {**(turns.streams.get(stream) or turns.forked), **turns.consumed}
-            parts.update(stream_parts(stream, turns.streams[stream]))
-            turns.consumed = None
-        turns.batch += 1
-        turns.slot += 1
-        last = turns.batch == self.batches_per_epoch
+            cursor.streams[stream] = {**(cursor.streams.get(stream) or cursor.forked), **cursor.consumed}
+            parts.update(stream_parts(stream, cursor.streams[stream]))
+            cursor.consumed = None
+        cursor.batch += 1
+        cursor.slot += 1
+        last = cursor.batch == self.batches_per_epoch
         if self.num_workers == 0:
             parts.update(self._local.finish(rank, last=last))
-        turns.generator = self._generator.state()
-        if turns.generator is not None:
-            parts[GENERATOR] = turns.generator
+        cursor.generator = self._generator.state()
+        if cursor.generator is not None:
+            parts[GENERATOR] = cursor.generator
         if last:
-            self._end_epoch(turns)
-        parts[LOADER] = LoaderPosition(turns.epoch, turns.batch, turns.base_seed).pack()
+            self._end_epoch(cursor)
+        parts[LOADER] = LoaderPosition(cursor.epoch, cursor.batch, cursor.base_seed).pack()
         return parts
 
-    def _end_epoch(self, turns: _Turns) -> None:
-        turns.epoch += 1
-        turns.batch = turns.slot = turns.asked = 0
-        turns.ended.clear()
+    def _end_epoch(self, cursor: _Cursor) -> None:
+        cursor.epoch += 1
+        cursor.batch = cursor.slot = cursor.asked = 0
+        cursor.ended.clear()
         if not self._persistent:  # else stock neither draws nor seeds again
-            turns.base_seed = None
-            turns.streams.clear()
-            turns.asked_streams.clear()
+            cursor.base_seed = None
+            cursor.streams.clear()
+            cursor.asked_streams.clear()
 
     # ------------------------------------------------------------------ from contexts
 
-    def _turns_of(self, context: EstContext, step: int) -> _Turns:
+    def _cursor_of(self, context: EstContext, step: int) -> _Cursor:
         position = context.position
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         batch = step_in_epoch * self.accumulation_steps
@@ -287,28 +287,28 @@ class BatchSource:
                 virtual_rank=context.virtual_rank,
                 step=step,
             )
-        turns = _Turns(epoch, batch, batch, position.base_seed, {})
-        turns.generator = context.parts.get(GENERATOR, self._generator.initial)
-        turns.forked = {
+        cursor = _Cursor(epoch, batch, batch, position.base_seed, {})
+        cursor.generator = context.parts.get(GENERATOR, self._generator.initial)
+        cursor.forked = {
             ITEM + name.removeprefix(FORKED): item
             for name, item in context.parts.items()
             if name.startswith(FORKED)
         }
         if self.num_workers > 0:
-            self._add_streams(turns, context)
-        turns.asked = turns.slot
-        return turns
+            self._add_streams(cursor, context)
+        cursor.asked = cursor.slot
+        return cursor
 
-    def _add_streams(self, turns: _Turns, context: EstContext) -> None:
+    def _add_streams(self, cursor: _Cursor, context: EstContext) -> None:
         """Read the states of streams used in this epoch, and which streams have ended."""
         states = {stream: context.stream(stream) for stream in range(self.num_workers)}
         for stream, parts in states.items():
             ended = parts.pop(ENDED, None)
-            if ended is not None and _ENDED.unpack(ended)[0] == turns.epoch and turns.batch > 0:
-                turns.ended[stream] = _ENDED.unpack(ended)[1]
-        turns.slot = self._slot_of(turns)
-        for stream in range(min(self.num_workers, self._slots_used(turns))):
-            if turns.ended.get(stream) == 0:
+            if ended is not None and _ENDED.unpack(ended)[0] == cursor.epoch and cursor.batch > 0:
+                cursor.ended[stream] = _ENDED.unpack(ended)[1]
+        cursor.slot = self._slot_of(cursor)
+        for stream in range(min(self.num_workers, self._slots_used(cursor))):
+            if cursor.ended.get(stream) == 0:
                 continue
             if not states[stream]:
                 raise ContextError(
@@ -317,7 +317,7 @@ class BatchSource:
                     virtual_rank=context.virtual_rank,
                     stream=stream,
                 )
-            turns.streams[stream] = states[stream]
+            cursor.streams[stream] = states[stream]
             if self._iterable and ITERATOR not in states[stream] and not self._replay_said:
                 self._replay_said = True
                 _log.warning(
@@ -325,26 +325,26 @@ class BatchSource:
                     "the start; give it state_dict and load_state_dict to avoid that"
                 )
 
-    def _slot_of(self, turns: _Turns) -> int:
-        """Return the slot of batch number `turns.batch`."""
-        if not turns.ended:
-            return turns.batch
+    def _slot_of(self, cursor: _Cursor) -> int:
+        """Return the slot of batch number `cursor.batch`."""
+        if not cursor.ended:
+            return cursor.batch
         slot = batches = 0
-        while batches < turns.batch:
-            batches += self._lives(turns, slot)
+        while batches < cursor.batch:
+            batches += self._lives(cursor, slot)
             slot += 1
         return slot
 
-    def _lives(self, turns: _Turns, slot: int) -> bool:
+    def _lives(self, cursor: _Cursor, slot: int) -> bool:
         """True if the slot's stream has not ended before it."""
-        ended = turns.ended.get(slot % self.num_workers)
+        ended = cursor.ended.get(slot % self.num_workers)
         return ended is None or slot // self.num_workers < ended
 
-    def _slots_used(self, turns: _Turns) -> int:
+    def _slots_used(self, cursor: _Cursor) -> int:
         """Return the number of slots of which the streams have consumed batches since they were seeded."""
-        if self._persistent and turns.epoch > 0:
+        if self._persistent and cursor.epoch > 0:
             return self.batches_per_epoch
-        return turns.slot
+        return cursor.slot
 
     def _sync_attributes(self, epoch: int) -> None:
         """Send changes of the dataset since the last epoch, which stock's newly forked workers would see."""
@@ -359,10 +359,10 @@ class BatchSource:
             return
         self._pool.new_session()
         self._pool.change_attributes(AttributeChange(changed))
-        for turns in self._turns.values():
+        for cursor in self._cursors.values():
             # Batches made in advance have the old attributes: discard them and request them again.
-            turns.asked = turns.slot + turns.out
-            turns.asked_streams.clear()
+            cursor.asked = cursor.slot + cursor.out
+            cursor.asked_streams.clear()
         self._ask_ahead()
 
     # ------------------------------------------------------------------ data workers
@@ -373,7 +373,7 @@ class BatchSource:
             return
         # Round by round over the ESTs, so that the batches needed first are made first.
         for ahead in range(1, self._ahead() + 1):
-            for rank in self._turns:
+            for rank in self._cursors:
                 self._ask(rank, ahead)
 
     def _ahead(self) -> int:
@@ -382,37 +382,37 @@ class BatchSource:
         As many as in stock for a single EST. Several share stock's number, prefetch_factor * W, but every EST
         has at least one for each stream, so that all data workers are busy.
         """
-        return max(self.num_workers, self._prefetch_factor * self.num_workers // max(1, len(self._turns)))
+        return max(self.num_workers, self._prefetch_factor * self.num_workers // max(1, len(self._cursors)))
 
     def _ask(self, rank: int, ahead: int) -> None:
         """Request batches of EST `rank` until `ahead` are pending beyond the current one."""
-        turns = self._turns[rank]
-        if turns.base_seed is None or len(turns.ended) == self.num_workers:
+        cursor = self._cursors[rank]
+        if cursor.base_seed is None or len(cursor.ended) == self.num_workers:
             return
-        end = self.batches_per_epoch if turns.end is None else turns.end
-        wanted = min(ahead, end - turns.batch - turns.out)
-        asked = sum(self._lives(turns, slot) for slot in range(turns.slot + turns.out, turns.asked))
+        end = self.batches_per_epoch if cursor.end is None else cursor.end
+        wanted = min(ahead, end - cursor.batch - cursor.out)
+        asked = sum(self._lives(cursor, slot) for slot in range(cursor.slot + cursor.out, cursor.asked))
         while asked < wanted:
-            slot = turns.asked
-            turns.asked += 1
-            if self._lives(turns, slot):
-                self._submit(rank, turns, slot)
+            slot = cursor.asked
+            cursor.asked += 1
+            if self._lives(cursor, slot):
+                self._submit(rank, cursor, slot)
                 asked += 1
 
-    def _submit(self, rank: int, turns: _Turns, slot: int) -> None:
+    def _submit(self, rank: int, cursor: _Cursor, slot: int) -> None:
         stream = slot % self.num_workers
-        follows = stream in turns.asked_streams
-        turns.asked_streams.add(stream)
-        assert turns.base_seed is not None
+        follows = stream in cursor.asked_streams
+        cursor.asked_streams.add(stream)
+        assert cursor.base_seed is not None
         task = StreamTask(
             session=self._pool.session,
             rank=rank,
             batch=slot,
-            index=self._orders.index(turns.epoch, rank, slot),
-            base_seed=turns.base_seed,
+            index=self._orders.index(cursor.epoch, rank, slot),
+            base_seed=cursor.base_seed,
             follows=follows,
-            start=None if follows else turns.streams.get(stream),
-            forked={} if follows else turns.forked,
+            start=None if follows else cursor.streams.get(stream),
+            forked={} if follows else cursor.forked,
             made=slot // self.num_workers,
         )
         self._pool.submit(stream, task)
@@ -420,31 +420,31 @@ class BatchSource:
     def _receive(self, message: Message) -> Answer:
         return message if self._pinner is None else self._pinner.take_over(message)
 
-    def _take(self, rank: int, turns: _Turns) -> Any:
+    def _take(self, rank: int, cursor: _Cursor) -> Any:
         while True:
-            if len(turns.ended) == self.num_workers:
-                raise ended_early(turns.batch, self.batches_per_epoch)
+            if len(cursor.ended) == self.num_workers:
+                raise ended_early(cursor.batch, self.batches_per_epoch)
             self._ask(rank, self._ahead())
-            if not self._lives(turns, turns.slot):
-                turns.slot += 1
+            if not self._lives(cursor, cursor.slot):
+                cursor.slot += 1
                 continue
-            stream = turns.slot % self.num_workers
-            message = self._pool.take(stream, rank, turns.slot, self._timeout_seconds)
-            batch, turns.consumed = message.load()
+            stream = cursor.slot % self.num_workers
+            message = self._pool.take(stream, rank, cursor.slot, self._timeout_seconds)
+            batch, cursor.consumed = message.load()
             if isinstance(batch, ExceptionWrapper):
                 batch.reraise()
             if not isinstance(batch, StreamEnd):
                 break
-            self._note_end(rank, turns, stream)
-        turns.out = True
+            self._note_end(rank, cursor, stream)
+        cursor.out = True
         self._ask(rank, self._ahead())
         return batch
 
-    def _note_end(self, rank: int, turns: _Turns, stream: int) -> None:
+    def _note_end(self, rank: int, cursor: _Cursor, stream: int) -> None:
         """Note that a stream of an IterableDataset has ended: the others continue without it."""
-        count = turns.slot // self.num_workers
-        turns.ended[stream] = count
-        turns.consumed = None
-        turns.news.update(stream_parts(stream, {ENDED: _ENDED.pack(turns.epoch, count)}))
-        for slot in range(turns.slot + self.num_workers, turns.asked, self.num_workers):
+        count = cursor.slot // self.num_workers
+        cursor.ended[stream] = count
+        cursor.consumed = None
+        cursor.news.update(stream_parts(stream, {ENDED: _ENDED.pack(cursor.epoch, count)}))
+        for slot in range(cursor.slot + self.num_workers, cursor.asked, self.num_workers):
             self._pool.discard(rank, slot)

@@ -32,7 +32,7 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, check_modules, intercept
+from elastane.runtime.prepared_objects import PreparedObjects, check_modules, intercept
 from elastane.runtime.script_generators import roots_of
 from elastane.runtime.stock import LocalJob, LocalTask
 from elastane.state.codec import StateNotCarriedError
@@ -114,7 +114,7 @@ class DoctorJob(LocalJob):
             raise StepError("prepare was called twice", hint="pass everything to one call")
         self._book.stage("prepare")
         try:
-            prepared, self._options = Prepared(objects), TrainOptions.of(options)
+            prepared, self._options = PreparedObjects(objects), TrainOptions.of(options)
         except ElastaneError as error:
             self._refused("prepare", error)
             self._end()

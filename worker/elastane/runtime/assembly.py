@@ -8,26 +8,26 @@ from elastane.collective.output_watch import OutputWatch
 from elastane.collective.reducer import Reducer
 from elastane.data.source import BatchSource
 from elastane.rng import Generators
-from elastane.runtime.attendance import Attendance
-from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.est_step import EpochsClosed
+from elastane.runtime.est_step_watch import EstStepWatch
 from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.interval import Interval
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, is_compiled
+from elastane.runtime.prepared_objects import PreparedObjects, is_compiled
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.repeat_check import RepeatCheck
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
+from elastane.runtime.step_boundary import StepBoundary
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_runner import StepRunner
 from elastane.runtime.step_trace import open_trace
 from elastane.runtime.trainer import Trainer, TrainerParts
-from elastane.runtime.turn import EpochsClosed
-from elastane.runtime.turn_watch import TurnWatch
+from elastane.runtime.worker_session import WorkerSession
 from elastane.state.train_state import TrainState
 from elastane_common.observe.figures import WorkerFigures
 from elastane_proto.v1 import ring_pb2
@@ -35,7 +35,7 @@ from elastane_proto.v1 import ring_pb2
 
 def build_trainer(
     environment: WorkerEnvironment,
-    prepared: Prepared,
+    prepared: PreparedObjects,
     options: TrainOptions,
     source: BatchSource,
     carried: CarriedValues,
@@ -50,14 +50,14 @@ def build_trainer(
     device = next(iter(model.parameters())).device
     generators, closed_epochs = Generators(device), EpochsClosed()
     # The trace's hooks see each EST's own gradients, so they come before the reducer's.
-    watch = TurnWatch(prepared, source.registry.objects, environment.ests)
+    watch = EstStepWatch(prepared, source.registry.objects, environment.ests)
     buffers = Rank0Buffers(model)
     trace = open_trace(f"elastic-{environment.worker_id}", prepared, source.registry)
     reducer = _reducer(model, environment.ests, buffers, options)
     state = _state(prepared, closed_epochs, reducer)
-    attendance = Attendance(environment, backend="nccl" if device.type == "cuda" else "gloo")
+    worker_session = WorkerSession(environment, backend="nccl" if device.type == "cuda" else "gloo")
     steps = StepParts(
-        attendance=attendance,
+        worker_session=worker_session,
         source=source,
         generators=generators,
         reducer=reducer,
@@ -65,14 +65,14 @@ def build_trainer(
         frozen=FrozenParameters(model),
         fingerprints=Fingerprints(state, buffers.at_start, environment.fingerprint_steps),
         watch=watch,
-        sentinel=Sentinel(attendance, source),
+        sentinel=Sentinel(worker_session, source),
         repeats=RepeatCheck(source, generators, source.registry, enabled=environment.repeat_check),
         figures=WorkerFigures(),
         trace=trace,
     )
     runner = StepRunner(steps, device)
     _watch_model(model, reducer, runner, environment.ests)
-    saver = CheckpointSaver(attendance.saved)
+    saver = CheckpointSaver(worker_session.saved)
     initial = initial_contexts(generators, source.registry, environment.ests, seed)
     interval = Interval(generators, source.registry)
     boundary = StepBoundary(
@@ -107,7 +107,7 @@ def _reducer(model: torch.nn.Module, ests: int, buffers: Rank0Buffers, options: 
     )
 
 
-def _state(prepared: Prepared, closed_epochs: EpochsClosed, reducer: Reducer) -> TrainState:
+def _state(prepared: PreparedObjects, closed_epochs: EpochsClosed, reducer: Reducer) -> TrainState:
     """Return what travels with the weights. Raises StateError for state that cannot be carried."""
     state = TrainState(
         prepared.model,

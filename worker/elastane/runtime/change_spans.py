@@ -37,7 +37,7 @@ class SpanSink(Protocol):
 
 
 class ChangeSpans:
-    """Spans of one worker. Called by session threads under the lock of `Attendance`, and by the script's
+    """Spans of one worker. Called by session threads under the lock of `WorkerSession`, and by the script's
     thread.
 
     clock: nanoseconds since the Unix epoch. Without a sink every method returns at once.

@@ -21,9 +21,9 @@ from typing import Any, Final
 import structlog
 import torch
 
+from elastane.runtime.est_step import EstsDisagreeError, EstStep
 from elastane.runtime.loop_carried import roles_in
-from elastane.runtime.prepared import Prepared
-from elastane.runtime.turn import Turn, TurnError
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.script_source.places import OWN_PACKAGES, is_script_class, script_frame
 from elastane_common.errors import UnsupportedError
 
@@ -57,7 +57,9 @@ class CopyWatch:
     step.
     """
 
-    def __init__(self, prepared: Prepared, registered: Iterable[object], *, alone: bool = False) -> None:
+    def __init__(
+        self, prepared: PreparedObjects, registered: Iterable[object], *, alone: bool = False
+    ) -> None:
         self._alone = alone
         self._prepared = prepared
         self._registered = tuple(registered)
@@ -79,24 +81,24 @@ class CopyWatch:
                     "and load_state_dict",
                 )
 
-    def end_turn(self, turn: Turn) -> None:
+    def end_est_step(self, est_step: EstStep) -> None:
         """Compare with the previous turn.
 
-        Raises CopyNotPreparedError for a copy that the turn has changed, TurnError for a prepared one changed
-        in a turn that does not apply the step.
+        Raises CopyNotPreparedError for a copy that the turn has changed, EstsDisagreeError for a prepared one
+        changed in a turn that does not apply the step.
         """
         before, self._seen = self._seen, self._take()
         for name, (owner, now) in self._seen.items():
             known, then = before.get(name, (None, []))
             # repr compares NaN as equal to NaN, which == on lists would not.
             if known is owner and repr(then) != repr(now):
-                self._changed(turn, name, owner)
+                self._changed(est_step, name, owner)
 
-    def _changed(self, turn: Turn, name: str, owner: object) -> None:
+    def _changed(self, est_step: EstStep, name: str, owner: object) -> None:
         if self._is_prepared(owner):
-            if not (turn.applied and (turn.asked_stepped or self._alone)):
-                raise TurnError(
-                    f"{name} was changed in step {turn.step} in the turn of EST {turn.rank}",
+            if not (est_step.applied and (est_step.asked_stepped or self._alone)):
+                raise EstsDisagreeError(
+                    f"{name} was changed in step {est_step.step} in the turn of EST {est_step.rank}",
                     hint=(
                         "update it after optimizer.step() under `if job.stepped:`, once per step rather "
                         "than in every EST's turn"
@@ -109,13 +111,13 @@ class CopyWatch:
                 "a copy of the weights changes in every turn, and workers that join will not have it: "
                 "keep it in a module, pass the module to prepare, and update it under `if "
                 "job.stepped:`",
-                step=turn.step,
+                step=est_step.step,
             )
         else:
             raise CopyNotPreparedError(
                 f"{name} holds a copy of the weights that was not prepared, and was changed in step "
-                f"{turn.step}: it would change in every EST's turn, and a worker that joins would not have "
-                "it",
+                f"{est_step.step}: it would change in every EST's turn, and a worker that joins would "
+                "not have it",
                 hint=(
                     f"write model, ..., {name} = job.prepare(net, ..., {name}), and update it after "
                     "optimizer.step() under `if job.stepped:`; an object that is not a module needs "

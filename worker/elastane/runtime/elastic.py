@@ -20,8 +20,8 @@ from elastane.runtime.epoch_values import EpochValues
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import (
-    Prepared,
+from elastane.runtime.prepared_objects import (
+    PreparedObjects,
     check_modules,
     check_schedulers,
     intercept,
@@ -32,7 +32,7 @@ from elastane.runtime.report import write_elastic_report
 from elastane.runtime.rng_watch import OutsideRank, RngWatch, refuse_rank_seed
 from elastane.runtime.sampler_epoch import watch_set_epoch
 from elastane.runtime.step_calls import ElasticCalls
-from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
+from elastane.runtime.tasks import LeasedTask, TaskSession, lease_tasks
 from elastane.runtime.trainer import Trainer
 from elastane.runtime.wrapper_names import give_wrapper_names
 from elastane.script_source.places import place_of
@@ -86,7 +86,7 @@ class ElasticJob(Job):
         self._watch = RngWatch(lambda place: None, lambda names, done: None)
         if self._seed is None:
             self._watch.start()
-        self._task_attendance: TaskAttendance | None = None
+        self._task_session: TaskSession | None = None
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -94,12 +94,12 @@ class ElasticJob(Job):
         trainer = self._trainer
         if current.rank is not None:
             return current.rank
-        if trainer is not None and trainer.steps.turn is not None:
-            return trainer.steps.turn.rank
+        if trainer is not None and trainer.steps.est_step is not None:
+            return trainer.steps.est_step.rank
         if trainer is not None:
             trainer.interval.asked("rank", sys._getframe(1))
-            in_turn = trainer.interval.turn
-            return OutsideRank(trainer.interval.rank) if in_turn is None else in_turn
+            running_rank = trainer.interval.est_step
+            return OutsideRank(trainer.interval.rank) if running_rank is None else running_rank
         if self._seed is None and (how := how_asked(sys._getframe(1))).seeds:
             raise refuse_rank_seed(how.place)
         return OutsideRank(0)
@@ -118,11 +118,11 @@ class ElasticJob(Job):
                 ),
             )
         trainer.interval.asked("is_leader", sys._getframe(1))
-        return trainer.is_leader and trainer.interval.turn in (None, 0)
+        return trainer.is_leader and trainer.interval.est_step in (None, 0)
 
     def each_rank(self) -> Iterator[int]:
         trainer = self._trainer
-        if trainer is None or trainer.steps.turn is not None:
+        if trainer is None or trainer.steps.est_step is not None:
             raise StepError(
                 "job.each_rank was called " + ("in the loader loop" if trainer else "before job.prepare"),
                 hint="use it for code between epochs, which runs once in a worker of several ranks",
@@ -140,28 +140,28 @@ class ElasticJob(Job):
         """The global step now running; between steps, the next one."""
         if self._trainer is None:
             return 0
-        turn = self._trainer.steps.turn
-        return turn.step if turn is not None else self._trainer.applied_step
+        est_step = self._trainer.steps.est_step
+        return est_step.step if est_step is not None else self._trainer.applied_step
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]
         """True if this turn has applied the global step in this worker."""
-        turn = self._trainer.steps.turn if self._trainer is not None else None
-        if turn is None:
+        est_step = self._trainer.steps.est_step if self._trainer is not None else None
+        if est_step is None:
             return False
-        turn.asked_stepped = True
-        return turn.applied
+        est_step.asked_stepped = True
+        return est_step.applied
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         if self._trainer is not None:
             raise StepError("prepare was called twice", hint="pass everything to one call")
-        if self._task_attendance is not None:
+        if self._task_session is not None:
             raise StepError(
                 "job.prepare was called after job.tasks", hint="a job either trains or leases tasks, not both"
             )
         self._watch.stop()
         try:
-            prepared, chosen = Prepared(objects), TrainOptions.of(options)
+            prepared, chosen = PreparedObjects(objects), TrainOptions.of(options)
             check_modules(prepared.model)
             check_schedulers(prepared)
             source = BatchSource(
@@ -276,11 +276,11 @@ class ElasticJob(Job):
             raise StepError(
                 "job.tasks was called after job.prepare", hint="a job either trains or leases tasks, not both"
             )
-        if self._task_attendance is None:
-            self._task_attendance = TaskAttendance(self._environment)
+        if self._task_session is None:
+            self._task_session = TaskSession(self._environment)
         return lease_tasks(
             self._environment,
-            self._task_attendance,
+            self._task_session,
             dataset,
             size=size,
             task_size=task_size,

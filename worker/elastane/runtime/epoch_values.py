@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from elastane.runtime.loop_carried import roles_in, with_attributes
-from elastane.runtime.prepared import Prepared
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.script_source import Carried, loop_at
 from elastane.script_source.across_epochs import carry_line, epoch_values, in_words, is_attribute
 from elastane.script_source.epoch_body import Inputs
@@ -42,12 +42,12 @@ class LostValuesError(UnsupportedError):
 class EpochValues:
     """Variables carried by one worker's loop over epochs."""
 
-    def __init__(self, prepared: Prepared, registered: Iterable[object]) -> None:
+    def __init__(self, prepared: PreparedObjects, registered: Iterable[object]) -> None:
         self._prepared, self._registered = prepared, tuple(registered)
         self._file = ""
         self._found: list[Carried] = []
         self._of_the_model: list[Carried] = []
-        self._of_turns: list[Carried] = []
+        self._of_iterations: list[Carried] = []
 
     def begin(self, frame: FrameType | None, epoch: int, *, leads: bool, lost: bool) -> None:
         """Examine the loop when the script's first epoch here begins.
@@ -65,7 +65,7 @@ class EpochValues:
                 found = epoch_values(tree, loop, roles, names, inputs_in(frame, self._prepared))
                 self._found = _once([one for one in found if one.origin == "carried"])
                 self._of_the_model = _once([one for one in found if one.origin == "model"])
-                self._of_turns = _once([one for one in found if one.origin == "turns"])
+                self._of_iterations = _once([one for one in found if one.origin == "turns"])
                 break
             frame = frame.f_back
         if lost:
@@ -111,9 +111,9 @@ class EpochValues:
                 f"it from the weights of that step: {carry_line(self._of_the_model)}; a module is passed to "
                 "prepare instead, and its weights are set there by load_state_dict"
             )
-        if self._of_turns and not epoch:
+        if self._of_iterations and not epoch:
             _log.warning(
-                f"a sum over mini-batches affects the training: {self._words(self._of_turns)}. A "
+                f"a sum over mini-batches affects the training: {self._words(self._of_iterations)}. A "
                 "worker sums over those of all ranks that it hosts, each of DDP's ranks over its own: "
                 "compute it from something that all workers have alike, such as an evaluation of the whole "
                 "set in each worker"
@@ -123,7 +123,7 @@ class EpochValues:
         return f"{self._file}: {'; '.join(map(in_words, found))}"
 
 
-def inputs_in(frame: FrameType, prepared: Prepared) -> Inputs:
+def inputs_in(frame: FrameType, prepared: PreparedObjects) -> Inputs:
     """Return the names in a frame that refer to the prepared loader and its dataset."""
     dataset = getattr(prepared.loader, "dataset", None)
     loaders, datasets = set[str](), set[str]()

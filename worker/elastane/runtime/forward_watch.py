@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastane.runtime.turn import Turn
+from elastane.runtime.est_step import EstStep
 from elastane_common.errors import UnsupportedError
 
 
@@ -33,7 +33,7 @@ class ForwardWatch:
     """
 
     def __init__(
-        self, buffers: Sequence[Tensor] = (), running: Callable[[], Turn | None] = lambda: None
+        self, buffers: Sequence[Tensor] = (), running: Callable[[], EstStep | None] = lambda: None
     ) -> None:
         self._buffers = list(buffers)
         self._running = running
@@ -47,23 +47,23 @@ class ForwardWatch:
         self._broadcast = False
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
-        turn = self._running()
+        est_step = self._running()
         # recomputation of activations in backward
-        if turn is None or torch._C._current_graph_task_id() != -1:
+        if est_step is None or torch._C._current_graph_task_id() != -1:
             return
         if self._broadcast and self._now() != self._versions:
             name = self._changed(module)
             raise SecondForwardError(
-                f"step {turn.step} has a second forward after the first has changed buffer {name}: under "
+                f"step {est_step.step} has a second forward after the first has changed buffer {name}: under "
                 "DDP the second would start from the buffers that rank 0's first forward left",
                 hint=(
                     "do one forward over everything, torch.cat([a, b]); or avoid buffer updates in "
                     "training: GroupNorm, track_running_stats=False, eval() on that part"
                 ),
                 buffer=name,
-                virtual_rank=turn.rank,
+                virtual_rank=est_step.rank,
             )
-        self._broadcast = turn.sync and torch.is_grad_enabled()
+        self._broadcast = est_step.sync and torch.is_grad_enabled()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ForwardWatch:
         return ForwardWatch()

@@ -112,7 +112,7 @@ class Interval:
         #: The EST that the script's code runs for.
         self.rank = 0
         #: The same while `each_rank` runs, else None.
-        self.turn: int | None = None
+        self.est_step: int | None = None
 
     # ------------------------------------------------------------------ from loop to loop
 
@@ -218,7 +218,7 @@ class Interval:
         try:
             for rank in sorted(self._whole):
                 self._put(self._whole[rank])
-                self.rank = self.turn = rank
+                self.rank = self.est_step = rank
                 yield rank
                 self._whole[rank] = self._states()
             through = True
@@ -226,7 +226,7 @@ class Interval:
             if not through:
                 self._faulty(f"the loop over job.each_rank() was left at rank {self.rank}")
             self._aside -= 1
-            self.rank, self.turn = self._first, None
+            self.rank, self.est_step = self._first, None
             self._put(self._whole[self._first])
             self._anchor, self._fresh = self._states(), {}
 

@@ -22,7 +22,7 @@ from elastane_common import determinism
 from elastane_common.errors import StepError
 
 if TYPE_CHECKING:
-    from elastane.runtime.prepared import Prepared
+    from elastane.runtime.prepared_objects import PreparedObjects
 
 _log = structlog.get_logger(__name__)
 
@@ -138,7 +138,7 @@ class Job(abc.ABC):
         configured = self._environment.progress
         return asked if configured is None else configured
 
-    def _note_schedules(self, prepared: Prepared, steps_per_epoch: int) -> None:
+    def _note_schedules(self, prepared: PreparedObjects, steps_per_epoch: int) -> None:
         """Note the schedules seen by `prepare`; the number of epochs is known later."""
         with contextlib.suppress(TypeError):  # an IterableDataset without a length
             lengths = Lengths(before=len(prepared.loader), after=steps_per_epoch, epochs=0)

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from elastane.runtime.prepared import Prepared
-from elastane.runtime.turn import Turn
+from elastane.runtime.est_step import EstStep
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.script_source import (
     Carried,
     ClassSource,
@@ -58,7 +58,9 @@ class CarriedValueError(UnsupportedError):
 # ---------------------------------------------------------------------- the loop
 
 
-def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]) -> None:
+def check_loop(
+    frame: types.FrameType | None, prepared: PreparedObjects, registered: Iterable[object]
+) -> None:
     """Refuse values that the running loop over the prepared loader carries into its result.
 
     frame: of the code that requests a mini-batch. Raises CarriedValueError with the lines.
@@ -77,7 +79,7 @@ def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: It
 
 
 def carried_in_loop(
-    frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]
+    frame: types.FrameType | None, prepared: PreparedObjects, registered: Iterable[object]
 ) -> list[tuple[str, Carried]]:
     """Return the values that `check_loop` refuses, each with its file's name; for `elastane doctor`."""
     result: list[tuple[str, Carried]] = []
@@ -111,7 +113,9 @@ def _counting(model: torch.nn.Module, names: Iterable[str]) -> dict[str, Place]:
     return found
 
 
-def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[object]) -> dict[str, Role]:
+def roles_in(
+    frame: types.FrameType, prepared: PreparedObjects, registered: Iterable[object]
+) -> dict[str, Role]:
     """Return the roles of the names in a frame that refer to objects kept by the job."""
     roles: dict[int, Role] = {id(one): "other" for one in (*registered, prepared.loader)}
     roles |= {id(one): "other" for one in (*prepared.schedulers, *prepared.extras.values())}
@@ -165,7 +169,7 @@ class AttributeWatch:
     Only the script's own classes are examined, and only attributes that their source shows to be carried.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedObjects) -> None:
         modules = [
             (f"model.{name}" if name else "model", one) for name, one in prepared.model.named_modules()
         ]
@@ -177,7 +181,7 @@ class AttributeWatch:
             for found in _carried_by(one, type(one).__name__)
         ]
 
-    def end_turn(self, turn: Turn) -> None:
+    def end_est_step(self, est_step: EstStep) -> None:
         """Raise CarriedValueError for an attribute that keeps changing."""
         for attribute in self._of_modules:
             if _goes_on(attribute):
@@ -190,7 +194,7 @@ class AttributeWatch:
                     ),
                     attribute=attribute.shown,
                 )
-        for attribute in self._of_optimizers if turn.applied else ():
+        for attribute in self._of_optimizers if est_step.applied else ():
             if _goes_on(attribute):
                 raise CarriedValueError(
                     f"{attribute.shown} ({attribute.where}) changes with every step, decides what the"

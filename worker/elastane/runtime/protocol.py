@@ -1,8 +1,8 @@
 """A worker's side of the membership protocol: pure, one object per worker process.
 
 `WorkerProtocol` takes the master's messages and the trainer's progress, and returns the messages to send and
-whether the collective in flight must be aborted. It knows no thread, socket or tensor: `Attendance` calls it
-under its lock, `MasterSession` carries the messages. The rule it guards is the fence: once Ready(g+1) is
+whether the collective in flight must be aborted. It knows no thread, socket or tensor: `WorkerSession` calls
+it under its lock, `MasterSession` carries the messages. The rule it guards is the fence: once Ready(g+1) is
 sent, nothing of generation g is ever applied.
 
     Prepare ──▶ Ready ──▶ (Load ──▶ Loaded) ──▶ Go ──▶ entered ─┐

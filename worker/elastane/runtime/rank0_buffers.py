@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from elastane.runtime.est_step import EstStep
 from elastane.runtime.interval import BuffersChangedError
-from elastane.runtime.turn import Turn
 from elastane.state.digests import same_bits
 from elastane_common.errors import StepError
 
@@ -39,7 +39,7 @@ class Rank0Buffers:
         """Note that code of the script has run outside the loader loop."""
         self._is_fresh = False
 
-    def begin_turn(self) -> None:
+    def begin_backward(self) -> None:
         """Put the buffers of the step's start into the module, for an EST's turn."""
         if not self._is_fresh:
             self.restore()
@@ -66,22 +66,22 @@ class Rank0Buffers:
         """Return the version counters of the module's buffers."""
         return [buffer._version for buffer in self.tensors]
 
-    def check_turn(self, turn: Turn) -> None:
+    def check_est_step(self, est_step: EstStep) -> None:
         """Raise StepError if the body replaced a buffer, or wrote to one after its snapshot."""
-        if turn.step == 0:
+        if est_step.step == 0:
             for (name, buffer), known in zip(self._model.named_buffers(), self.tensors, strict=True):
                 if buffer is not known:
                     raise StepError(
-                        f"buffer {name} was replaced by another tensor in step {turn.step}",
+                        f"buffer {name} was replaced by another tensor in step {est_step.step}",
                         hint="write to the buffer in place, as with self.count.add_(1)",
                     )
-        for buffer, version in zip(self.tensors, turn.buffer_versions, strict=False):
+        for buffer, version in zip(self.tensors, est_step.buffer_versions, strict=False):
             if buffer._version != version:
                 name = next(name for name, one in self._model.named_buffers() if one is buffer)
                 raise StepError(
-                    f"buffer {name} was written to after backward() in step {turn.step}",
+                    f"buffer {name} was written to after backward() in step {est_step.step}",
                     hint="write to it before backward(); evaluate after model.eval()",
-                    virtual_rank=turn.rank,
+                    virtual_rank=est_step.rank,
                 )
 
     def check_between_epochs(self, step: int) -> None:

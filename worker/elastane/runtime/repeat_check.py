@@ -25,7 +25,7 @@ from elastane.context import EstContext
 from elastane.data.source import BatchInfo, BatchSource
 from elastane.registry import Registry
 from elastane.rng import Generators, Parts
-from elastane.runtime.turn import Turn
+from elastane.runtime.est_step import EstStep
 from elastane.state.digests import same_bits
 from elastane_common.errors import StepError
 
@@ -36,7 +36,7 @@ LATER_STEPS: Final = 64
 """Number of the worker's steps after which a turn is repeated again, and after each doubling of it."""
 
 
-class TurnRepeatError(StepError):
+class RepeatDiffersError(StepError):
     """A turn that was run twice from the same state gave different gradients."""
 
     code = "ELA344"
@@ -65,7 +65,7 @@ class RepeatCheck:
         self._loops = LOOPS if enabled else 0
         self._next_steps: float = LATER_STEPS if enabled else math.inf
         self._due, self._steps = False, 0
-        self._guest: Turn | None = None
+        self._guest: EstStep | None = None
         self._kept: list[_Batch] = []
         #: Index of the mini-batch that the second run is at; None: it has not begun.
         self._place: int | None = None
@@ -74,7 +74,7 @@ class RepeatCheck:
         """Note that a loop over the loader begins."""
         self._due = self._loops > 0
 
-    def turns(self, turns: list[Turn], contexts: Mapping[int, EstContext]) -> list[Turn]:
+    def turns(self, turns: list[EstStep], contexts: Mapping[int, EstContext]) -> list[EstStep]:
         """Return a step's turns, with a guest turn of the first EST in front if a comparison is due.
 
         Not due in the first steps, which initialize values on first use, nor where the sentinel uses the
@@ -88,25 +88,25 @@ class RepeatCheck:
             return turns
         own.repeated, own.digest = True, GradientDigest()
         context = contexts[own.rank]
-        self._guest = Turn(own.state, own.rank, 0, ends=False, batches=own.batches, guest=context)
+        self._guest = EstStep(own.state, own.rank, 0, ends=False, batches=own.batches, guest=context)
         self._guest.repeated, self._guest.digest = True, GradientDigest()
         return [self._guest, *turns]
 
-    def begin(self, turn: Turn) -> tuple[Any, BatchInfo]:
+    def begin(self, est_step: EstStep) -> tuple[Any, BatchInfo]:
         """Return the next mini-batch of the turn's EST, as `BatchSource.begin`."""
-        if not turn.repeated:
-            return self._source.begin(turn.rank)
-        if turn is self._guest:
+        if not est_step.repeated:
+            return self._source.begin(est_step.rank)
+        if est_step is self._guest:
             before = self._states()
-            batch, info = self._source.begin(turn.rank)
+            batch, info = self._source.begin(est_step.rank)
             states = self._states()
             # Only the first mini-batch: making each one twice would double the cost of the data pipeline.
-            if not self._kept and self._source.remakes(turn.rank):
+            if not self._kept and self._source.remakes(est_step.rank):
                 self._put(before)
-                again = self._source.remake(turn.rank, info)
+                again = self._source.remake(est_step.rank, info)
                 drawn = self._states()
                 self._put(states)
-                _compare_batches(turn, batch, again, drew_the_same=drawn == states)
+                _compare_batches(est_step, batch, again, drew_the_same=drawn == states)
             self._kept.append(_Batch(batch, info, states, {}))
             return _copied(batch), info
         # The second run gets the same batches, with the generators as they were after making each of them.
@@ -115,31 +115,31 @@ class RepeatCheck:
         self._put(kept.states)
         return kept.batch, kept.info
 
-    def finish(self, turn: Turn) -> Parts:
+    def finish(self, est_step: EstStep) -> Parts:
         """Return the loader's position after the mini-batch, as `BatchSource.finish`."""
-        if not turn.repeated:
-            return self._source.finish(turn.rank)
-        if turn is self._guest:
-            self._kept[-1].position = self._source.finish(turn.rank)
+        if not est_step.repeated:
+            return self._source.finish(est_step.rank)
+        if est_step is self._guest:
+            self._kept[-1].position = self._source.finish(est_step.rank)
             return self._kept[-1].position
         assert self._place is not None
         return self._kept[self._place].position
 
-    def compare(self, turn: Turn) -> None:
-        """Compare a finished turn with its first run. Raises TurnRepeatError if the gradients differ."""
-        if not turn.repeated or turn is self._guest or self._guest is None:
+    def compare(self, est_step: EstStep) -> None:
+        """Compare a finished turn with its first run. Raises RepeatDiffersError if the gradients differ."""
+        if not est_step.repeated or est_step is self._guest or self._guest is None:
             return
-        first, second = self._guest.digest, turn.digest
+        first, second = self._guest.digest, est_step.digest
         assert first is not None and second is not None
         if first.value() != second.value():
-            raise TurnRepeatError(
-                f"the turn of EST {turn.rank} in step {turn.step} was run twice from the same state, and "
-                "its gradients differ: they depend on something that the script keeps from turn to turn",
+            raise RepeatDiffersError(
+                f"the turn of EST {est_step.rank} in step {est_step.step} was run twice from the same state, "
+                "and its gradients differ: they depend on something that the script keeps from turn to turn",
                 hint=(
                     "compute it from job.step, make it a buffer of the model, or pass it to job.register "
                     "(a generator of the script's, too); `elastane verify` shows where runs diverge"
                 ),
-                virtual_rank=turn.rank,
+                virtual_rank=est_step.rank,
             )
         if self._due:
             self._loops, self._due = self._loops - 1, False
@@ -154,28 +154,29 @@ class RepeatCheck:
         self._registry.restore(states)
 
 
-def _compare_batches(turn: Turn, first: Any, second: Any, *, drew_the_same: bool) -> None:
-    """Raise TurnRepeatError if a mini-batch that was made twice differs, or drew other random numbers."""
+def _compare_batches(est_step: EstStep, first: Any, second: Any, *, drew_the_same: bool) -> None:
+    """Raise RepeatDiffersError if a mini-batch that was made twice differs, or drew other random numbers."""
     found, again = tree_flatten(first), tree_flatten(second)
     same = found[1] == again[1] and all(map(_same, found[0], again[0]))
     if same and drew_the_same:
         return
-    twice = f"a mini-batch of EST {turn.rank} in step {turn.step} was loaded twice from the same state and"
+    where = f"a mini-batch of EST {est_step.rank} in step {est_step.step}"
+    twice = f"{where} was loaded twice from the same state and"
     if same:
-        raise TurnRepeatError(
+        raise RepeatDiffersError(
             f"{twice} drew other random numbers: the dataset caches samples made with random numbers, and "
             "another worker would keep others",
             hint="cache samples before random transforms, or build the whole cache at the start",
-            virtual_rank=turn.rank,
+            virtual_rank=est_step.rank,
         )
-    raise TurnRepeatError(
+    raise RepeatDiffersError(
         f"{twice} differs: the dataset, transforms, sampler or collate_fn keep something from one "
         "mini-batch to the next",
         hint=(
             "let a sample depend only on its index, the global generators and registered objects, not on "
             "the time or on how many samples were read before"
         ),
-        virtual_rank=turn.rank,
+        virtual_rank=est_step.rank,
     )
 
 

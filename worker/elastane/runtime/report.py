@@ -8,7 +8,7 @@ from typing import Any
 
 from elastane.reference_hook.elastane_reference import held, script_frames, script_globals, taken
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.prepared import Prepared
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.state.train_state import TrainState, fingerprint
 
 
@@ -34,7 +34,7 @@ def write_elastic_report(
 
 
 def write_stock_report(
-    directory: str, prepared: Prepared, *, rank: int, logged: list[dict[str, float]]
+    directory: str, prepared: PreparedObjects, *, rank: int, logged: list[dict[str, float]]
 ) -> None:
     """Write `<directory>/ddp-<rank>.json`: the same fingerprint, and what the script logged per step."""
     _write(

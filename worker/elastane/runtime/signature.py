@@ -9,13 +9,13 @@ import torch
 
 from elastane.data.source import BatchSource
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane_common import determinism
 from elastane_proto.v1 import ring_pb2
 
 
 def script_signature(
-    prepared: Prepared,
+    prepared: PreparedObjects,
     options: TrainOptions,
     source: BatchSource,
     epochs: int,

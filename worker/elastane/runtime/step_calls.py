@@ -24,13 +24,13 @@ class ElasticCalls:
         self._trainer, self._steps = trainer, trainer.steps
 
     def adding(self) -> bool:
-        turn = self._steps.turn
-        return turn is not None and not turn.sync
+        est_step = self._steps.est_step
+        return est_step is not None and not est_step.sync
 
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         steps, optimizer = self._steps, _optimizer_of(original, args)
-        if steps.turn is not None and optimizer is not None:
-            steps.watch.used(steps.turn, optimizer)
+        if steps.est_step is not None and optimizer is not None:
+            steps.watch.used(steps.est_step, optimizer)
         try:
             if not steps.claim():
                 return None
@@ -41,23 +41,23 @@ class ElasticCalls:
             steps.gradients_used()
 
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        turn = self._steps.turn
-        if turn is None:
+        est_step = self._steps.est_step
+        if est_step is None:
             # Between epochs. The received state may already contain this call's effect.
             return None if self._trainer.epoch_is_closed else original(*args, **kwargs)
-        if not turn.applied:
+        if not est_step.applied:
             return None
         result = original(*args, **kwargs)
         self._steps.watch.after_step()
         return result
 
     def scheduler_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        turn = self._steps.turn
+        est_step = self._steps.est_step
         if (
-            turn is not None
-            and turn.last
-            and turn.state.in_flight
-            and not (turn.applied or self._steps.failed)
+            est_step is not None
+            and est_step.last
+            and est_step.state.in_flight
+            and not (est_step.applied or self._steps.failed)
         ):
             raise StepError(
                 "scheduler.step() came before optimizer.step()",
@@ -66,9 +66,9 @@ class ElasticCalls:
         return self.once(original, *args, **kwargs)
 
     def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        turn = self._steps.turn
-        counts = turn is None or zeroing_counts(
-            first=turn.micro == 0, sync=turn.sync, backward_done=self._steps.backward_done
+        est_step = self._steps.est_step
+        counts = est_step is None or zeroing_counts(
+            first=est_step.micro == 0, sync=est_step.sync, backward_done=self._steps.backward_done
         )
         return original(*args, **kwargs) if counts else None
 

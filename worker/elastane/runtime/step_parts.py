@@ -9,13 +9,13 @@ from elastane.collective.reducer import Reducer
 from elastane.context import EstContext
 from elastane.data.source import BatchSource
 from elastane.rng import Generators, Parts
-from elastane.runtime.attendance import Attendance
+from elastane.runtime.est_step_watch import EstStepWatch
 from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.repeat_check import RepeatCheck
 from elastane.runtime.sentinel import Sentinel
-from elastane.runtime.turn_watch import TurnWatch
+from elastane.runtime.worker_session import WorkerSession
 from elastane_common.observe.figures import WorkerFigures
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ class HostedContexts:
 class StepParts:
     """The parts of one worker that its steps use. trace: None unless the run is traced."""
 
-    attendance: Attendance
+    worker_session: WorkerSession
     source: BatchSource
     generators: Generators
     reducer: Reducer
     buffers: Rank0Buffers
     frozen: FrozenParameters
     fingerprints: Fingerprints
-    watch: TurnWatch
+    watch: EstStepWatch
     sentinel: Sentinel
     repeats: RepeatCheck
     figures: WorkerFigures

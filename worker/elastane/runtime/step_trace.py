@@ -29,7 +29,7 @@ from typing import Any, Final
 import torch
 
 from elastane.registry import Registry
-from elastane.runtime.prepared import Prepared
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.runtime.script_generators import find_generators
 from elastane.state.train_state import Stateful
 from elastane.state.value_digests import digest_any, digest_bytes, digest_tensor
@@ -65,7 +65,7 @@ class StepTrace:
         self._extras = dict(extras or {})
         self._roots = dict(roots or {})
         self._known = known
-        self._turn: tuple[int, int, int] | None = None
+        self._est_step: tuple[int, int, int] | None = None
         self._gradients: list[tuple[str, str]] = []
         self._generators: Mapping[str, Callable[[], bytes]] = {}
         self._searched_step: int | None = None
@@ -78,7 +78,9 @@ class StepTrace:
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(path)) for path, p in named]
         self._write(kind="start", name=name, facts=process_facts(), parameters=[path for path, _ in named])
 
-    def turn_began(self, step: int, rank: int, micro: int, batch: Any, parts: Mapping[str, bytes]) -> None:
+    def mini_batch_began(
+        self, step: int, rank: int, micro: int, batch: Any, parts: Mapping[str, bytes]
+    ) -> None:
         """Record that mini-batch `micro` of EST `rank` in `step` begins.
 
         parts: its "rng/..." and "item/..." now.
@@ -87,7 +89,7 @@ class StepTrace:
             self._initial_written = True
             self.step_applied(-1)
         self._search(step)
-        self._turn, self._gradients = (step, rank, micro), []
+        self._est_step, self._gradients = (step, rank, micro), []
         self._write(
             kind="turn",
             step=step,
@@ -98,11 +100,11 @@ class StepTrace:
             generators={name: digest_bytes(read()) for name, read in self._generators.items()},
         )
 
-    def turn_ended(
+    def mini_batch_ended(
         self, step: int, rank: int, micro: int, parts: Mapping[str, bytes], values: Mapping[str, Any]
     ) -> None:
         """Record that the EST's mini-batch has ended; parts: its states now; values: logged by the script."""
-        self._turn = None
+        self._est_step = None
         self._write(
             kind="end",
             step=step,
@@ -144,7 +146,7 @@ class StepTrace:
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def taken(parameter: torch.Tensor) -> None:
             # No turn is open in a backward of the script's own, outside the loader loop.
-            if self._turn is not None and parameter.grad is not None:
+            if self._est_step is not None and parameter.grad is not None:
                 self._gradients.append((name, digest_tensor(parameter.grad)))
 
         return taken
@@ -164,7 +166,7 @@ class StepTrace:
             os.write(self._file, json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
 
-def open_trace(name: str, prepared: Prepared, registry: Registry) -> StepTrace | None:
+def open_trace(name: str, prepared: PreparedObjects, registry: Registry) -> StepTrace | None:
     """Open the trace of this process, "ddp-RANK" or "elastic-WORKER"; None unless it is enabled.
 
     Call it before other gradient hooks exist.

@@ -27,7 +27,7 @@ from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, intercept, intercept_zero_grad
+from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
 from elastane.runtime.report import write_stock_report
 from elastane.runtime.step_trace import StepTrace, open_trace
 from elastane.tracking.process import TrackerProcesses
@@ -100,11 +100,11 @@ class LocalJob(Job):
                 model.require_backward_grad_sync = calls.sync  # same effect as no_sync()
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
-                trace.turn_began(self.step, self.rank, micro, batch, parts)
+                trace.mini_batch_began(self.step, self.rank, micro, batch, parts)
             yield batch
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
-                trace.turn_ended(self.step, self.rank, micro, parts, self._pending)
+                trace.mini_batch_ended(self.step, self.rank, micro, parts, self._pending)
             if not calls.sync:
                 continue
             if trace is not None:
@@ -172,7 +172,11 @@ class LocalJob(Job):
             self._writers.close()
 
     def _control(
-        self, prepared: Prepared, model: torch.nn.Module, loader: DataLoader[Any], options: TrainOptions
+        self,
+        prepared: PreparedObjects,
+        model: torch.nn.Module,
+        loader: DataLoader[Any],
+        options: TrainOptions,
     ) -> LocalLoader:
         """Intercept the prepared objects' methods, so that they take effect once a step."""
         try:
@@ -201,7 +205,7 @@ class PlainJob(LocalJob):
         self.num_ests, self.rank, self.is_leader = 1, 0, True
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        prepared = Prepared(objects)
+        prepared = PreparedObjects(objects)
         chosen = TrainOptions.of(options)
         loader = self._control(prepared, prepared.model, prepared.loader, chosen)
         if self._seed is not None:
@@ -230,11 +234,11 @@ class DdpJob(LocalJob):
         self.num_ests = dist.get_world_size()
         self.rank = dist.get_rank()
         self.is_leader = self.rank == 0
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedObjects | None = None
         self._loader: DataLoader[Any] | None = None
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        prepared = self._prepared = Prepared(objects)
+        prepared = self._prepared = PreparedObjects(objects)
         chosen = TrainOptions.of(options)
         self._trace = open_trace(f"ddp-{self.rank}", prepared, self._registry)
         device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None

@@ -46,7 +46,7 @@ class LeasedTask:
 
 def lease_tasks(
     environment: WorkerEnvironment,
-    attendance: TaskAttendance,
+    worker_session: TaskSession,
     dataset: str,
     *,
     size: int,
@@ -71,12 +71,12 @@ def lease_tasks(
         range=shard_pb2.RangeSource(size=size), task_size=task_size, epochs=epochs, max_attempts=max_attempts
     )
     settings.lease.FromNanoseconds(int(lease_seconds * 1e9))
-    attendance.exits.finished = False
+    worker_session.exits.finished = False
     client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
     stream = TaskStream(client)
     try:
         client.create_dataset(environment.job, dataset, settings)
-        source = _Source(environment, dataset, client, stream, attendance)
+        source = _Source(environment, dataset, client, stream, worker_session)
         if prefetch:
             yield from _leased_ahead(source, LeasedAhead(prefetch, task_size, lease_seconds), seed)
         else:
@@ -89,11 +89,11 @@ def lease_tasks(
                 f"first task {failed[0].index}: {last}",
                 hint=f"see them with `elastane progress {environment.job} --dataset {dataset} --json`",
             )
-        attendance.exits.finished = True
+        worker_session.exits.finished = True
     except ElastaneError as error:
         if error.exit_code == 1:
             raise
-        raise attendance.exits.failed(error) from error
+        raise worker_session.exits.failed(error) from error
     finally:
         stream.close()
         client.close()
@@ -107,7 +107,7 @@ class _Source:
     dataset: str
     client: MasterClient
     stream: TaskStream
-    attendance: TaskAttendance
+    worker_session: TaskSession
 
     def request(
         self, finished: Iterable[shard_pb2.TaskReport], most: int, **fields: Any
@@ -125,16 +125,16 @@ class _Source:
 def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
     """Lease each task when the previous one is done, with the RNG states of that moment."""
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
-    attendance = source.attendance
+    worker_session = source.worker_session
     finished: list[shard_pb2.TaskReport] = []
     while True:
-        attendance.require_newest()
-        most = 0 if attendance.leaving else 1
+        worker_session.require_newest()
+        most = 0 if worker_session.leaving else 1
         source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
         response = source.stream.receive()
         finished = []
-        if attendance.leaving:
-            attendance.exits.sent_away(attendance.done, attendance.drain)
+        if worker_session.leaving:
+            worker_session.exits.sent_away(worker_session.done, worker_session.drain)
         if response.complete:
             return
         for task in response.tasks:
@@ -152,9 +152,9 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
     The states in which the script will begin a task are not known when it is leased, so each task has its own
     seed: the same numbers whoever runs it, however often.
     """
-    stream, attendance = source.stream, source.attendance
-    while not attendance.leaving:
-        attendance.require_newest()
+    stream, worker_session = source.stream, source.worker_session
+    while not worker_session.leaving:
+        worker_session.require_newest()
         now = time.monotonic()
         task = tasks.take(now)
         if (asked := tasks.ask(now, task is not None)) is not None:
@@ -174,7 +174,7 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
             raise
         tasks.finish(task, time.monotonic())
     _tell_rest(source, tasks)
-    attendance.exits.sent_away(attendance.done, attendance.drain)
+    worker_session.exits.sent_away(worker_session.done, worker_session.drain)
 
 
 def _tell_rest(source: _Source, tasks: LeasedAhead) -> None:
@@ -192,7 +192,7 @@ def _seed_of(seed: int, dataset: str, epoch: int, index: int) -> int:
     return int.from_bytes(digest[:4])
 
 
-class TaskAttendance:
+class TaskSession:
     """The session alongside the calls: shows that this worker is alive, and receives Drain and Done.
 
     One per process, for all its datasets: a second session would take away the first one's tasks.

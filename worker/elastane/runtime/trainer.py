@@ -8,8 +8,8 @@ contexts. The body only sees more mini-batches.
                     ▲                                            │
                     └────────────── applied, or lost ◀───────────┘
 
-Everything here runs in the script's thread; the master's messages wait in `Attendance`. `assembly` builds a
-trainer with its parts.
+Everything here runs in the script's thread; the master's messages wait in `WorkerSession`. `assembly` builds
+a trainer with its parts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from elastane.runtime.attendance import Duties
-from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.est_step import EpochsClosed
 from elastane.runtime.figure_report import FigureReport
 from elastane.runtime.interval import Interval
 from elastane.runtime.leaving import when_left
 from elastane.runtime.sampler_epoch import SamplerEpoch
 from elastane.runtime.saving import CheckpointSaver
+from elastane.runtime.step_boundary import StepBoundary
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_runner import StepRunner
-from elastane.runtime.turn import EpochsClosed
+from elastane.runtime.worker_session import Duties
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
 from elastane.tracking.process import TrackerProcesses
@@ -68,8 +68,8 @@ class Trainer:
 
     def __init__(self, environment: WorkerEnvironment, parts: TrainerParts) -> None:
         self._environment, self._parts = environment, parts
-        self._attendance, self._source = parts.steps.attendance, parts.steps.source
-        self._protocol = self._attendance.protocol
+        self._worker_session, self._source = parts.steps.worker_session, parts.steps.source
+        self._protocol = self._worker_session.protocol
         self._contexts = parts.steps.contexts
         self._boundary, self._state = parts.boundary, parts.state
         self._closed_epochs = parts.closed_epochs
@@ -112,11 +112,11 @@ class Trainer:
     @property
     def joined(self) -> bool:
         """True once `join` has connected this worker."""
-        return self._attendance.started
+        return self._worker_session.started
 
     @property
     def is_leader(self) -> bool:
-        return self._attendance.is_leader
+        return self._worker_session.is_leader
 
     @property
     def state(self) -> TrainState:
@@ -140,7 +140,7 @@ class Trainer:
         max_steps: limit for the whole training; 0: all steps of its epochs. trackers: are told of each ring
         entered whether this worker leads it.
         """
-        if self._attendance.started:
+        if self._worker_session.started:
             raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
         self.epochs, self._max_steps, self._trackers = epochs, max_steps, trackers
         parts, carried = self._parts, self._parts.carried
@@ -156,7 +156,7 @@ class Trainer:
             details=parts.steps.fingerprints.details,
             close=self.close,
         )
-        self._attendance.start(duties)
+        self._worker_session.start(duties)
         self._figure_report.start()
         self._boundary.settle(self, in_loop=False)
         self.interval.entered(leads=self.is_leader)
@@ -169,7 +169,7 @@ class Trainer:
             self._begin_progress()
             while self._in_epoch():
                 self._boundary.settle(self)
-                self._attendance.set_between(False)
+                self._worker_session.set_between(False)
                 if self._in_epoch():
                     yield from self.steps.run()
                     self._note_step()
@@ -178,13 +178,13 @@ class Trainer:
             when_left(self._refuse_to_leave)
             raise
         finally:
-            self.steps.turn = None
+            self.steps.est_step = None
             # Also after an exception: the script may handle it and continue with code between epochs.
             through = self.applied_step == (self.epoch + 1) * self._source.steps_per_epoch
             # after a rewind nothing is known about the code between epochs
             step = self.applied_step if through else -1
             self.interval.begin(step, self._contexts.now, leads=self.is_leader)
-            self._attendance.set_between(True)
+            self._worker_session.set_between(True)
 
     def close_epoch(self, epoch: int) -> None:
         """Note that the script's code after the loader loop of `epoch` has run."""
@@ -218,14 +218,14 @@ class Trainer:
             message = ring_pb2.EndEarly(
                 generation=self._protocol.generation, step=self.applied_step, epoch=self.epoch, place=place
             )
-            if not self._attendance.is_alone:
+            if not self._worker_session.is_alone:
                 # Without eval() modes: the leader's code between epochs may have set them.
-                digest = self._attendance.final_digest = self._parts.steps.fingerprints.whole(modes=False)
+                digest = self._worker_session.final_digest = self._parts.steps.fingerprints.whole(modes=False)
                 if digest is not None:
                     message.state_digest = digest
-            self._attendance.tell(partial(self._protocol.end_early, message))
-            self._attendance.wait_for(lambda: self._protocol.all_ended or self._protocol.changing)
-        self._attendance.exits.finished = True
+            self._worker_session.tell(partial(self._protocol.end_early, message))
+            self._worker_session.wait_for(lambda: self._protocol.all_ended or self._protocol.changing)
+        self._worker_session.exits.finished = True
         return True
 
     def finish(self) -> bool:
@@ -236,8 +236,8 @@ class Trainer:
         """
         if self._protocol.changing:
             self._boundary.settle(self, in_loop=False)
-        self._attendance.exits.finished = self.ended_early or self.applied_step >= self.total_steps
-        return self._attendance.exits.finished
+        self._worker_session.exits.finished = self.ended_early or self.applied_step >= self.total_steps
+        return self._worker_session.exits.finished
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session and release everything this worker holds. Idempotent."""
@@ -250,7 +250,7 @@ class Trainer:
         parts.reducer.close()
         if parts.trace is not None:
             parts.trace.close()
-        self._attendance.close(bye)
+        self._worker_session.close(bye)
         self._source.close()
         self._figure_report.close()
         if self._trackers is not None:
@@ -260,7 +260,7 @@ class Trainer:
 
     def _check_loop(self) -> None:
         """Raise StepError or LoaderUseError if the script may not iterate over the loader now."""
-        if not self._attendance.started:
+        if not self._worker_session.started:
             raise StepError(
                 "the loader was used before job.epochs",
                 hint=f"write `for epoch in job.epochs(n):` around the loader loop; {_LOOK}",
@@ -308,8 +308,8 @@ class Trainer:
         if self._progress is not None and self.is_leader:
             self._progress.end(self.steps.last_values())
         self._iterating = False
-        if self.applied_step >= self.total_steps and not self._attendance.is_alone:
-            self._attendance.final_digest = self._parts.steps.fingerprints.whole()
+        if self.applied_step >= self.total_steps and not self._worker_session.is_alone:
+            self._worker_session.final_digest = self._parts.steps.fingerprints.whole()
 
     def _refuse_to_leave(self, place: str) -> None:
         raise StepError(
@@ -338,17 +338,17 @@ class Trainer:
 
         Raises StepError in a turn that has not applied its step.
         """
-        turn = self.steps.turn
-        if turn is None:
+        est_step = self.steps.est_step
+        if est_step is None:
             return not self.epoch_is_closed
-        if not turn.applied:
+        if not est_step.applied:
             raise StepError(
-                f"job.carry value {name} was set in step {turn.step} before the step was applied",
+                f"job.carry value {name} was set in step {est_step.step} before the step was applied",
                 hint=(
                     "set it after optimizer.step() under `if job.stepped:`, or between epochs: each "
                     "mini-batch is a turn of the loop, and a step may be replayed"
                 ),
-                virtual_rank=turn.rank,
+                virtual_rank=est_step.rank,
             )
         return True
 

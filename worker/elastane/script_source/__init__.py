@@ -18,13 +18,13 @@ Pure: needs neither torch nor a master.
 
 from elastane.script_source.attributes import ClassSource, carried_attributes, reported_attributes, with_bases
 from elastane.script_source.body import HYPERPARAMETERS, Kind, Role
-from elastane.script_source.carrying import IN_EPOCHS, IN_TURNS, Carried, carried_values, cure
-from elastane.script_source.loops import loop_at, turn_counter
+from elastane.script_source.carrying import IN_EPOCHS, IN_ITERATIONS, Carried, carried_values, cure
+from elastane.script_source.loops import iteration_counter, loop_at
 
 __all__ = [
     "HYPERPARAMETERS",
     "IN_EPOCHS",
-    "IN_TURNS",
+    "IN_ITERATIONS",
     "Carried",
     "ClassSource",
     "Kind",
@@ -32,8 +32,8 @@ __all__ = [
     "carried_attributes",
     "carried_values",
     "cure",
+    "iteration_counter",
     "loop_at",
     "reported_attributes",
-    "turn_counter",
     "with_bases",
 ]

@@ -21,12 +21,12 @@ from typing import Final
 from elastane.script_source.body import Body, Kind, Place, Role, Values
 from elastane.script_source.callees import Callees, loop_scope
 from elastane.script_source.epoch_body import EpochBody, Inputs, Origin, origin_of
-from elastane.script_source.loops import Loop, node_of, turn_counter
+from elastane.script_source.loops import Loop, iteration_counter, node_of
 from elastane.script_source.names import Function, parameters, stored, walk_scope, within
 
 #: Decisions that affect the result of a step. Loading weights and ending the loop matter only across epochs.
-IN_TURNS: Final[frozenset[Kind]] = frozenset({"setting", "loss", "steps", "clipping", "model"})
-IN_EPOCHS: Final[frozenset[Kind]] = IN_TURNS | {"stop", "weights", "attribute", "kept"}
+IN_ITERATIONS: Final[frozenset[Kind]] = frozenset({"setting", "loss", "steps", "clipping", "model"})
+IN_EPOCHS: Final[frozenset[Kind]] = IN_ITERATIONS | {"stop", "weights", "attribute", "kept"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def carried_values(
     roles: Mapping[str, Role],
     names: Mapping[str, object] = MappingProxyType({}),
     *,
-    kinds: Container[Kind] = IN_TURNS,
+    kinds: Container[Kind] = IN_ITERATIONS,
     setters: Mapping[str, str] = MappingProxyType({}),
     counting: Mapping[str, Place] = MappingProxyType({}),
     inputs: Inputs | None = None,
@@ -130,7 +130,7 @@ def cure(carried: Carried) -> str:
 
 def _run(body: Body, loop: Loop, values: Values) -> None:
     """Interpret one turn of the loop."""
-    counter = turn_counter(loop)
+    counter = iteration_counter(loop)
     body.begin(loop.target, loop.iter, values)
     if counter is not None:
         values[counter] = frozenset({counter})

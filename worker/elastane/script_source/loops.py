@@ -71,7 +71,7 @@ def is_generator(loop: Loop) -> bool:
     )
 
 
-def turn_counter(loop: Loop) -> str | None:
+def iteration_counter(loop: Loop) -> str | None:
     """Return the variable in which enumerate() counts the turns; None if the header does not call it."""
     calls = (node for node in ast.walk(loop.iter) if isinstance(node, ast.Call))
     counts = any(isinstance(call.func, ast.Name) and call.func.id == "enumerate" for call in calls)

@@ -106,7 +106,7 @@ class Launcher:
                 self._discover()
                 self._perform(self._policy.tick(time.monotonic()))
                 while self._code is None:
-                    self._turn()
+                    self._run_once()
             finally:
                 if self._discovery is not None:
                     self._discovery.stop()
@@ -118,7 +118,7 @@ class Launcher:
 
     # ------------------------------------------------------------------ events
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         due = self._policy.next_due()
         timeout = max(0.0, due - time.monotonic()) if due is not None else None
         try:

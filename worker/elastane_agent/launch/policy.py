@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from elastane_agent.hosts.rests import CALM_SECONDS, HostRests
+from elastane_agent.hosts.exclusions import CALM_SECONDS, HostExclusions
 from elastane_agent.hosts.slots import Slot
 from elastane_agent.launch.plan import choose
 from elastane_agent.supervisor.budget import RestartBudget
@@ -66,7 +66,7 @@ class LaunchPolicy:
         self._hosts: dict[str, int] = {}
         self._live: set[int] = set()
         self._restarts: list[float] = []
-        self._rests = HostRests()
+        self._exclusions = HostExclusions()
         self._started_at = 0.0
         self._waiting_since: float | None = None
         self._start_at = 0.0
@@ -142,15 +142,15 @@ class LaunchPolicy:
         if self.phase == "waiting":
             if self._waiting_since is not None and self._wait_max_seconds:
                 dues.append(self._waiting_since + self._wait_max_seconds)
-            dues += [self._start_at if self._start_at else None, self._rests.next_due()]
+            dues += [self._start_at if self._start_at else None, self._exclusions.next_due()]
         return min((due for due in dues if due is not None), default=None)
 
     # ------------------------------------------------------------------ internals
 
     def _usable(self, now: float) -> dict[str, int]:
         """Return the hosts that are not excluded after failures."""
-        resting = self._rests.resting(now)
-        return {host: count for host, count in self._hosts.items() if host not in resting}
+        excluded = self._exclusions.excluded(now)
+        return {host: count for host, count in self._hosts.items() if host not in excluded}
 
     def _next(self, now: float) -> tuple[Slot, ...]:
         return choose(self._usable(now), self.slots, self._workers_max)
@@ -180,9 +180,9 @@ class LaunchPolicy:
         host = self.slots[rank].host
         hosts = {slot.host for slot in self.slots}
         if now - self._started_at >= CALM_SECONDS:
-            self._rests.clear(hosts)
+            self._exclusions.clear(hosts)
         actions: list[Action] = []
-        if seconds := self._rests.failed(now, host, alone=len(hosts) == 1):
+        if seconds := self._exclusions.failed(now, host, alone=len(hosts) == 1):
             text = f"{host} failed repeatedly and is not used for {seconds:g} s"
             actions.append(Say(text, "warning", "host_rests"))
         decision = self._budget.decide(now, self._restarts, self._restarts)

@@ -191,7 +191,7 @@ class Agent:
                 self._perform(self._policy.start(time.monotonic(), view))
                 self._watch_hosts()
                 while self._code is None:
-                    self._turn()
+                    self._run_once()
             except _StoppedEarlyError as stopped:
                 self._code = 128 + stopped.number
             finally:
@@ -383,7 +383,7 @@ class Agent:
 
     # ------------------------------------------------------------------ events
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Handle one event, or whatever is due first if no event comes before."""
         places_due = self._placement.next_due() if self._placement is not None else None
         disk_due = self._look_at_disk()

@@ -71,7 +71,7 @@ class Node:
                 self._figures.start()
             self._notices.start(self._events.put, lambda text: _say(text))
             while self._code is None:
-                self._turn()
+                self._run_once()
         finally:
             self._notices.stop()
             self._child.kill_group()
@@ -80,7 +80,7 @@ class Node:
                 self._figures.close()
         return self._code
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         due = self._policy.next_due()
         event: _Event | None = None
         with contextlib.suppress(queue.Empty):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from elastane_agent.hosts.exclusions import CALM_SECONDS, EXCLUDED_SECONDS, HostExclusions
 from elastane_agent.hosts.remote import CANNOT_START, is_local
-from elastane_agent.hosts.rests import CALM_SECONDS, REST_SECONDS, HostRests
 from elastane_agent.hosts.slots import Slot
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 from elastane_common.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
@@ -43,7 +43,7 @@ class Placement:
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
-        self._rests = HostRests()
+        self._exclusions = HostExclusions()
         self._hosts: dict[str, int] = {}
         self._held: dict[str, str] = {}
         self._slots: dict[str, Slot] = {}
@@ -73,10 +73,10 @@ class Placement:
 
         The value is the reason why the worker must not be started now, or "".
         """
-        resting = self._rests.resting(now)
+        excluded = self._exclusions.excluded(now)
         return {
             self._name(host, index): self._held.get(
-                host, "its host is paused after failures" if host in resting else ""
+                host, "its host is paused after failures" if host in excluded else ""
             )
             for host, count in self._hosts.items()
             for index in range(count)
@@ -101,36 +101,36 @@ class Placement:
         host, code = self._slots[worker].host, status.returncode
         # A worker that ran for a while, or ended regularly, shows that its host works.
         if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED, EXIT_START_ANEW):
-            self._rests.clear([host])
+            self._exclusions.clear([host])
         if code == EXIT_RECLAIMED:
             first = host not in self._reclaimed
             self._reclaimed.add(host)
-            self._rests.rest(now, host, REST_SECONDS)
+            self._exclusions.exclude(now, host, EXCLUDED_SECONDS)
             return HostFault(f"{worker} left: {host} is being taken away", "host_reclaimed", first)
         if code in CANNOT_START and self.is_remote(worker):
-            seconds = self._rests.unreachable(now, host)
+            seconds = self._exclusions.unreachable(now, host)
             why = CANNOT_START[code]
             return HostFault(
                 f"{host}: {why} ({status}); it is not used for {seconds:.3g} s", "host_unreachable"
             )
-        resting = self._rests.resting(now)
-        others = set(self._hosts) - resting - set(self._held) - {host}
+        excluded = self._exclusions.excluded(now)
+        others = set(self._hosts) - excluded - set(self._held) - {host}
         # If only this host fails to reach the master, its network is the cause; without another host to
         # compare with, the policy decides.
         if code == EXIT_MASTER_UNREACHABLE and self.is_remote(worker) and others:
-            seconds = self._rests.unreachable(now, host)
+            seconds = self._exclusions.unreachable(now, host)
             text = f"{worker} could not reach the master from {host}; {host} is not used for {seconds:.3g} s"
             return HostFault(text, "host_unreachable")
         if code in _SAYS_NOTHING_OF_ITS_HOST:
             return None
-        if seconds := self._rests.failed(now, host, alone=not others):
+        if seconds := self._exclusions.failed(now, host, alone=not others):
             text = f"{worker} {status}; {host} fails repeatedly and is not used for {seconds:g} s"
             return HostFault(text, "host_rests")
         return None
 
     def next_due(self) -> float | None:
         """Return the time at which a host's rest ends and `wanted` changes; None: no host rests."""
-        return self._rests.next_due()
+        return self._exclusions.next_due()
 
     def _name(self, host: str, index: int) -> str:
         return f"{self._prefix}{host.strip('[]')}-{index}"

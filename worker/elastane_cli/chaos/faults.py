@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from elastane_cli.chaos.cluster import WAIT_SECONDS, ChaosCluster
-from elastane_cli.rehearse.faults import Fault, Strike, kill_master
+from elastane_cli.rehearse.faults import ActiveFault, Fault, kill_master
 
 #: Longer than the heartbeat timeout of the chaos job, 3 s.
 SILENT_SECONDS = 4.5
@@ -20,15 +20,15 @@ SILENT_SECONDS = 4.5
 
 
 @contextmanager
-def kill_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def kill_worker(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim = c.pick(rng)
     at = time.monotonic()
     c.workers[victim].signal(signal.SIGKILL)
-    yield Strike(at, f"kill -9 {victim}", changes_ring=True, expects=("worker_lost",))
+    yield ActiveFault(at, f"kill -9 {victim}", changes_ring=True, expects=("worker_lost",))
 
 
 @contextmanager
-def oom_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def oom_worker(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim, before = c.pick(rng), c.cage.kills
     c.cage.put_in(c.workers[victim].pid)
     at = time.monotonic()
@@ -37,18 +37,18 @@ def oom_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     def killed() -> str:
         return "" if c.cage.kills > before else f"the kernel did not kill {victim} for its memory"
 
-    yield Strike(
+    yield ActiveFault(
         at, f"{victim} outgrows its cgroup", changes_ring=True, expects=("worker_lost",), check=killed
     )
 
 
 @contextmanager
-def stop_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def stop_worker(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim = c.workers[c.pick(rng)]
     at = time.monotonic()
     victim.signal(signal.SIGSTOP)
     try:
-        yield Strike(
+        yield ActiveFault(
             at,
             f"SIGSTOP {victim.name}",
             changes_ring=True,
@@ -60,29 +60,29 @@ def stop_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 
 @contextmanager
-def stuck_trainer(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def stuck_trainer(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim = c.pick(rng)
     at = time.monotonic()
     c.order(victim, "hang")
     try:
-        yield Strike(at, f"the script of {victim} hangs", changes_ring=True, hold_seconds=None)
+        yield ActiveFault(at, f"the script of {victim} hangs", changes_ring=True, hold_seconds=None)
     finally:
         c.order(victim, "")
 
 
 @contextmanager
-def slow_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def slow_worker(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim = c.pick(rng)
     at = time.monotonic()
     c.order(victim, "slow 0.5")
     try:
-        yield Strike(at, f"{victim} computes 0.5 s longer for each mini-batch", hold_seconds=3.0)
+        yield ActiveFault(at, f"{victim} computes 0.5 s longer for each mini-batch", hold_seconds=3.0)
     finally:
         c.order(victim, "")
 
 
 @contextmanager
-def spot_notice(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def spot_notice(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim = c.workers[c.pick(rng)]
     at = time.monotonic()
     victim.signal(signal.SIGTERM)
@@ -91,11 +91,11 @@ def spot_notice(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
         status = victim.wait(WAIT_SECONDS)
         return "" if status is not None and status.returncode == 0 else f"{victim.name}: {status}"
 
-    yield Strike(at, f"SIGTERM {victim.name}", expects=("worker_draining",), check=left_well)
+    yield ActiveFault(at, f"SIGTERM {victim.name}", expects=("worker_draining",), check=left_well)
 
 
 @contextmanager
-def term_storm(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def term_storm(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """SIGTERM all workers, then all but one of their successors, twice each: the second one ends them."""
     at = time.monotonic()
     for wave in range(2):
@@ -109,22 +109,22 @@ def term_storm(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
             victim.wait(WAIT_SECONDS)
         newcomers = set(c.replenish())
         c.until(lambda seen: newcomers <= set(seen.members))  # noqa: B023
-    yield Strike(at, "SIGTERM to all, and again", expects=("worker_draining",), may_rewind=True)
+    yield ActiveFault(at, "SIGTERM to all, and again", expects=("worker_draining",), may_rewind=True)
 
 
 @contextmanager
-def kill_all(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def kill_all(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     at = time.monotonic()
     kill_workers(c)
     newcomers = frozenset(c.replenish())
-    yield Strike(
+    yield ActiveFault(
         at, "kill -9 every worker", changes_ring=True, newcomers=newcomers, may_rewind=True,
         expects=("worker_lost",),
     )  # fmt: skip
 
 
 @contextmanager
-def flapping_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def flapping_worker(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Kill one worker whenever it is in the ring, until the master quarantines it."""
     victim = c.pick(rng)
     at = time.monotonic()
@@ -140,57 +140,57 @@ def flapping_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
             deaths += 1
         c.spawn(victim)
         c.until(lambda seen: victim in seen.members, unless=held_back)
-    yield Strike(at, f"{victim} died {deaths} times", expects=("worker_lost", "worker_quarantined"))
+    yield ActiveFault(at, f"{victim} died {deaths} times", expects=("worker_lost", "worker_quarantined"))
 
 
 # ---------------------------------------------------------------------- master and store
 
 
 @contextmanager
-def upgrade_master(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def upgrade_master(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     at = time.monotonic()
     c.master.stop()
     c.master.start()
-    yield Strike(at, "SIGTERM the master, start it", expects=("master_recovered",))
+    yield ActiveFault(at, "SIGTERM the master, start it", expects=("master_recovered",))
 
 
 @contextmanager
-def stop_master(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def stop_master(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     at = time.monotonic()
     os.kill(c.master.pid, signal.SIGSTOP)
     try:
-        yield Strike(at, "SIGSTOP the master", hold_seconds=SILENT_SECONDS)
+        yield ActiveFault(at, "SIGSTOP the master", hold_seconds=SILENT_SECONDS)
     finally:
         os.kill(c.master.pid, signal.SIGCONT)
 
 
 @contextmanager
-def kill_store(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def kill_store(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     at = time.monotonic()
     c.store.kill()
     c.store.start()
-    yield Strike(at, "kill -9 the store, start it")
+    yield ActiveFault(at, "kill -9 the store, start it")
 
 
 @contextmanager
-def stop_store(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def stop_store(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     at = time.monotonic()
     c.store.signal(signal.SIGSTOP)
     try:
-        yield Strike(at, "SIGSTOP the store", hold_seconds=SILENT_SECONDS)
+        yield ActiveFault(at, "SIGSTOP the store", hold_seconds=SILENT_SECONDS)
     finally:
         c.store.signal(signal.SIGCONT)
 
 
 @contextmanager
-def kill_both(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def kill_both(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     at = time.monotonic()
     c.store.kill()
     c.master.sigkill()
     c.master.wait()
     c.store.start()
     c.master.start()
-    yield Strike(at, "kill -9 master and store, start them", expects=("master_recovered",))
+    yield ActiveFault(at, "kill -9 master and store, start them", expects=("master_recovered",))
 
 
 def kill_workers(c: ChaosCluster) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from elastane_cli.audit import audit
 from elastane_cli.chaos.watch import Seen
-from elastane_cli.rehearse.faults import Strike
+from elastane_cli.rehearse.faults import ActiveFault
 from elastane_cli.rehearse.results import PARTS
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import shard_pb2
@@ -76,20 +76,20 @@ class Promises:
         self.steps_compared: set[int] = set()
 
     def broken(
-        self, client: MasterClient, job: str, strike: Strike, before: Seen, seen: Sequence[Seen]
+        self, client: MasterClient, job: str, active: ActiveFault, before: Seen, seen: Sequence[Seen]
     ) -> list[str]:
-        """Return the promises broken after `strike`. seen: all observations of the job since `before`."""
+        """Return the promises broken after `active`. seen: all observations of the job since `before`."""
         problems = list(self.trace_problems())
-        problems += self._history_problems(client, job, strike)
-        problems += _monotone(strike, before, seen)
+        problems += self._history_problems(client, job, active)
+        problems += _monotone(active, before, seen)
         kinds = set()
         # A store that lost its last events assigns their numbers again.
-        since = max(0, self._next_event - _FORGOTTEN_MAX) if strike.may_forget else self._next_event
+        since = max(0, self._next_event - _FORGOTTEN_MAX) if active.may_forget else self._next_event
         for event in client.events(job, since=since):
             kinds.add(event.kind)
             self._next_event = event.sequence + 1
-        problems += [f"no event {kind} tells of it" for kind in strike.expects if kind not in kinds]
-        if said := strike.check():
+        problems += [f"no event {kind} tells of it" for kind in active.expects if kind not in kinds]
+        if said := active.check():
             problems.append(said)
         return problems
 
@@ -117,24 +117,24 @@ class Promises:
         different = [part for part in PARTS if record[part] != fixed[part]]
         return f"{', '.join(different)} differ after step {step}" if different else ""
 
-    def _history_problems(self, client: MasterClient, job: str, strike: Strike) -> list[str]:
+    def _history_problems(self, client: MasterClient, job: str, active: ActiveFault) -> list[str]:
         entries = training_entries(client, job)
         history = [_key(entry) for entry in entries]
         known, self._history = self._history, history
         problems = []
-        if history[: len(known)] != known and not strike.may_forget:
+        if history[: len(known)] != known and not active.may_forget:
             missing = sum(1 for key in known if key not in set(history))
             problems.append(f"{missing} of {len(known)} committed entries are gone, or their order changed")
         result = audit(entries, ests=self._ests, steps_per_epoch=self._steps_per_epoch)
         return problems + list(result.violations[:3])
 
 
-def _monotone(strike: Strike, before: Seen, seen: Sequence[Seen]) -> Iterator[str]:
+def _monotone(active: ActiveFault, before: Seen, seen: Sequence[Seen]) -> Iterator[str]:
     last = before
     for now in seen:
-        if now.step < last.step and not strike.may_rewind:
+        if now.step < last.step and not active.may_rewind:
             yield f"the committed step went back from {last.step} to {now.step}"
-        if now.generation < last.generation and not strike.may_forget:
+        if now.generation < last.generation and not active.may_forget:
             yield f"the generation went back from {last.generation} to {now.generation}"
         last = now
 

@@ -174,7 +174,7 @@ class _State:
         try:
             self._sift(cluster)
             cluster.start()
-            promises = self._strike(cluster, number)
+            promises = self._inject_next(cluster, number)
             problems = self._end(cluster, promises, number, started)
         except ClusterError as error:
             raise ChaosFailed(f"run {number} failed: {error.args[0]}", hint=error.hint) from error
@@ -197,7 +197,7 @@ class _State:
             raise FaultsError(f"{name} is not possible here: {reason}", hint="see `elastane chaos --list`")
         self.deck = Deck(self.chaos.seed, allowed)
 
-    def _strike(self, cluster: ChaosCluster, number: int) -> Promises:
+    def _inject_next(self, cluster: ChaosCluster, number: int) -> Promises:
         assert self.deck is not None
         job = cluster.wait_for(lambda job: job.steps_per_epoch > 0 and job.step >= 1, what="the first step")
         promises = Promises(self.digests, cluster.folder / "trace", self.chaos.ests, job.steps_per_epoch)
@@ -242,13 +242,13 @@ class _State:
     ) -> Injection | None:
         """Inject a fault and check the promises; None if the run ended before they could be checked."""
         try:
-            return self._struck(cluster, promises, fault, number)
+            return self._injected(cluster, promises, fault, number)
         except ElastaneError:
             if cluster.is_over:
                 return None  # a finished job answers no requests
             raise
 
-    def _struck(
+    def _injected(
         self, cluster: ChaosCluster, promises: Promises, fault: Fault[ChaosCluster], number: int
     ) -> Injection | None:
         rng = random.Random(f"{self.chaos.seed}/{fault.name}/{len(self.injections)}")
@@ -258,12 +258,12 @@ class _State:
         last_step = self.fixed.steps
 
         def recovered(seen: Seen) -> bool:
-            if seen.at <= strike.at or (strike.changes_ring and seen.generation <= before.generation):
+            if seen.at <= active.at or (active.changes_ring and seen.generation <= before.generation):
                 return False
-            if strike.newcomers:
+            if active.newcomers:
                 # History may have been rewound: any step of theirs is a new one.
-                return bool(strike.newcomers & set(seen.members)) and advanced(seen)
-            return seen.step > at_strike or (strike.may_rewind and advanced(seen))
+                return bool(active.newcomers & set(seen.members)) and advanced(seen)
+            return seen.step > at_injection or (active.may_rewind and advanced(seen))
 
         def advanced(seen: Seen) -> bool:
             lowest[0] = min(lowest[0], seen.step)
@@ -273,23 +273,23 @@ class _State:
             return cluster.is_over or cluster.watch.latest.step >= last_step
 
         lowest = [self.fixed.steps]
-        with fault.act(cluster, rng) as strike:
+        with fault.act(cluster, rng) as active:
             if cluster.is_over:
                 # the job ended while the fault was being injected, possibly before it took effect
                 return None
-            at_strike = max(
-                (one.step for one in cluster.watch.since() if one.at <= strike.at), default=before.step
+            at_injection = max(
+                (one.step for one in cluster.watch.since() if one.at <= active.at), default=before.step
             )
-            if strike.hold_seconds is None:
+            if active.hold_seconds is None:
                 cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
-            elif strike.hold_seconds:
-                time.sleep(max(0.0, strike.at + strike.hold_seconds - time.monotonic()))
-            kept_seconds = time.monotonic() - strike.at
+            elif active.hold_seconds:
+                time.sleep(max(0.0, active.at + active.hold_seconds - time.monotonic()))
+            kept_seconds = time.monotonic() - active.at
         lowest[0] = self.fixed.steps
         seen = cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
         if seen is None and ended():
             return None
-        problems = promises.broken(cluster.client, cluster.job, strike, before, cluster.watch.since())
+        problems = promises.broken(cluster.client, cluster.job, active, before, cluster.watch.since())
         if seen is None:
             latest = cluster.watch.latest
             problems.append(f"no step was committed in {_RECOVERY_SECONDS_MAX:g} s: {latest.reason}")
@@ -297,9 +297,9 @@ class _State:
             fault.name,
             number,
             before.step,
-            strike.detail,
+            active.detail,
             kept_seconds,
-            None if seen is None else seen.at - strike.at,
+            None if seen is None else seen.at - active.at,
             tuple(problems),
         )
 

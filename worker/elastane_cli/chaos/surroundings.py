@@ -15,7 +15,7 @@ from elastane.state.checkpoint import list_checkpoints
 from elastane_agent.supervisor.master_process import MasterStartError
 from elastane_cli.chaos.cluster import WAIT_SECONDS, ChaosCluster
 from elastane_cli.chaos.faults import SILENT_SECONDS, kill_workers
-from elastane_cli.rehearse.faults import Fault, Strike
+from elastane_cli.rehearse.faults import ActiveFault, Fault
 from elastane_common.client import MasterClient
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import shard_pb2
@@ -28,23 +28,23 @@ _JUMP_SECONDS = 7200
 
 
 @contextmanager
-def reset_connection(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def reset_connection(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     victim = c.pick(rng)
     at = time.monotonic()
     c.relays[victim].reset()
-    yield Strike(
+    yield ActiveFault(
         at, f"connections of {victim} to the master reset", changes_ring=True, expects=("worker_lost",)
     )
 
 
 @contextmanager
-def half_open(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def half_open(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Drop the worker's data on its way to the master, without notifying either side."""
     victim = c.pick(rng)
     at = time.monotonic()
     c.relays[victim].up.cut = True
     try:
-        yield Strike(
+        yield ActiveFault(
             at, f"{victim} is not heard by the master", changes_ring=True, hold_seconds=SILENT_SECONDS,
             expects=("worker_lost",),
         )  # fmt: skip
@@ -54,28 +54,28 @@ def half_open(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 
 @contextmanager
-def partition(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def partition(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     yield from _cut(c, rng, outward=True, inward=True)
 
 
 @contextmanager
-def one_way_out(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def one_way_out(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     yield from _cut(c, rng, outward=True, inward=False)
 
 
 @contextmanager
-def one_way_in(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def one_way_in(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     yield from _cut(c, rng, outward=False, inward=True)
 
 
-def _cut(c: ChaosCluster, rng: random.Random, *, outward: bool, inward: bool) -> Iterator[Strike]:
+def _cut(c: ChaosCluster, rng: random.Random, *, outward: bool, inward: bool) -> Iterator[ActiveFault]:
     assert c.namespace is not None
     victim = _far_member(c, rng)
     what = " and ".join(word for word, cut in (("from", outward), ("to", inward)) if cut)
     at = time.monotonic()
     c.namespace.outward.cut, c.namespace.inward.cut = outward, inward
     try:
-        yield Strike(
+        yield ActiveFault(
             at, f"no packet {what} {victim}", changes_ring=True, hold_seconds=None, expects=("worker_lost",),
         )  # fmt: skip
     finally:
@@ -90,14 +90,14 @@ def _far_member(c: ChaosCluster, rng: random.Random) -> str:
 
 
 @contextmanager
-def slow_network(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def slow_network(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     assert c.namespace is not None
     _far_member(c, rng)
     at = time.monotonic()
     for direction in (c.namespace.outward, c.namespace.inward):
         direction.delay_seconds, direction.loss = 0.01, 0.02
     try:
-        yield Strike(at, "a link with 2 % loss and 5 to 15 ms each way", hold_seconds=5.0)
+        yield ActiveFault(at, "a link with 2 % loss and 5 to 15 ms each way", hold_seconds=5.0)
     finally:
         c.namespace.heal()
 
@@ -106,7 +106,7 @@ def slow_network(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 
 @contextmanager
-def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Fill the store's disk; begins once the store has noticed, ends once the master had the file
     rewritten."""
     rewrites = c.store.rewrites
@@ -124,13 +124,15 @@ def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
         deadline = time.monotonic() + WAIT_SECONDS
         while not (noticed := c.store.writes_fail) and time.monotonic() < deadline:
             time.sleep(0.01)  # polled: the server notifies nobody
-        yield Strike(time.monotonic(), "no byte left for the append-only file", hold_seconds=3.0, check=check)
+        yield ActiveFault(
+            time.monotonic(), "no byte left for the append-only file", hold_seconds=3.0, check=check
+        )
     finally:
         c.store_disk.free()
 
 
 @contextmanager
-def full_checkpoint_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def full_checkpoint_disk(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     at = time.monotonic()
     c.checkpoint_disk.fill()
     try:
@@ -139,7 +141,7 @@ def full_checkpoint_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike
             c.client.checkpoint_job(c.job, wait_seconds=WAIT_SECONDS)
         except ElastaneError as error:
             said = str(error)
-        yield Strike(
+        yield ActiveFault(
             at, "no byte left for checkpoints", expects=("checkpoint_failed",),
             check=lambda: "" if "space" in said.lower() else f"the full disk was not named: {said!r}",
         )  # fmt: skip
@@ -148,7 +150,7 @@ def full_checkpoint_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike
 
 
 @contextmanager
-def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Damage the newest of two checkpoints, and kill all workers that hold the weights."""
     url = str(c.checkpoint_disk.folder)
     for _ in range(2):
@@ -168,7 +170,7 @@ def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     else:
         manifest.write_bytes(manifest.read_bytes()[:-20])
     newcomers = frozenset(c.replenish())
-    yield Strike(
+    yield ActiveFault(
         at, f"in {newest.name} {how}; kill -9 every worker", changes_ring=True, newcomers=newcomers,
         may_rewind=True,
         expects=("checkpoint_rejected", "checkpoint_loaded"),
@@ -176,18 +178,18 @@ def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 
 @contextmanager
-def cut_store_file(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def cut_store_file(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Truncate the store's file while the master is alive, which writes the lost data again."""
     bytes_cut = rng.randint(1, 40)
     at = time.monotonic()
     c.store.kill()
     c.store.cut(bytes_cut)
     c.store.start()
-    yield Strike(at, f"kill -9 the store, cut {bytes_cut} bytes off its file")
+    yield ActiveFault(at, f"kill -9 the store, cut {bytes_cut} bytes off its file")
 
 
 @contextmanager
-def cut_store_file_and_kill_master(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def cut_store_file_and_kill_master(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Truncate the store's file and kill the master: only the workers remember the last writes."""
     bytes_cut = rng.choice((rng.randint(1, 40), rng.randint(1, 4096)))
     at = time.monotonic()
@@ -197,7 +199,7 @@ def cut_store_file_and_kill_master(c: ChaosCluster, rng: random.Random) -> Itera
     c.store.cut(bytes_cut)
     c.store.start()
     c.master.start()
-    yield Strike(
+    yield ActiveFault(
         at, f"kill -9 both, cut {bytes_cut} bytes off the store's file", may_rewind=True, may_forget=True,
         expects=("master_recovered",),
     )  # fmt: skip
@@ -207,7 +209,7 @@ def cut_store_file_and_kill_master(c: ChaosCluster, rng: random.Random) -> Itera
 
 
 @contextmanager
-def stolen_port(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def stolen_port(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Kill the master, and let another process listen on its port during the restart."""
     host, _, port = c.master.address.rpartition(":")
     at = time.monotonic()
@@ -220,14 +222,14 @@ def stolen_port(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
         except MasterStartError as error:
             said = str(error)
     c.master.start()
-    yield Strike(
+    yield ActiveFault(
         at, "the master's port is taken when it is started again", expects=("master_recovered",),
         check=lambda: "" if "cannot listen" in said else f"the taken port was not named: {said!r}",
     )  # fmt: skip
 
 
 @contextmanager
-def descriptors_used_up(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def descriptors_used_up(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     pid = c.master.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
@@ -249,14 +251,14 @@ def descriptors_used_up(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]
                 return f"no new connection once there were descriptors again: {error}"
             return ""
 
-        yield Strike(
+        yield ActiveFault(
             at, f"{_CONNECTIONS} connections and {_DESCRIPTORS_LEFT} descriptors left", hold_seconds=3.0,
             check=answers_again,
         )  # fmt: skip
 
 
 @contextmanager
-def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     def commit_times() -> list[float]:
         return [entry.committed.ToSeconds() for entry in c.client.audit_log(c.job)]
 
@@ -270,7 +272,7 @@ def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     at = time.monotonic()
     c.clock.set(_JUMP_SECONDS)
     try:
-        yield Strike(
+        yield ActiveFault(
             at,
             f"the master's wall clock is set {_JUMP_SECONDS} s forth and back",
             hold_seconds=3.0,
@@ -284,7 +286,7 @@ def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 
 @contextmanager
-def poison_task(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
+def poison_task(c: ChaosCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Create a dynamic dataset in the job, with a task that fails in every worker."""
     tasks, poisoned = 12, rng.randrange(12)
     name = f"poison-{time.monotonic_ns()}"
@@ -320,7 +322,7 @@ def poison_task(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
             return f"the poisoned task {poisoned} is not the one that failed: {failed}"
         return ""
 
-    yield Strike(at, f"task {poisoned} of {tasks} fails whoever takes it", check=parked)
+    yield ActiveFault(at, f"task {poisoned} of {tasks} fails whoever takes it", check=parked)
 
 
 def _no_namespace(c: ChaosCluster) -> str:

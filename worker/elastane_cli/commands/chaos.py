@@ -191,9 +191,9 @@ def print_result(out: Console, result: ChaosResult, again: str, folder: Path | N
         f"{entries} committed tasks, lost {lost}, repeated {repeated}; "
         f"hashes equal to the fixed run in {equal} of {len(result.runs)} runs: {verdict}"
     )
-    for struck in result.injections:
-        where = f"run {struck.run}, step {struck.step}, {struck.fault} ({struck.detail})"
-        for problem in struck.problems:
+    for injected in result.injections:
+        where = f"run {injected.run}, step {injected.step}, {injected.fault} ({injected.detail})"
+        for problem in injected.problems:
             out.print(f"{where}: {problem}", markup=False)
     for run in result.runs:
         for what in (*run.differing, *run.violations):

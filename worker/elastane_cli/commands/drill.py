@@ -95,7 +95,7 @@ def drill(
     from elastane_cli.rehearse.watcher import Watcher
     from elastane_common.errors import ElastaneError
 
-    class Told(Watcher):
+    class DatedEvent(Watcher):
         def stage(self, text: str, steps: int | None = None) -> None:
             typer.echo(text, err=True)
 
@@ -112,7 +112,7 @@ def drill(
             currency=checked_currency(currency),
             threads=threads,
             timeout_seconds=timeout,
-            watcher=Told(),
+            watcher=DatedEvent(),
         )
         try:
             result = rehearsal.run()

@@ -138,7 +138,7 @@ def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_wor
     return DemoResult(
         comparison,
         (*(row for row in comparison.rows if row.name in PARTS), losses),
-        tuple(recoveries(play.struck, history)),
+        tuple(recoveries(play.injected, history)),
         median_step_seconds(history),
         elastic_seconds,
         stock_seconds,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from elastane_cli.rehearse.cluster import LocalCluster
-from elastane_cli.rehearse.faults import Fault, Strike, kill_master
+from elastane_cli.rehearse.faults import ActiveFault, Fault, kill_master
 from elastane_common.client import MasterClient
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
@@ -26,17 +26,17 @@ LATEST_JOIN = 0.6
 
 
 @contextmanager
-def kill_worker(cluster: LocalCluster, rng: random.Random) -> Iterator[Strike]:
+def kill_worker(cluster: LocalCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """SIGKILL a worker in the middle of the ring."""
     members = cluster.client.get_ring(cluster.job).members
     victim = cluster.workers[members[len(members) // 2].worker_id]
     at = time.monotonic()
     victim.signal(signal.SIGKILL)
-    yield Strike(at, f"kill -9 {victim.name}", changes_ring=True)
+    yield ActiveFault(at, f"kill -9 {victim.name}", changes_ring=True)
 
 
 @contextmanager
-def add_two(cluster: LocalCluster, rng: random.Random, total_steps: int) -> Iterator[Strike]:
+def add_two(cluster: LocalCluster, rng: random.Random, total_steps: int) -> Iterator[ActiveFault]:
     """Add two workers; training continues while they start, but waits before they would come too late."""
     at = time.monotonic()
     names = {cluster.add_worker(), cluster.add_worker()}
@@ -51,15 +51,15 @@ def add_two(cluster: LocalCluster, rng: random.Random, total_steps: int) -> Iter
         cluster.client.scale_job(cluster.job, min(ring, most), most)
         cluster.wait_for(both_in, what="the newcomers in the ring")
         cluster.client.scale_job(cluster.job, 1, most)
-    yield Strike(at, f"add {', '.join(sorted(names))}")
+    yield ActiveFault(at, f"add {', '.join(sorted(names))}")
 
 
 @contextmanager
-def drain_one(cluster: LocalCluster, rng: random.Random) -> Iterator[Strike]:
+def drain_one(cluster: LocalCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """Ask the ring's last worker to leave."""
     worker = cluster.client.get_ring(cluster.job).members[-1].worker_id
     cluster.client.drain_worker(cluster.job, worker)
-    yield Strike(time.monotonic(), f"drain {worker}")
+    yield ActiveFault(time.monotonic(), f"drain {worker}")
 
 
 def story(total_steps: int) -> list[tuple[int, Fault[LocalCluster]]]:
@@ -75,11 +75,11 @@ def story(total_steps: int) -> list[tuple[int, Fault[LocalCluster]]]:
 
 
 @dataclass(frozen=True)
-class Struck:
+class InjectedFault:
     """A fault that was injected. at: Unix seconds."""
 
     fault: Fault[LocalCluster]
-    strike: Strike
+    active: ActiveFault
     at: float
 
 
@@ -104,7 +104,7 @@ class Play:
     on_event: Callable[[ring_pb2.Event], None]
     on_fault: Callable[[Fault[LocalCluster], int], None]
     faults: Sequence[tuple[int, Fault[LocalCluster]]]
-    struck: list[Struck] = field(default_factory=list)
+    injected: list[InjectedFault] = field(default_factory=list)
 
     def run(self) -> None:
         """Run from the first worker to the end of the job. Raises ClusterError if it does not succeed."""
@@ -113,9 +113,9 @@ class Play:
             cluster.wait_for_step(1)
             for after, fault in self.faults:
                 self.on_fault(fault, cluster.wait_for_step(cluster.get_job().step + after).step)
-                with fault.act(cluster, rng) as strike:
-                    at = time.time() - (time.monotonic() - strike.at)
-                self.struck.append(Struck(fault, strike, at))
+                with fault.act(cluster, rng) as active:
+                    at = time.time() - (time.monotonic() - active.at)
+                self.injected.append(InjectedFault(fault, active, at))
             cluster.wait_for_step(self.total_steps)
             cluster.wait_for_success()
 
@@ -144,16 +144,16 @@ class Play:
             self.on_event(event)
 
 
-def recoveries(struck: Sequence[Struck], history: Sequence[shard_pb2.AuditEntry]) -> list[Recovery]:
+def recoveries(injected: Sequence[InjectedFault], history: Sequence[shard_pb2.AuditEntry]) -> list[Recovery]:
     """Return for each kill the first commit after it, by the history's own times."""
     commits = sorted({(_seconds(entry), entry.step, entry.generation) for entry in history})
     found = []
-    for one in struck:
+    for one in injected:
         if not one.fault.name.startswith("kill"):
             continue
         before = max((generation for at, _, generation in commits if at <= one.at), default=0)
         # A commit in progress when a worker died is not a recovery: the first commit of the new ring is.
-        least = before + 1 if one.strike.changes_ring else before
+        least = before + 1 if one.active.changes_ring else before
         for at, step, generation in commits:
             if at > one.at and generation >= least:
                 found.append(Recovery(one.fault.text, step, at - one.at))

@@ -19,7 +19,7 @@ Cluster = TypeVar("Cluster", bound=LocalCluster)
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class ActiveFault:
     """An injected fault.
 
     at: time.monotonic() of the injection. changes_ring: a member is lost, so that only a step of the next
@@ -46,13 +46,13 @@ class Fault(Generic[Cluster]):
 
     name: str
     text: str
-    act: Callable[[Cluster, random.Random], AbstractContextManager[Strike]]
+    act: Callable[[Cluster, random.Random], AbstractContextManager[ActiveFault]]
     missing: Callable[[Cluster], str] = lambda cluster: ""
 
 
 @contextmanager
-def kill_master(cluster: LocalCluster, rng: random.Random) -> Iterator[Strike]:
+def kill_master(cluster: LocalCluster, rng: random.Random) -> Iterator[ActiveFault]:
     """SIGKILL the master and restart it."""
     at = time.monotonic()
     cluster.restart_master()
-    yield Strike(at, "kill -9 the master, start it", expects=("master_recovered",))
+    yield ActiveFault(at, "kill -9 the master, start it", expects=("master_recovered",))

@@ -10,7 +10,7 @@ from elastane_cli.report.steps import StepFold
 from elastane_cli.views.plain import to_plain
 from elastane_proto.history import events as history
 from elastane_proto.history import fold as folding
-from elastane_proto.history.fold import RingFold, Told
+from elastane_proto.history.fold import DatedEvent, RingFold
 from elastane_proto.history_wire import told_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def gather(
     )
 
 
-def _rings(told: Sequence[Told], until: float) -> list[Ring]:
+def _rings(told: Sequence[DatedEvent], until: float) -> list[Ring]:
     """Return all rings that had members; the last one ends at `until`."""
     fold = RingFold()
     ended = [ring for one in told if (ring := fold.take(one)) is not None]
@@ -170,7 +170,7 @@ def _rings(told: Sequence[Told], until: float) -> list[Ring]:
     ]
 
 
-def _incidents(told: Sequence[Told], fold: StepFold) -> list[Incident]:
+def _incidents(told: Sequence[DatedEvent], fold: StepFold) -> list[Incident]:
     incidents = []
     waits: set[tuple[float, float]] = set()
     median = fold.step_seconds or 0.0

@@ -38,7 +38,7 @@ NAMED_MAX: Final = 8
 
 
 @dataclass(slots=True)
-class TurnTrace:
+class MiniBatchTrace:
     """One EST's mini-batch in one process. began, ended: the records; empty if it was cut off."""
 
     process: str
@@ -53,7 +53,7 @@ class RunTrace:
     """All records of one run's processes."""
 
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
-    turns: dict[Key, list[TurnTrace]] = field(default_factory=lambda: defaultdict(list))
+    mini_batches: dict[Key, list[MiniBatchTrace]] = field(default_factory=lambda: defaultdict(list))
     applied: dict[int, list[tuple[str, Mapping[str, Any]]]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -108,8 +108,8 @@ def read_traces(folder: Path) -> RunTrace:
 
 def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]]) -> None:
     """Add one process's records to the run."""
-    open_turns: dict[Key, TurnTrace] = {}
-    step_turns: list[TurnTrace] = []
+    open_batches: dict[Key, MiniBatchTrace] = {}
+    step_batches: list[MiniBatchTrace] = []
     last: tuple[int, int, int] | None = None
     for record in records:
         kind = record["kind"]
@@ -121,17 +121,17 @@ def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]
             key = (record["step"], record["rank"], record["micro"])
             # another step, or a repetition of the same one
             if last is None or key[0] != last[0] or key <= last:
-                step_turns = []
+                step_batches = []
             last = key
-            turn = TurnTrace(process, record)
-            step_turns.append(turn)
-            together = frozenset(one.began["rank"] for one in step_turns)
-            for one in step_turns:
+            mini_batch = MiniBatchTrace(process, record)
+            step_batches.append(mini_batch)
+            together = frozenset(one.began["rank"] for one in step_batches)
+            for one in step_batches:
                 one.together = together
-            open_turns[key] = turn
-            run.turns[key].append(turn)
+            open_batches[key] = mini_batch
+            run.mini_batches[key].append(mini_batch)
         elif kind == "end":
-            ended = open_turns.pop((record["step"], record["rank"], record["micro"]), None)
+            ended = open_batches.pop((record["step"], record["rank"], record["micro"]), None)
             if ended is not None:
                 ended.ended = record
 
@@ -142,63 +142,63 @@ def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
     Returns None if everything traced by both is equal.
     """
     moved = _moved_generators(reference, run)
-    keys = sorted(set(reference.turns) & set(run.turns))
+    keys = sorted(set(reference.mini_batches) & set(run.mini_batches))
     by_step: dict[int, list[Key]] = defaultdict(list)
     for key in keys:
         by_step[key[0]].append(key)
     for step in sorted({*by_step, *(set(reference.applied) & set(run.applied))}):
-        found = _in_turns(reference, run, by_step[step]) or _in_applied(reference, run, step)
+        found = _in_mini_batches(reference, run, by_step[step]) or _in_applied(reference, run, step)
         if found is not None:
             return _with_background(found, reference, run, moved)
     return None
 
 
-def _in_turns(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) -> Difference | None:
+def _in_mini_batches(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) -> Difference | None:
     """Return the first difference in a step's turns: by stage before EST, as no EST's turn explains
     another's."""
     stages = (_batch, _states, _values, _gradients, _states_after)
     for micro in sorted({key[2] for key in keys}):
         for stage in stages:
             for key in (key for key in keys if key[2] == micro):
-                stock = _complete(reference.turns[key])
-                for turn in run.turns[key]:
-                    found = stage(key, stock, turn)
+                stock = _complete(reference.mini_batches[key])
+                for mini_batch in run.mini_batches[key]:
+                    found = stage(key, stock, mini_batch)
                     if found is not None:
                         return found
     return None
 
 
-def _complete(turns: Sequence[TurnTrace]) -> TurnTrace:
-    return next((turn for turn in turns if turn.ended), turns[0])
+def _complete(mini_batches: Sequence[MiniBatchTrace]) -> MiniBatchTrace:
+    return next((mini_batch for mini_batch in mini_batches if mini_batch.ended), mini_batches[0])
 
 
-def _batch(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
-    if stock.began["batch"] == turn.began["batch"]:
+def _batch(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
+    if stock.began["batch"] == mini_batch.began["batch"]:
         return None
-    return _at(key, turn, "batch", {"": (stock.began["batch"], turn.began["batch"])}, 1)
+    return _at(key, mini_batch, "batch", {"": (stock.began["batch"], mini_batch.began["batch"])}, 1)
 
 
-def _states(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
-    return _named(key, turn, "state", stock.began["states"], turn.began["states"])
+def _states(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
+    return _named(key, mini_batch, "state", stock.began["states"], mini_batch.began["states"])
 
 
-def _values(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
-    if not (stock.ended and turn.ended):
+def _values(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
+    if not (stock.ended and mini_batch.ended):
         return None
-    return _named(key, turn, "value", stock.ended["values"], turn.ended["values"])
+    return _named(key, mini_batch, "value", stock.ended["values"], mini_batch.ended["values"])
 
 
-def _gradients(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
-    if not (stock.ended and turn.ended):
+def _gradients(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
+    if not (stock.ended and mini_batch.ended):
         return None
-    ours, theirs = _sequence(turn.ended["gradients"]), _sequence(stock.ended["gradients"])
-    return _named(key, turn, "gradient", theirs, ours)
+    ours, theirs = _sequence(mini_batch.ended["gradients"]), _sequence(stock.ended["gradients"])
+    return _named(key, mini_batch, "gradient", theirs, ours)
 
 
-def _states_after(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
-    if not (stock.ended and turn.ended):
+def _states_after(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
+    if not (stock.ended and mini_batch.ended):
         return None
-    return _named(key, turn, "state after", stock.ended["states"], turn.ended["states"])
+    return _named(key, mini_batch, "state after", stock.ended["states"], mini_batch.ended["states"])
 
 
 def _sequence(gradients: Iterable[Sequence[str]]) -> dict[str, str]:
@@ -232,10 +232,10 @@ def _in_applied(reference: RunTrace, run: RunTrace, step: int) -> Difference | N
 
 
 def _named(
-    key: Key, turn: TurnTrace, what: What, stock: Mapping[str, str], found: Mapping[str, str]
+    key: Key, mini_batch: MiniBatchTrace, what: What, stock: Mapping[str, str], found: Mapping[str, str]
 ) -> Difference | None:
     differing = _pairs(stock, found)
-    return _at(key, turn, what, differing, len(stock)) if differing else None
+    return _at(key, mini_batch, what, differing, len(stock)) if differing else None
 
 
 def _pairs(stock: Mapping[str, str], found: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -249,12 +249,12 @@ def _pairs(stock: Mapping[str, str], found: Mapping[str, str]) -> dict[str, tupl
 
 
 def _at(
-    key: Key, turn: TurnTrace, what: What, differing: Mapping[str, tuple[str, str]], of: int
+    key: Key, mini_batch: MiniBatchTrace, what: What, differing: Mapping[str, tuple[str, str]], of: int
 ) -> Difference:
     step, rank, micro = key
     return _difference(
         step, what, differing, of,
-        rank=rank, micro=micro, process=turn.process, together=tuple(sorted(turn.together)),
+        rank=rank, micro=micro, process=mini_batch.process, together=tuple(sorted(mini_batch.together)),
     )  # fmt: skip
 
 
@@ -278,10 +278,10 @@ def _difference(
 def _moved_generators(reference: RunTrace, run: RunTrace) -> list[tuple[int, int, str]]:
     """Return (step, rank, name) of unregistered generators whose state differs from the reference's."""
     found = []
-    for key in sorted(set(reference.turns) & set(run.turns)):
-        stock = reference.turns[key][0].began.get("generators", {})
-        for turn in run.turns[key]:
-            for name, digest in turn.began.get("generators", {}).items():
+    for key in sorted(set(reference.mini_batches) & set(run.mini_batches)):
+        stock = reference.mini_batches[key][0].began.get("generators", {})
+        for mini_batch in run.mini_batches[key]:
+            for name, digest in mini_batch.began.get("generators", {}).items():
                 if name in stock and stock[name] != digest:
                     found.append((key[0], key[1], name))
     return found
@@ -297,7 +297,10 @@ def _with_background(
         if step <= found.step and (found.rank is None or rank == found.rank or step < found.step)
     ]
     known = {
-        name for turns in run.turns.values() for turn in turns for name in turn.began.get("generators", {})
+        name
+        for mini_batches in run.mini_batches.values()
+        for mini_batch in mini_batches
+        for name in mini_batch.began.get("generators", {})
     }
     stock_facts = next(iter(reference.facts.values()), {})
     facts = run.facts.get(found.process, {})

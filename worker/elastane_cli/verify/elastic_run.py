@@ -76,9 +76,9 @@ class ElasticRun:
         environment = {**self.environment, "ELASTANE_MODE": "elastic"}
         with contextlib.ExitStack() as stack:
             newcomers = [name for act in plan.acts if act.verb == "add" for name in act.workers]
-            doors = {name: Gate(folder / "doors" / name) for name in newcomers}
-            for door in doors.values():
-                stack.callback(door.open)
+            gates = {name: Gate(folder / "doors" / name) for name in newcomers}
+            for gate in gates.values():
+                stack.callback(gate.open)
             cluster = stack.enter_context(
                 local_cluster(
                     folder,
@@ -92,7 +92,7 @@ class ElasticRun:
             cluster.hold_in(act.step for act in plan.acts)
             cluster.on_job = lambda job: on_step(job.step)
             try:
-                _Play(cluster, plan, doors, self.timeout_seconds).run()
+                _Play(cluster, plan, gates, self.timeout_seconds).run()
                 history = list(cluster.client.audit_log(cluster.job))
             except RunFailed:
                 raise
@@ -114,7 +114,7 @@ class _Play:
 
     cluster: LocalCluster
     plan: ChurnPlan
-    doors: Mapping[str, Gate]
+    gates: Mapping[str, Gate]
     timeout_seconds: float
     #: Current names of restarted workers, by their names in the plan.
     _names: dict[str, str] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class _Play:
     def run(self) -> None:
         self.cluster.check = self._check
         # Joining workers import everything they need and wait at their doors while the others train.
-        for name in [*self.plan.start, *self.doors]:
+        for name in [*self.plan.start, *self.gates]:
             self._start(name)
         self._wait(lambda job: job.generation > 0, "the first ring")
         self.cluster.client.scale_job(self.cluster.job, 1, self.plan.ests)
@@ -137,7 +137,7 @@ class _Play:
         with cluster.held(act.step, timeout_seconds=self.timeout_seconds):
             if act.verb == "add":
                 for name in act.workers:
-                    self.doors[name].open()
+                    self.gates[name].open()
                 self._wait(self._all_there(act.workers), ", ".join(sorted(act.workers)))
             for name in map(self._now, act.workers):
                 if act.verb == "drain":
@@ -159,7 +159,7 @@ class _Play:
     def _start(self, name: str) -> None:
         """Start a worker. name: as in the plan."""
         rehearsal = Rehearsal(
-            enter=str(self.cluster.folder / "doors" / name) if name in self.doors else "",
+            enter=str(self.cluster.folder / "doors" / name) if name in self.gates else "",
             gates=str(self.cluster.gates),
             kill=self.plan.kill_of(name),
         )

@@ -15,7 +15,7 @@ from elastane.diagnose.source.reading import (
     last_name,
     name_of,
 )
-from elastane.script_source import cure, turn_counter
+from elastane.script_source import cure, iteration_counter
 from elastane.script_source.names import walk_here
 
 _BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
@@ -41,7 +41,7 @@ def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
     """Note carried variables that decide the lr, the loss, or whether a turn steps."""
     told: set[tuple[str, str]] = set()
     for carried in script.carried(loop.node):
-        name, enumerated = carried.name, carried.name == turn_counter(loop.node)
+        name, enumerated = carried.name, carried.name == iteration_counter(loop.node)
         if (name, carried.kind) in told:
             continue
         told.add((name, carried.kind))

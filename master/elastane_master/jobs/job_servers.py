@@ -22,7 +22,7 @@ from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.retention import (
     Record,
     Retention,
-    may_rest,
+    may_close,
     read_record,
     record_of,
     require_deletable,
@@ -30,7 +30,7 @@ from elastane_master.decisions.retention import (
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.jobs import records
 from elastane_master.jobs.clock import Clock
-from elastane_master.jobs.host import HostOwner, JobHost
+from elastane_master.jobs.job_server import JobServer, JobServerOwner
 from elastane_master.jobs.limits import Limits, require_room, require_within
 from elastane_master.jobs.ring_tracing import RingTracing
 from elastane_master.metrics.measures import StoreMeasures
@@ -118,7 +118,7 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 class JobPage(NamedTuple):
     """Some of the jobs, by name. last: the last one's name where there are more; else empty."""
 
-    jobs: list[JobHost | ClosedJob | HeldError]
+    jobs: list[JobServer | ClosedJob | HeldError]
     last: str
 
 
@@ -131,7 +131,7 @@ class _Restored(NamedTuple):
     machine: JobMachine
 
 
-class JobHosts(HostOwner):
+class JobServers(JobServerOwner):
     """The jobs being served, by name, and the closed ones. Used from one event loop.
 
     on_failed: called with the error that ended a job's service. on_reachable: called when the store stops or
@@ -159,7 +159,7 @@ class JobHosts(HostOwner):
         self._limits = limits or Limits()
         self._on_failed = on_failed
         self._on_reachable = on_reachable
-        self._hosts: dict[str, JobHost] = {}
+        self._hosts: dict[str, JobServer] = {}
         self._held: dict[str, HeldError] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
@@ -170,7 +170,7 @@ class JobHosts(HostOwner):
         self._deleting: dict[str, str] = {}  # those of the closed ones, and by which request
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(TAKEN_OVER_AT_ONCE)
-        self._resting: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(self._limits.store_reads_max)
         self._refusal: Callable[[], Rejection | None] = lambda: None
 
@@ -234,11 +234,11 @@ class JobHosts(HostOwner):
         await _all_or_none(serve(job) for job in jobs if job is not None)
         await self.store.mark_stored(self._hosts.keys() - stored)
         self.restored = True
-        self._resting = asyncio.create_task(self._keep_resting(), name="finished jobs")
+        self._closing = asyncio.create_task(self._keep_closing(), name="finished jobs")
 
     async def stop(self, refusal: Rejection) -> None:
         """Stop serving: streams end with `refusal`, and all pending writes are done."""
-        await self._stop_resting()
+        await self._stop_closing()
         await asyncio.gather(*[host.stop(refusal) for host in self._hosts.values()])
         self.clock.stop()
 
@@ -259,7 +259,7 @@ class JobHosts(HostOwner):
         """Drop every job without writing: another master serves them."""
         self.refuse(refusal)
         self.restored = False
-        await self._stop_resting()
+        await self._stop_closing()
         hosts = list(self._hosts.values())
         await asyncio.gather(*[host.abandon(refusal) for host in hosts])
         self._hosts.clear()
@@ -278,7 +278,7 @@ class JobHosts(HostOwner):
         """Number of jobs of this master including closed ones, whether it currently serves them or not."""
         return len(self._hosts) + len(self._closed)
 
-    def all(self) -> list[JobHost]:
+    def all(self) -> list[JobServer]:
         """Hosts of all jobs that are not closed, by name.
 
         Raises Rejection while this master does not serve.
@@ -321,7 +321,7 @@ class JobHosts(HostOwner):
         jobs = [self._hosts.get(name) or self._closed.get(name) or self._held[name] for name in chosen]
         return JobPage(jobs, "" if is_last else chosen[-1])
 
-    async def find(self, name: str) -> JobHost:
+    async def find(self, name: str) -> JobServer:
         """Return the job's host; a closed job is read from the store again.
 
         Raises as `get`, and StoreError and redis errors.
@@ -340,7 +340,7 @@ class JobHosts(HostOwner):
         self._require_serving()
         return self._held
 
-    def get(self, name: str) -> JobHost:
+    def get(self, name: str) -> JobServer:
         """Return the job's host. Raises Rejection, BadJobName, and HeldError if the job is held."""
         self._require_serving()
         if name in self._held:
@@ -358,7 +358,7 @@ class JobHosts(HostOwner):
         host.asked_for()
         return host
 
-    async def find_or_only(self, name: str) -> JobHost:
+    async def find_or_only(self, name: str) -> JobServer:
         """Return the job's host; without a name that of the only job. Raises as `find`."""
         if name:
             return await self.find(name)
@@ -373,11 +373,11 @@ class JobHosts(HostOwner):
             )
         return await self.find(names[0])
 
-    def history(self, host: JobHost) -> JobHistory:
+    def history(self, host: JobServer) -> JobHistory:
         """Reader for the job's history in the store."""
         return JobHistory(self.store.redis, host.name, self._reads)
 
-    async def create(self, name: str, settings: JobSettings) -> tuple[JobHost, bool]:
+    async def create(self, name: str, settings: JobSettings) -> tuple[JobServer, bool]:
         """Return the job of that name and whether this call created it.
 
         Raises Rejection if it exists with other settings or they are invalid, BadJobName, StoreError, and
@@ -389,7 +389,7 @@ class JobHosts(HostOwner):
             async with self._lock(name):  # it may just be closed, or deleted
                 return await self._create(name, settings)
 
-    async def _create(self, name: str, settings: JobSettings) -> tuple[JobHost, bool]:
+    async def _create(self, name: str, settings: JobSettings) -> tuple[JobServer, bool]:
         self._require_serving()
         host = self._hosts.get(name)
         if host is not None:
@@ -433,7 +433,7 @@ class JobHosts(HostOwner):
         # Whoever asked may leave: half of a job is no job.
         await asyncio.shield(self._delete_asked(checked_job_name(name), request_id, force))
 
-    async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+    async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobServer | None, tuple[Damage, ...]]:
         """Try again to serve a held job; return its host (None: nothing was left) and the accepted damages.
 
         accept_loss: continue without the lost data; otherwise JobDamaged is raised if any is missing. A job
@@ -452,7 +452,7 @@ class JobHosts(HostOwner):
             self._held.pop(name, None)
             return host, accepted
 
-    async def _repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+    async def _repair(self, name: str, *, accept_loss: bool) -> tuple[JobServer | None, tuple[Damage, ...]]:
         held = self._held[name]
         found = held.damages if isinstance(held, JobDamaged) else ()
         log, recovered = await JobLog.open(self.store.redis, name, self._options, accept_loss=accept_loss)
@@ -482,11 +482,11 @@ class JobHosts(HostOwner):
         logger.warning("a damaged job is served again", job=name, reason=repaired.reason)
         return host, accepted
 
-    def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobHost:
+    def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobServer:
         """Create the job's host. From now on `get` finds it; it serves once it is started."""
         log.measures = self.measures
         tracing = RingTracing(log.job, machine.state, self.tracer) if self.tracer is not None else None
-        host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits, tracing)
+        host = JobServer(machine, log, self.clock, self, recovered.event_sequence, self._limits, tracing)
         self._hosts[log.job] = host
         return host
 
@@ -518,7 +518,7 @@ class JobHosts(HostOwner):
             self._hold(JobDamaged(name, [_unreadable(name, error)]))
             return None
 
-    async def _serve(self, name: str, log: JobLog, recovered: Recovered, machine: JobMachine) -> JobHost:
+    async def _serve(self, name: str, log: JobLog, recovered: Recovered, machine: JobMachine) -> JobServer:
         host = self._make_host(machine, log, recovered)
         logger.info(
             "job taken over",
@@ -561,7 +561,7 @@ class JobHosts(HostOwner):
             if (closed := self._closed.get(name)) is not None:
                 await self._open(closed)
 
-    async def _open(self, closed: ClosedJob) -> JobHost:
+    async def _open(self, closed: ClosedJob) -> JobServer:
         """Read a closed job again and serve it. The caller holds its lock."""
         name, token = closed.name, closed.stored.token
         self._require_serving()
@@ -607,7 +607,7 @@ class JobHosts(HostOwner):
             self._on_failed(error)
             raise
 
-    async def _keep_resting(self) -> None:
+    async def _keep_closing(self) -> None:
         """Close and delete finished jobs when they are due."""
         while True:
             await asyncio.sleep(min(self.close_seconds / 2, LOOK_SECONDS_MAX))
@@ -620,20 +620,20 @@ class JobHosts(HostOwner):
             except Exception:  # whatever it is, the other jobs' time comes too
                 logger.exception("finished jobs could not be looked after")
 
-    async def _stop_resting(self) -> None:
-        if self._resting is not None:
-            await cancel(self._resting)
-            self._resting = None
+    async def _stop_closing(self) -> None:
+        if self._closing is not None:
+            await cancel(self._closing)
+            self._closing = None
 
     async def _close_unused(self) -> None:
         for host in list(self._hosts.values()):
-            if may_rest(host.machine) and host.is_unused(self.close_seconds):
+            if may_close(host.machine) and host.is_unused(self.close_seconds):
                 async with self._lock(host.name):
                     self._require_serving()
                     if self._hosts.get(host.name) is host and host.is_unused(self.close_seconds):
                         await self._close(host, "nobody asks for it", unused_seconds=self.close_seconds)
 
-    async def _close(self, host: JobHost, why: str, *, unused_seconds: float | None = None) -> None:
+    async def _close(self, host: JobServer, why: str, *, unused_seconds: float | None = None) -> None:
         """End the service of a finished job. The caller holds its lock.
 
         unused_seconds: close it only if nobody has asked for the job for this long.
@@ -708,14 +708,14 @@ class JobHosts(HostOwner):
 
     # ---------------------------------------------------------------- from the hosts
 
-    def host_failed(self, host: JobHost, error: StoreError) -> None:
+    def server_failed(self, host: JobServer, error: StoreError) -> None:
         if not isinstance(error, JobDamaged):
             self._on_failed(error)
         elif self._hosts.get(host.name) is host:
             del self._hosts[host.name]
             self._hold(error)
 
-    def store_reachable(self, host: JobHost, reachable: bool) -> None:
+    def store_reachable(self, host: JobServer, reachable: bool) -> None:
         was_reachable = not self._unreachable
         if reachable:
             self._unreachable.discard(host.name)
@@ -729,7 +729,7 @@ class JobHosts(HostOwner):
     async def revive_store(self) -> None:
         await self.store.revive()
 
-    async def store_mended(self, host: JobHost) -> None:
+    async def store_mended(self, host: JobServer) -> None:
         await self.store.add_job(host.name)
         await self.store.mark_stored([host.name])
 
@@ -738,7 +738,7 @@ def _unreadable(name: str, error: StoreFormatUnknown) -> Damage:
     return Damage(JobKeys.of(name).snapshot, 0, f"what was read contradicts itself: {error}")
 
 
-def _require_equal_host(host: JobHost, settings: JobSettings) -> None:
+def _require_equal_host(host: JobServer, settings: JobSettings) -> None:
     state = host.machine.state
     _require_equal(host.name, state.original, state.settings, settings)
 

@@ -13,7 +13,7 @@ from elastane.runtime.step_state import StepState
 from elastane_common.errors import StepError
 
 
-class TurnError(StepError):
+class EstsDisagreeError(StepError):
     """The turns of one step disagree: lr set from a counter, weights written outside the step."""
 
     code = "ELA350"
@@ -26,7 +26,7 @@ class PartialGradientError(StepError):
 
 
 @dataclass
-class Turn:
+class EstStep:
     """One EST's part of a step as this worker runs it: one mini-batch, or several that accumulate."""
 
     #: The attempt at the step that the turn belongs to.

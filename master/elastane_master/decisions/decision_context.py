@@ -1,8 +1,8 @@
 """Context of one event being decided: the state, the time, and the resulting effects.
 
-Decision modules receive a Turn, change the state through it and add effects. The order is: validate, `touch`,
-change. `touch` marks the state as changed: the event must then be stored before any effect is carried out,
-and can no longer be refused.
+Decision modules receive a DecisionContext, change the state through it and add effects. The order is:
+validate, `touch`, change. `touch` marks the state as changed: the event must then be stored before any effect
+is carried out, and can no longer be refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_proto.history.events import AnyHistoryEvent
 
 
-class Turn:
+class DecisionContext:
     """Working state of one `JobMachine.handle` call."""
 
     __slots__ = ("changed", "effects", "now", "queues", "result", "state")

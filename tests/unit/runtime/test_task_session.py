@@ -10,7 +10,7 @@ import pytest
 from elastane.runtime import tasks
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
-from elastane.runtime.tasks import TaskAttendance, lease_tasks
+from elastane.runtime.tasks import TaskSession, lease_tasks
 from elastane_common.errors import ElastaneError, RefusedError, WorkerReplacedError
 from elastane_proto.v1 import shard_pb2
 
@@ -74,8 +74,8 @@ def test_a_process_that_was_replaced_takes_no_further_task(
     monkeypatch.setattr(tasks, "TaskStream", Stream)
     monkeypatch.setattr(WorkerExits, "install", lambda self, close: None)
     environment = WorkerEnvironment(master="host:1", job="j", worker_id="w")
-    attendance = TaskAttendance(environment)
-    leased = lease_tasks(environment, attendance, "data", size=100, task_size=1, prefetch=prefetch)
+    worker_session = TaskSession(environment)
+    leased = lease_tasks(environment, worker_session, "data", size=100, task_size=1, prefetch=prefetch)
     assert [next(leased).index for _ in range(3)] == [0, 1, 2]
 
     Session.failed(RefusedError("the next lease is refused too"))

@@ -50,7 +50,7 @@ class Duties:
     close: Callable[[ring_pb2.Bye | None], None]
 
 
-class Attendance:
+class WorkerSession:
     """Connection of one worker to its master. Built at prepare, started with the script's first epoch.
 
     backend: of the process groups, "gloo" or "nccl".
@@ -308,7 +308,7 @@ class Attendance:
             _log.warning("unknown message from the master", kind=outcome.unknown)
 
     def _explain(self, asked: ring_pb2.Explain) -> None:
-        """Send names, digests and values of the state while the script's thread waits for Prepared."""
+        """Send names, digests and values of the state while the script's thread waits for PreparedObjects."""
         assert self._duties is not None
         answer = ring_pb2.StateDetails(generation=asked.generation, step=asked.step)
         for name, digest, value in self._duties.details()[:DETAILS_MAX]:

@@ -12,7 +12,7 @@ from typing import Final
 FAILURES_MAX: Final = 3
 """A host with this many failures, and no process that lasted, is excluded for a while."""
 
-REST_SECONDS: Final = 300.0
+EXCLUDED_SECONDS: Final = 300.0
 CALM_SECONDS: Final = 60.0
 """A process that lasted this long clears its host's earlier failures."""
 
@@ -20,7 +20,7 @@ UNREACHABLE_MIN_SECONDS: Final = 5.0
 """Delay before a host where nothing can be started is tried again; doubled each time, up to a rest."""
 
 
-class HostRests:
+class HostExclusions:
     """The excluded hosts, and those with recent failures."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class HostRests:
         if self._failures[host] < FAILURES_MAX or alone:
             return 0.0
         del self._failures[host]
-        return self.rest(now, host, REST_SECONDS)
+        return self.exclude(now, host, EXCLUDED_SECONDS)
 
     def unreachable(self, now: float, host: str) -> float:
         """Note that nothing could be started on the host; return for how many seconds it is excluded."""
@@ -45,9 +45,9 @@ class HostRests:
             return self._until[host] - now  # reported by another slot already
         count = self._unreachable.get(host, 0)
         self._unreachable[host] = count + 1
-        return self.rest(now, host, min(UNREACHABLE_MIN_SECONDS * 2.0 ** min(count, 10), REST_SECONDS))
+        return self.exclude(now, host, min(UNREACHABLE_MIN_SECONDS * 2.0 ** min(count, 10), EXCLUDED_SECONDS))
 
-    def rest(self, now: float, host: str, seconds: float) -> float:
+    def exclude(self, now: float, host: str, seconds: float) -> float:
         """Exclude the host for at least this time; returns `seconds`."""
         self._until[host] = max(self._until.get(host, 0.0), now + seconds)
         return seconds
@@ -58,7 +58,7 @@ class HostRests:
             self._failures.pop(host, None)
             self._unreachable.pop(host, None)
 
-    def resting(self, now: float) -> frozenset[str]:
+    def excluded(self, now: float) -> frozenset[str]:
         """Return the hosts excluded now."""
         self._until = {host: until for host, until in self._until.items() if until > now}
         return frozenset(self._until)

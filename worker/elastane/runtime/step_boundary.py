@@ -67,8 +67,8 @@ class StepBoundary:
         device: torch.device,
     ) -> None:
         self._worker_id = worker_id
-        self._attendance, self._reducer = parts.attendance, parts.reducer
-        self._protocol = parts.attendance.protocol
+        self._worker_session, self._reducer = parts.worker_session, parts.reducer
+        self._protocol = parts.worker_session.protocol
         self._contexts, self._figures = parts.contexts, parts.figures
         self._runner = runner
         self._state = state
@@ -88,14 +88,14 @@ class StepBoundary:
         while True:
             if not self._interval_is_open(member):
                 self._take_checkpoint()
-            request = self._attendance.next_request()
+            request = self._worker_session.next_request()
             if request is None:
                 if not in_loop or not self._interval_is_open(member):
                     return
                 self._close_interval(member)
                 continue
             if in_loop:
-                self._attendance.set_between(False)
+                self._worker_session.set_between(False)
             if isinstance(request, ring_pb2.Load):
                 self._load(request, member)
             else:
@@ -124,8 +124,8 @@ class StepBoundary:
         """
         protocol, step = self._protocol, self._protocol.applied_step
         report = self._interval.report(protocol.generation, step)
-        self._attendance.tell(lambda: protocol.report_interval(report))
-        self._attendance.wait_for(
+        self._worker_session.tell(lambda: protocol.report_interval(report))
+        self._worker_session.wait_for(
             lambda: protocol.changing or not protocol.generation or protocol.interval is not None
         )
         decided = protocol.interval
@@ -140,7 +140,7 @@ class StepBoundary:
 
     def _load(self, message: ring_pb2.Load, member: RingMember) -> None:
         """Load the newest checkpoint or keep the initial state, as leader, if nobody holds state."""
-        if not self._attendance.begin_replace(message.generation):
+        if not self._worker_session.begin_replace(message.generation):
             return
         began = perf_counter()
         loaded = load_state(
@@ -148,10 +148,10 @@ class StepBoundary:
         )
         member.replaced(loaded.step)
         self.pristine = self.pristine and loaded.step == 0
-        self._attendance.spans.loaded(
+        self._worker_session.spans.loaded(
             message.generation, perf_counter() - began, step=loaded.step, checkpoint=loaded.checkpoint
         )
-        self._attendance.tell(lambda: self._protocol.loaded(loaded))
+        self._worker_session.tell(lambda: self._protocol.loaded(loaded))
 
     def _enter(self, go: ring_pb2.Go, member: RingMember) -> None:
         """Form the generation's process group, hand state over, and start this worker's ESTs.
@@ -164,14 +164,14 @@ class StepBoundary:
         # Before forming: the collective of the old ring must have ended, and its gradients must not survive.
         self._runner.drop()
         try:
-            transport = self._attendance.form(go, me)
-            self._attendance.spans.formed(go.generation, perf_counter() - began, workers=len(names))
+            transport = self._worker_session.form(go, me)
+            self._worker_session.spans.formed(go.generation, perf_counter() - began, workers=len(names))
             if go.receivers:
                 self._hand_over(go, me, transport, member)
         except (RingAborted, RingBroken) as error:
             _log.debug("group was not formed", generation=go.generation, error=str(error))
             failure = str(error)
-            self._attendance.tell(lambda: self._protocol.forming_failed(go.generation, failure))
+            self._worker_session.tell(lambda: self._protocol.forming_failed(go.generation, failure))
             return
         contexts = {message.virtual_rank: EstContext.from_proto(message) for message in go.contexts}
         self._reducer.set_ring(transport, [(m.ests.start, m.ests.end) for m in go.members], me)
@@ -180,10 +180,10 @@ class StepBoundary:
         order_step = self._reducer.order_step
         in_use = order_step is not None and go.resume_step > order_step
         self._reducer.set_layout(list(go.extra.ready_order) if in_use else None)
-        if not self._attendance.entered(go):
+        if not self._worker_session.entered(go):
             return
         now = closed(contexts, go.interval) if go.HasField("interval") else contexts
-        self._attendance.spans.entered(go.generation)
+        self._worker_session.spans.entered(go.generation)
         self._start_ests(contexts, now, go.resume_step, member)
         figures = self._figures
         figures.generation, figures.step, figures.ests = go.generation, go.resume_step, len(contexts)
@@ -219,7 +219,7 @@ class StepBoundary:
                 receive_state, transport, donors=donors, tag_base=HANDOVER_TAG, device=self._device
             )
             received = finish_in_thread("elastane-receive", transport, receive)
-            if not self._attendance.begin_replace(go.generation):
+            if not self._worker_session.begin_replace(go.generation):
                 raise RingAborted(f"generation {go.generation} is over")
             size = StreamLayout(received.specs).total_bytes
             self._figures.handover_bytes_received += size
@@ -229,11 +229,11 @@ class StepBoundary:
             self._received = received
             member.replaced(None)
             self.pristine = False
-            self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
+            self._worker_session.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
         self._figures.handover_seconds += perf_counter() - began
 
     def _tell_handover(self, direction: str, go: ring_pb2.Go, seconds: float, size_bytes: int) -> None:
-        self._attendance.spans.handed_over(
+        self._worker_session.spans.handed_over(
             direction,
             go.generation,
             seconds,
@@ -247,7 +247,7 @@ class StepBoundary:
 
         It is written in the background.
         """
-        message = self._attendance.take_checkpoint_request()
+        message = self._worker_session.take_checkpoint_request()
         if message is None:
             return
         if message.step != self._protocol.applied_step:

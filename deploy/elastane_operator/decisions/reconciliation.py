@@ -30,7 +30,7 @@ class Decision(msgspec.Struct, frozen=True):
     next_look: float | None = None
 
 
-class Turn:
+class Reconciliation:
     """A decision being made. pods: pods owned by this job, by index."""
 
     def __init__(

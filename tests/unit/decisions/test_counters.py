@@ -8,7 +8,7 @@ from typing import Any
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
-from elastane_master.metrics.tally import JobTally
+from elastane_master.metrics.counters import JobCounters
 from elastane_proto.job_settings import JobSettings
 
 
@@ -17,17 +17,17 @@ class Tallied(JobDriver):
 
     def __init__(self, job: JobSettings) -> None:
         super().__init__(job)
-        self.tally = JobTally(self.machine.state)
+        self.counters = JobCounters(self.machine.state)
 
     def do(self, event: events.Event, *, after: float = 0.001) -> effects.Decision:
         decision = super().do(event, after=after)
         if isinstance(event, events.StepReported):
-            self.tally.reported(event.step, self.now)
+            self.counters.reported(event.step, self.now)
         for effect in decision.effects:
             if isinstance(effect, effects.Note):
-                self.tally.noted(effect, self.machine.state, self.now)
+                self.counters.noted(effect, self.machine.state, self.now)
             elif isinstance(effect, effects.Commit):
-                self.tally.committed(effect, self.now)
+                self.counters.committed(effect, self.now)
         return decision
 
 
@@ -39,9 +39,9 @@ def running(*workers: str, ests: int = 4, **changes: Any) -> Tallied:
 
 def test_the_first_ring_is_a_start_and_replays_nothing() -> None:
     job = running("a", "b")
-    assert job.tally.ring_changes == Counter(start=1)
-    assert job.tally.steps_replayed == 0
-    assert job.tally.events["ring_formed"] == 1 and job.tally.events["worker_joined"] == 2
+    assert job.counters.ring_changes == Counter(start=1)
+    assert job.counters.steps_replayed == 0
+    assert job.counters.events["ring_formed"] == 1 and job.counters.events["worker_joined"] == 2
 
 
 def test_committed_steps_and_their_times() -> None:
@@ -52,24 +52,24 @@ def test_committed_steps_and_their_times() -> None:
         job.report("b", step)
     job.report("a", 3)
     job.report("b", 3)
-    tally = job.tally
-    assert tally.steps_committed == job.state.steps.committed == 3
-    assert tally.commit_seconds.count == 3 and tally.commit_seconds.sum > 3 * 0.5
+    counters = job.counters
+    assert counters.steps_committed == job.state.steps.committed == 3
+    assert counters.commit_seconds.count == 3 and counters.commit_seconds.sum > 3 * 0.5
     # From commit to commit: one fewer than there are commits.
-    assert tally.step_seconds.count == 2
-    assert tally.step_seconds.distribution().buckets[-1] == ("+Inf", 2.0)
+    assert counters.step_seconds.count == 2
+    assert counters.step_seconds.distribution().buckets[-1] == ("+Inf", 2.0)
 
 
 def test_a_death_is_a_loss_and_the_step_in_flight_is_done_again() -> None:
     job = running("a", "b", "c")
     job.steps(0, 3)
     job.lose("b")
-    assert job.tally.losses == Counter(death=1)
-    assert job.tally.ring_changes == Counter(start=1, loss=1)
+    assert job.counters.losses == Counter(death=1)
+    assert job.counters.ring_changes == Counter(start=1, loss=1)
     job.all_ready(3)
-    assert job.tally.steps_replayed == 1  # step 3 had begun
+    assert job.counters.steps_replayed == 1  # step 3 had begun
     job.steps(3, 5)
-    assert job.tally.steps_replayed == 1
+    assert job.counters.steps_replayed == 1
 
 
 def test_a_second_death_before_the_ring_forms_repeats_nothing_more() -> None:
@@ -78,8 +78,8 @@ def test_a_second_death_before_the_ring_forms_repeats_nothing_more() -> None:
     job.lose("b")
     job.lose("c")
     job.all_ready(3)
-    assert job.tally.steps_replayed == 1
-    assert job.tally.losses == Counter(death=2) and job.tally.ring_changes == Counter(start=1, loss=2)
+    assert job.counters.steps_replayed == 1
+    assert job.counters.losses == Counter(death=2) and job.counters.ring_changes == Counter(start=1, loss=2)
 
 
 def test_planned_changes_have_their_cause_and_replay_nothing() -> None:
@@ -87,28 +87,28 @@ def test_planned_changes_have_their_cause_and_replay_nothing() -> None:
     job.steps(0, 2)
     job.join("c")
     job.step(2)
-    assert job.tally.ring_changes == Counter(start=1, join=1)
+    assert job.counters.ring_changes == Counter(start=1, join=1)
     job.all_ready(3)
     job.do(events.LeavingReported("c", job.session("c"), "SIGTERM", 30.0))
     job.step(3)
-    assert job.tally.ring_changes == Counter(start=1, join=1, drain=1)
-    assert job.tally.drains == Counter(signal=1)
+    assert job.counters.ring_changes == Counter(start=1, join=1, drain=1)
+    assert job.counters.drains == Counter(signal=1)
     job.all_ready(4)
     job.do(events.ScaleRequested("r", 1, 1))
     job.step(4)
-    assert job.tally.ring_changes == Counter(start=1, join=1, drain=1, scale=1)
+    assert job.counters.ring_changes == Counter(start=1, join=1, drain=1, scale=1)
     job.all_ready(5)
-    assert job.tally.steps_replayed == 0
+    assert job.counters.steps_replayed == 0
 
 
 def test_an_announced_reclaim_is_told_from_a_signal_and_from_an_operator() -> None:
     job = running("a", "b", "c")
     job.do(events.LeavingReported("a", "a-1", "spot notice of aws: spot terminate", 120.0))
     job.do(events.DrainRequested("r", "b"))
-    assert job.tally.drains == Counter(reclaim=1, operator=1)
+    assert job.counters.drains == Counter(reclaim=1, operator=1)
     # An agent that drains a worker on another host says why; for people it is a wish like an operator's.
     job.do(events.DrainRequested("s", "c", "asked for by its agent: the job wants 1 worker"))
-    assert job.tally.drains == Counter(reclaim=1, operator=2)
+    assert job.counters.drains == Counter(reclaim=1, operator=2)
     drains = [note.event for note in job.noted("worker_draining")]
     assert [event.by for event in drains] == ["reclaim", "operator", "agent"]  # type: ignore[union-attr]
 
@@ -124,7 +124,7 @@ def test_steps_after_the_newest_checkpoint_are_counted_when_history_goes_back() 
     job.ready("b")
     job.loaded("b", 0)
     # Steps 0 to 3 were committed and step 4 had begun.
-    assert job.tally.steps_replayed == 5
+    assert job.counters.steps_replayed == 5
 
 
 def test_checkpoints_by_outcome_and_their_time() -> None:
@@ -135,21 +135,21 @@ def test_checkpoints_by_outcome_and_their_time() -> None:
     job.saved("a", message)
     job.now += 3.0
     job.saved("a", message, complete=True)
-    tally = job.tally
-    assert tally.checkpoints == Counter(saved=1) and tally.checkpoint_bytes == 8
-    assert tally.checkpoint_seconds.count == 1 and tally.checkpoint_seconds.sum > 3.0
+    counters = job.counters
+    assert counters.checkpoints == Counter(saved=1) and counters.checkpoint_bytes == 8
+    assert counters.checkpoint_seconds.count == 1 and counters.checkpoint_seconds.sum > 3.0
     job.steps(2, 4)
     message = job.take(effects.Prepared)["a"].then_checkpoint
     assert message is not None
     job.saved("a", message, error="no space")
-    assert tally.checkpoints == Counter(saved=1, failed=1)
+    assert counters.checkpoints == Counter(saved=1, failed=1)
 
 
 def test_a_tally_of_a_ring_that_runs_already_counts_from_there() -> None:
     job = running("a", "b")
     job.steps(0, 3)
-    later = JobTally(job.machine.state)
-    job.tally = later
+    later = JobCounters(job.machine.state)
+    job.counters = later
     job.lose("b")
     job.all_ready(3)
     assert later.ring_changes == Counter(loss=1) and later.steps_replayed == 1

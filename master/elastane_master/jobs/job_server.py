@@ -44,7 +44,7 @@ from elastane_master.jobs.ring_tracing import RingTracing
 from elastane_master.jobs.sessions import Session, WorkerMessage
 from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
 from elastane_master.jobs.transactions import Transactions
-from elastane_master.metrics.tally import JobTally
+from elastane_master.metrics.counters import JobCounters
 from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
@@ -78,23 +78,23 @@ _WANTED: dict[QueueStatus, Wanted] = {
 }
 
 
-class HostOwner:
+class JobServerOwner:
     """Callbacks from a host to its owner; every method may be overridden."""
 
-    def host_failed(self, host: JobHost, error: StoreError) -> None:
+    def server_failed(self, host: JobServer, error: StoreError) -> None:
         """The job can no longer be served: another master took it over, or its log broke."""
 
-    def store_reachable(self, host: JobHost, reachable: bool) -> None:
+    def store_reachable(self, host: JobServer, reachable: bool) -> None:
         """The store stopped or resumed answering."""
 
     async def revive_store(self) -> None:
         """Awaited after each failed attempt to write."""
 
-    async def store_mended(self, host: JobHost) -> None:
+    async def store_mended(self, host: JobServer) -> None:
         """Awaited once the store has a job again of which it had lost some. May raise redis errors."""
 
 
-class JobHost(LogListener):
+class JobServer(LogListener):
     """One job being served. Used from one event loop.
 
     changed: announces durable changes of the job's state. noted: announces new notes. tally: counters since
@@ -106,7 +106,7 @@ class JobHost(LogListener):
         machine: JobMachine,
         log: JobLog,
         clock: Clock,
-        owner: HostOwner,
+        owner: JobServerOwner,
         note_sequence: int = 0,
         limits: Limits | None = None,
         tracing: RingTracing | None = None,
@@ -115,7 +115,7 @@ class JobHost(LogListener):
         self.tracing = tracing
         self.watchers = 0
         self._transactions = Transactions(machine)
-        self.tally = JobTally(machine.state)
+        self.counters = JobCounters(machine.state)
         self.log = log
         self.clock = clock
         self.sessions: dict[str, Session] = {}
@@ -389,7 +389,7 @@ class JobHost(LogListener):
         stored = StoredEvent(self.clock(), event)
         decision = self._transactions.decide(stored)
         if isinstance(event, StepReported):
-            self.tally.reported(event.step, stored.now)
+            self.counters.reported(event.step, stored.now)
         self._store(stored, decision)
         if self.tracing is not None:
             self._trace(self.tracing, event, decision)
@@ -408,14 +408,14 @@ class JobHost(LogListener):
                 history.append(records.encode(StoredCommit(stored.now, effect)))
             elif isinstance(effect, Note):
                 self._note_sequence += 1
-                self.tally.noted(effect, self.machine.state, stored.now)
+                self.counters.noted(effect, self.machine.state, stored.now)
                 effect = effect.cut(self._clip)
                 if isinstance(effect.event, RingAnnounced):
-                    event = msgspec.structs.replace(effect.event, cause=self.tally.last_cause)
+                    event = msgspec.structs.replace(effect.event, cause=self.counters.last_cause)
                     effect = msgspec.structs.replace(effect, event=event)
                 notes.append(StoredNote(self._note_sequence, stored.now, effect))
             elif isinstance(effect, Commit):
-                self.tally.committed(effect, stored.now)
+                self.counters.committed(effect, stored.now)
                 history.append(records.encode(StoredCommit(stored.now, effect)))
         if decision.durable or history or notes:
             record = records.encode(stored) if decision.durable else None
@@ -427,7 +427,7 @@ class JobHost(LogListener):
 
     def _trace(self, tracing: RingTracing, event: AnyEvent, decision: Decision) -> None:
         """Trace the decision. Must precede its messages, which carry the parent of workers' spans."""
-        told = tracing.decided(event, decision.effects, self.machine.state, self.tally.last_cause)
+        told = tracing.decided(event, decision.effects, self.machine.state, self.counters.last_cause)
         if told is not None:
             self._when_durable(told)
 
@@ -547,7 +547,7 @@ class JobHost(LogListener):
         reason = "damaged" if isinstance(error, JobDamaged) else "fenced"
         self._end_streams(Rejection(reason, str(error), hint=error.hint, **error.facts))
         if not self.stopping:
-            self._owner.host_failed(self, error)
+            self._owner.server_failed(self, error)
 
     async def revive(self) -> None:
         await self._owner.revive_store()

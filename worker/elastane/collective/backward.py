@@ -11,7 +11,7 @@ from elastane.collective.gradient_digest import GradientDigest
 
 
 @dataclass(slots=True)
-class Turn:
+class Backward:
     """One backward of one EST."""
 
     slot: int

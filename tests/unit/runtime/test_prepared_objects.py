@@ -11,9 +11,9 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import (
+from elastane.runtime.prepared_objects import (
     LateGroupError,
-    Prepared,
+    PreparedObjects,
     UnpreparedScalerError,
     check_modules,
     intercept,
@@ -48,7 +48,7 @@ def test_objects_are_told_apart_in_any_order(parts):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     averaged, ema = AveragedModel(model), copy.deepcopy(model)
     scaler, counter = torch.amp.GradScaler("cpu"), Counter()
-    prepared = Prepared([averaged, loader, counter, scaler, ema, optimizer, scheduler, model])
+    prepared = PreparedObjects([averaged, loader, counter, scaler, ema, optimizer, scheduler, model])
     assert prepared.model is model
     assert prepared.loader is loader
     assert prepared.optimizers == [optimizer]
@@ -69,18 +69,18 @@ def test_two_models_that_are_trained_are_refused(parts):
     other = nn.Linear(2, 2)
     optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
     with pytest.raises(UnsupportedError, match="2 models to train"):
-        Prepared([model, other, optimizer, loader])
+        PreparedObjects([model, other, optimizer, loader])
 
 
 def test_an_object_without_state_is_refused(parts):
     with pytest.raises(UnsupportedError, match="got a object, which has no state_dict"):
-        Prepared([*parts, object()])
+        PreparedObjects([*parts, object()])
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_model_optimizer_and_loader_are_needed(parts, missing):
     with pytest.raises(UnsupportedError, match="prepare takes one model, one training DataLoader"):
-        Prepared([part for place, part in enumerate(parts) if place != missing])
+        PreparedObjects([part for place, part in enumerate(parts) if place != missing])
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_calls_that_count_once_a_step_are_intercepted(parts):
     model, optimizer, loader = parts
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     averaged, scaler = AveragedModel(model), torch.amp.GradScaler("cpu")
-    prepared, calls = Prepared([model, optimizer, loader, scheduler, averaged, scaler]), Recorder()
+    prepared, calls = PreparedObjects([model, optimizer, loader, scheduler, averaged, scaler]), Recorder()
     plain_state = scheduler.state_dict()
     intercept(prepared, calls, zeroing=True)
     optimizer.step()
@@ -151,7 +151,7 @@ def test_a_step_that_a_scheduler_watches_still_says_whose_it_is(parts):
             owners.append(original.__self__)
             return original(*args)
 
-    intercept(Prepared([model, optimizer, loader]), Calls(), zeroing=False)
+    intercept(PreparedObjects([model, optimizer, loader]), Calls(), zeroing=False)
     optimizer.step()
     assert owners == [optimizer]
     assert optimizer.step._wrapped_by_lr_sched
@@ -180,7 +180,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones():
 
 def test_copies_and_files_of_what_was_prepared_are_the_script_s_own(parts, tmp_path):
     model, optimizer, loader = parts
-    prepared, calls = Prepared([model, optimizer, loader]), Recorder()
+    prepared, calls = PreparedObjects([model, optimizer, loader]), Recorder()
     intercept(prepared, calls, zeroing=True)
     copied = copy.deepcopy(model)
     torch.save(model, tmp_path / "model.pt")
@@ -214,8 +214,8 @@ def other_scalers(monkeypatch):
 def test_a_scaler_in_an_object_is_prepared_with_it_and_others_are_refused(parts):
     model, optimizer, loader = parts
     holder = Holder()
-    assert Prepared([model, optimizer, loader, holder, holder._scaler]).scalers == [holder._scaler]
-    prepared = Prepared([model, optimizer, loader, holder])
+    assert PreparedObjects([model, optimizer, loader, holder, holder._scaler]).scalers == [holder._scaler]
+    prepared = PreparedObjects([model, optimizer, loader, holder])
     assert prepared.scalers == [holder._scaler]
     refuse_other_scalers(prepared)
     other = torch.amp.GradScaler("cpu")
@@ -231,7 +231,7 @@ def test_a_scaler_in_an_object_is_prepared_with_it_and_others_are_refused(parts)
 
 def test_a_group_added_after_prepare_is_refused_and_a_copy_takes_it(parts):
     model, optimizer, loader = parts
-    refuse_new_groups(Prepared([model, optimizer, loader]))
+    refuse_new_groups(PreparedObjects([model, optimizer, loader]))
     with pytest.raises(LateGroupError, match="add_param_group") as caught:
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     assert "create all groups before prepare" in caught.value.hint

@@ -16,7 +16,7 @@ from elastane_proto.history import events as history
 from elastane_proto.history.fold import Cause, RingFold
 
 
-class JobTally:
+class JobCounters:
     """Counters of one job. Used from one event loop.
 
     events: by kind. ring_changes: by cause; last_cause: that of the newest change, including the end of a
@@ -86,7 +86,7 @@ class JobTally:
     def noted(self, note: Note, state: JobState, now: float) -> None:
         """Record an event. state: the job's state after the decision."""
         self.events[note.kind] += 1
-        self._fold.take(note.told(now))
+        self._fold.take(note.dated(now))
         match note.event:
             case history.WorkerLost():
                 self.losses["death"] += 1

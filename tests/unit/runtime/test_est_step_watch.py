@@ -10,14 +10,14 @@ from structlog.testing import capture_logs
 from torch import nn
 
 from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
+from elastane.runtime.est_step import EstsDisagreeError, EstStep
+from elastane.runtime.est_step_watch import CLOSE_STEPS, EstStepWatch, differing, hyperparameters
 from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
 from elastane.runtime.interval import BuffersChangedError
 from elastane.runtime.loop_carried import AttributeWatch, CarriedValueError
-from elastane.runtime.prepared import Prepared
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.step_state import Stage, StepState
-from elastane.runtime.turn import Turn, TurnError
-from elastane.runtime.turn_watch import CLOSE_STEPS, TurnWatch, differing, hyperparameters
 from elastane_common.errors import StepError
 
 
@@ -28,20 +28,20 @@ class Body:
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
         loader = torch.utils.data.DataLoader([0])
-        prepared = Prepared([self.net, self.optimizer, loader, *extras])
-        self.watch = TurnWatch(prepared, (), ests)
+        prepared = PreparedObjects([self.net, self.optimizer, loader, *extras])
+        self.watch = EstStepWatch(prepared, (), ests)
         self.hosted = ests if hosted is None else hosted
-        self.turn = Turn(StepState(), 0, 0, ends=False)
+        self.est_step = EstStep(StepState(), 0, 0, ends=False)
 
     def step(self, number: int, before=lambda: None, after=lambda: None, hook=lambda: None) -> None:
         self.watch.begin_step(number)
         state = StepState(number, Stage.REPORTED)
         for slot in range(self.hosted):
-            self.turn = Turn(state, slot, slot, ends=slot == self.hosted - 1)
+            self.est_step = EstStep(state, slot, slot, ends=slot == self.hosted - 1)
             before()
-            self.watch.used(self.turn, self.optimizer)
-            if self.turn.last:
-                self.watch.before_step(self.turn)
+            self.watch.used(self.est_step, self.optimizer)
+            if self.est_step.last:
+                self.watch.before_step(self.est_step)
                 state.prepare()
                 with torch.no_grad():
                     for parameter in self.net.parameters():
@@ -49,11 +49,11 @@ class Body:
                 hook()
                 self.watch.after_step()
             after()
-            self.watch.end_turn(self.turn)
+            self.watch.end_est_step(self.est_step)
 
     def stepped(self) -> bool:
-        self.turn.asked_stepped = True
-        return self.turn.applied
+        self.est_step.asked_stepped = True
+        return self.est_step.applied
 
     def set_lr(self, lr: float) -> None:
         self.optimizer.param_groups[0]["lr"] = lr
@@ -74,7 +74,7 @@ def test_a_body_that_keeps_the_rules_is_left_alone() -> None:
 def test_an_lr_that_turns_do_not_share_is_named_with_both_values() -> None:
     body, turns = Body(), iter(range(9))
     with pytest.raises(
-        TurnError, match=r"lr of param_group 0 of the SGD is 1 in the turn of EST 1, .* was 0"
+        EstsDisagreeError, match=r"lr of param_group 0 of the SGD is 1 in the turn of EST 1, .* was 0"
     ):
         body.step(0, before=lambda: body.set_lr(next(turns)))
 
@@ -83,7 +83,7 @@ def test_a_replay_is_held_to_the_first_run_until_other_state_is_in_place() -> No
     body = Body(hosted=1)
     body.step(0, before=lambda: body.set_lr(1.0))
     body.step(1, before=lambda: body.set_lr(0.5))
-    with pytest.raises(TurnError, match=r"is 0.25 .* was 0.5 in an earlier turn of step 1"):
+    with pytest.raises(EstsDisagreeError, match=r"is 0.25 .* was 0.5 in an earlier turn of step 1"):
         body.step(1, before=lambda: body.set_lr(0.25))
     body.watch.replaced()
     body.step(1, before=lambda: body.set_lr(0.25))
@@ -100,7 +100,7 @@ def test_weights_that_the_body_writes_in_every_turn_are_named(data: bool, hosted
         with torch.no_grad():
             (weight.data if data else weight).mul_(0.9)
 
-    with pytest.raises(TurnError, match=r"parameter 2.weight was written to in step 0"):
+    with pytest.raises(EstsDisagreeError, match=r"parameter 2.weight was written to in step 0"):
         body.step(0, **{when: decay})
 
 
@@ -116,14 +116,14 @@ def test_norms_are_compared_in_the_first_steps_and_whenever_something_new_may_ru
         body.step(number)
     body.step(CLOSE_STEPS, after=lambda: body.net[2].weight.data.mul_(0.9))
     body.watch.look_closely()
-    with pytest.raises(TurnError):
+    with pytest.raises(EstsDisagreeError):
         body.step(CLOSE_STEPS + 1, after=lambda: body.net[2].weight.data.mul_(0.9))
 
 
 def test_an_lr_changed_behind_the_step_by_every_turn_is_refused_at_any_number_of_workers() -> None:
     body = Body(hosted=1)
     body.step(0, after=lambda: body.stepped() and body.set_lr(0.05))
-    with pytest.raises(TurnError, match=r"without checking job.stepped"):
+    with pytest.raises(EstsDisagreeError, match=r"without checking job.stepped"):
         body.step(1, after=lambda: body.set_lr(0.01))
 
 
@@ -131,9 +131,9 @@ def test_a_turn_without_optimizer_step_is_named_with_the_option() -> None:
     watch = Body().watch
     watch.begin_step(3)
     with pytest.raises(StepError, match=r"EST 0 in step 3 ended without.*accumulation_steps=k"):
-        watch.end_turn(Turn(StepState(3), 0, 0, ends=False))
-    watch.end_turn(
-        Turn(StepState(3), 0, 0, ends=False, batches=2)
+        watch.end_est_step(EstStep(StepState(3), 0, 0, ends=False))
+    watch.end_est_step(
+        EstStep(StepState(3), 0, 0, ends=False, batches=2)
     )  # more mini-batches of the step are to come
 
 
@@ -142,7 +142,7 @@ def test_prepared_copies_change_where_the_step_is_applied() -> None:
     body = Body(average)
     with torch.no_grad():
         body.step(0, after=lambda: average.weight.mul_(0.5) if body.stepped() else None)
-        with pytest.raises(TurnError, match="weight of the prepared Linear was written to"):
+        with pytest.raises(EstsDisagreeError, match="weight of the prepared Linear was written to"):
             body.step(1, after=lambda: average.weight.mul_(0.5))
 
 
@@ -189,24 +189,24 @@ class Slow(torch.optim.SGD):
 def test_attributes_that_go_on_changing_are_named_once_it_is_certain() -> None:
     net = Counting()
     optimizer = Slow(net.parameters())
-    watch = AttributeWatch(Prepared([net, optimizer, torch.utils.data.DataLoader([0])]))
-    turn = Turn(StepState(0, Stage.PREPARED), 0, 0, ends=True)
+    watch = AttributeWatch(PreparedObjects([net, optimizer, torch.utils.data.DataLoader([0])]))
+    est_step = EstStep(StepState(0, Stage.PREPARED), 0, 0, ends=True)
     optimizer.step()
-    watch.end_turn(turn)
+    watch.end_est_step(est_step)
     optimizer.step()
     with pytest.raises(CarriedValueError, match=r"Slow.k \(test_turn_watch.py, line \d+\).*state_dict"):
-        watch.end_turn(turn)
+        watch.end_est_step(est_step)
     watch = AttributeWatch(
-        Prepared([net, torch.optim.SGD(net.parameters()), torch.utils.data.DataLoader([0])])
+        PreparedObjects([net, torch.optim.SGD(net.parameters()), torch.utils.data.DataLoader([0])])
     )
     net(torch.ones(1, 3))
-    watch.end_turn(turn)
-    watch.end_turn(turn)  # nothing new: it was set up once
+    watch.end_est_step(est_step)
+    watch.end_est_step(est_step)  # nothing new: it was set up once
     net(torch.ones(1, 3))
-    watch.end_turn(turn)
+    watch.end_est_step(est_step)
     net(torch.ones(1, 3))
     with pytest.raises(CarriedValueError, match=r"model.t \(test_turn_watch.py, line \d+\)"):
-        watch.end_turn(turn)
+        watch.end_est_step(est_step)
 
 
 class Shadow:
@@ -226,9 +226,9 @@ class Shadow:
         self.shadow = state
 
 
-def looked(net: nn.Module, *extras: object) -> tuple[CopyWatch, Turn]:
+def looked(net: nn.Module, *extras: object) -> tuple[CopyWatch, EstStep]:
     objects = [net, torch.optim.SGD(net.parameters()), torch.utils.data.DataLoader([0]), *extras]
-    return CopyWatch(Prepared(objects), ()), Turn(StepState(0, Stage.PREPARED), 0, 0, ends=True)
+    return CopyWatch(PreparedObjects(objects), ()), EstStep(StepState(0, Stage.PREPARED), 0, 0, ends=True)
 
 
 def move(net: nn.Module) -> None:
@@ -240,46 +240,46 @@ def move(net: nn.Module) -> None:
 def test_a_copy_that_was_not_prepared_is_named_when_the_body_changes_it() -> None:
     net = nn.Linear(3, 2)
     ema, gradients = copy.deepcopy(net), [torch.zeros(2, 3)]
-    watch, turn = looked(net)
+    watch, est_step = looked(net)
     watch.begin()
     move(net)
     gradients = [torch.ones_like(p) for p in net.parameters()]  # another object in every turn
-    watch.end_turn(turn)
+    watch.end_est_step(est_step)
     ema.weight.data.add_(1)
     with pytest.raises(CopyNotPreparedError, match=r"ema holds a copy of the weights.*= job.prepare\(net"):
-        watch.end_turn(turn)
+        watch.end_est_step(est_step)
     assert gradients
 
 
 def test_an_object_with_an_average_is_named_unless_prepared_and_updated_once() -> None:
     net = nn.Linear(3, 2)
     shadow = Shadow(net)
-    watch, turn = looked(net)
+    watch, est_step = looked(net)
     watch.begin()
     move(net)
     shadow.update(net)
     with pytest.raises(CopyNotPreparedError, match="shadow holds a copy"):
-        watch.end_turn(turn)
-    watch, turn = looked(net, shadow)
-    turn.asked_stepped = True
+        watch.end_est_step(est_step)
+    watch, est_step = looked(net, shadow)
+    est_step.asked_stepped = True
     watch.begin()
     move(net)
     shadow.update(net)
-    watch.end_turn(turn)
+    watch.end_est_step(est_step)
     shadow.update(net)
-    turn.asked_stepped = False
-    with pytest.raises(TurnError, match="the prepared Shadow was changed"):
-        watch.end_turn(turn)
+    est_step.asked_stepped = False
+    with pytest.raises(EstsDisagreeError, match="the prepared Shadow was changed"):
+        watch.end_est_step(est_step)
 
 
 def test_of_a_bare_list_a_warning_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
     net = nn.Linear(3, 2)
     averages = [parameter.detach().clone() for parameter in net.parameters()]
-    watch, turn = looked(net)
+    watch, est_step = looked(net)
     watch.begin()
     for _ in range(3):
         averages[0].add_(1)
-        watch.end_turn(turn)
+        watch.end_est_step(est_step)
     said = capsys.readouterr()
     assert (said.out + said.err).count("a copy of the weights changes in every turn") == 1
 
@@ -305,7 +305,7 @@ def test_of_an_average_that_is_updated_between_epochs_a_warning_says_so_once() -
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_norm: bool) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4) if batch_norm else nn.GroupNorm(2, 4))
-    running: list[Turn | None] = [Turn(StepState(5), 1, 0, ends=False)]
+    running: list[EstStep | None] = [EstStep(StepState(5), 1, 0, ends=False)]
     watch = ForwardWatch(list(net.buffers()), lambda: running[0])
     net.register_forward_pre_hook(watch)
     x = torch.randn(4, 3)
@@ -314,11 +314,11 @@ def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_
     net(x)
     running[0] = None  # backward() is over: an evaluation may follow
     net(x)
-    running[0] = Turn(StepState(5), 1, 0, ends=False, batches=2)
+    running[0] = EstStep(StepState(5), 1, 0, ends=False, batches=2)
     watch.begin()
     net(x)  # within no_sync nothing is broadcast
     net(x)
-    running[0] = Turn(StepState(5), 1, 0, ends=False)
+    running[0] = EstStep(StepState(5), 1, 0, ends=False)
     net.eval()
     watch.begin()
     net(x)

@@ -26,23 +26,23 @@ import torch
 from torch import Tensor
 
 from elastane.runtime.copies import CopyWatch, norms
+from elastane.runtime.est_step import EstsDisagreeError, EstStep
 from elastane.runtime.loop_carried import AttributeWatch, check_loop
-from elastane.runtime.prepared import Prepared
-from elastane.runtime.turn import Turn, TurnError
+from elastane.runtime.prepared_objects import PreparedObjects
 from elastane_common.errors import StepError
 
 #: Norms are compared in this many steps after the start, a ring change and the beginning of an epoch.
 CLOSE_STEPS: Final = 2
 
 
-class TurnWatch:
+class EstStepWatch:
     """Checks of one worker; the script's thread calls the methods in the order of a step.
 
     registered: objects that each EST has separately. num_ests: N. With one EST a step has a single turn, so
     its effects after the step happen once.
     """
 
-    def __init__(self, prepared: Prepared, registered: Iterable[object], num_ests: int) -> None:
+    def __init__(self, prepared: PreparedObjects, registered: Iterable[object], num_ests: int) -> None:
         self._num_ests = num_ests
         self._prepared, self._registered = prepared, tuple(registered)
         self._attributes = AttributeWatch(prepared)
@@ -84,12 +84,12 @@ class TurnWatch:
         if self._is_close:
             self._copies.begin()
 
-    def used(self, turn: Turn, optimizer: torch.optim.Optimizer) -> None:
+    def used(self, est_step: EstStep, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, or would if the turn were the worker's last.
 
-        Raises TurnError if its hyperparameters differ from those in the step's earlier turns.
+        Raises EstsDisagreeError if its hyperparameters differ from those in the step's earlier turns.
         """
-        turn.optimizer_called = True
+        est_step.optimizer_called = True
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
         if place is None:
             return
@@ -98,53 +98,53 @@ class TurnWatch:
         if name is None:
             return
         before, after = self._first[place].get(name), now.get(name)
-        raise TurnError(
-            f"{name} of {_called(self._optimizers, place)} is {after!r} in the turn of EST {turn.rank}, and"
-            f" was {before!r} in an earlier turn of step {turn.step}",
+        raise EstsDisagreeError(
+            f"{name} of {_called(self._optimizers, place)} is {after!r} in the turn of EST {est_step.rank}, "
+            f"and was {before!r} in an earlier turn of step {est_step.step}",
             hint=(
                 "a turn is one EST's part of a step, and may be replayed: compute the value from "
                 "job.step, not from a counter of turns or enumerate(loader); or prepare a scheduler"
             ),
-            virtual_rank=turn.rank,
+            virtual_rank=est_step.rank,
             hyperparameter=name,
         )
 
-    def before_step(self, turn: Turn) -> None:
-        """Raise TurnError if the body has written to the weights before the step is applied."""
-        self._check(turn, "before the step was applied")
+    def before_step(self, est_step: EstStep) -> None:
+        """Raise EstsDisagreeError if the body has written to the weights before the step is applied."""
+        self._check(est_step, "before the step was applied")
 
     def after_step(self) -> None:
         """Take the current state as the new baseline after the prepared objects have made their changes."""
         self._take()
         self._shown = [hyperparameters(optimizer) for optimizer in self._optimizers]
 
-    def end_turn(self, turn: Turn) -> None:
+    def end_est_step(self, est_step: EstStep) -> None:
         """Check a finished mini-batch.
 
-        Raises TurnError for changes that are correct only once a step, StepError without optimizer.step(),
-        CarriedValueError and CopyNotPreparedError for values outside the job's state.
+        Raises EstsDisagreeError for changes that are correct only once a step, StepError without
+        optimizer.step(), CarriedValueError and CopyNotPreparedError for values outside the job's state.
         """
-        self._attributes.end_turn(turn)
+        self._attributes.end_est_step(est_step)
         if self._is_close:
-            self._copies.end_turn(turn)
-        if not turn.applied:
-            self._check(turn, "in a turn in which the step was not applied")
-            if turn.sync and not turn.last and not turn.optimizer_called:
+            self._copies.end_est_step(est_step)
+        if not est_step.applied:
+            self._check(est_step, "in a turn in which the step was not applied")
+            if est_step.sync and not est_step.last and not est_step.optimizer_called:
                 raise StepError(
-                    f"the turn of EST {turn.rank} in step {turn.step} ended without optimizer.step()",
+                    f"the turn of EST {est_step.rank} in step {est_step.step} ended without optimizer.step()",
                     hint="call it in every turn; to add up gradients over k mini-batches:"
                     " prepare(..., accumulation_steps=k)",
-                    virtual_rank=turn.rank,
+                    virtual_rank=est_step.rank,
                 )
-        elif not turn.asked_stepped and self._num_ests > 1:
-            self._check(turn, "after the step was applied, without checking job.stepped")
+        elif not est_step.asked_stepped and self._num_ests > 1:
+            self._check(est_step, "after the step was applied, without checking job.stepped")
             for place, (before, now) in enumerate(
                 zip(self._shown, map(hyperparameters, self._optimizers), strict=True)
             ):
                 name = differing(before, now)
                 if name is not None:
-                    raise TurnError(
-                        f"{name} of {_called(self._optimizers, place)} was changed in step {turn.step} "
+                    raise EstsDisagreeError(
+                        f"{name} of {_called(self._optimizers, place)} was changed in step {est_step.step} "
                         "after the step was applied, without checking job.stepped",
                         hint=(
                             "a worker with several ESTs runs this line in each of their turns: change it "
@@ -164,7 +164,7 @@ class TurnWatch:
         if self._is_close:
             self._norms = norms(self._tensors)
 
-    def _check(self, turn: Turn, when: str) -> None:
+    def _check(self, est_step: EstStep, when: str) -> None:
         versions = [tensor._version for tensor in self._tensors]
         written = versions != self._versions
         found: Iterable[tuple[Any, Any]] = zip(self._versions, versions, strict=True)
@@ -179,13 +179,13 @@ class TurnWatch:
         name = next(
             name for name, (before, after) in zip(self._names, found, strict=True) if _unequal(before, after)
         )
-        raise TurnError(
-            f"{name} was written to in step {turn.step} by the script, {when}",
+        raise EstsDisagreeError(
+            f"{name} was written to in step {est_step.step} by the script, {when}",
             hint=(
                 "every EST's turn would repeat the write: do it after optimizer.step() under `if "
                 "job.stepped:`, or in a hook set with optimizer.register_step_post_hook"
             ),
-            virtual_rank=turn.rank,
+            virtual_rank=est_step.rank,
             tensor=name,
         )
 
@@ -227,7 +227,7 @@ def _unequal(before: Any, after: Any) -> bool:
     return bool(before != after and (before == before or after == after))
 
 
-def _watched(prepared: Prepared) -> tuple[list[str], list[Tensor]]:
+def _watched(prepared: PreparedObjects) -> tuple[list[str], list[Tensor]]:
     """Return names and tensors that only the optimizers and the prepared averages may change."""
     found = [(f"parameter {name}", parameter) for name, parameter in prepared.model.named_parameters()]
     for extra in prepared.extras.values():

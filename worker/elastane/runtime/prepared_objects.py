@@ -28,7 +28,7 @@ class UnpreparedScalerError(UnsupportedError):
     code = "ELA363"
 
 
-class Prepared:
+class PreparedObjects:
     """Objects passed to `prepare`, by role.
 
     model: the one that is trained. optimizers, schedulers, scalers (GradScaler), averaged (AveragedModel): in
@@ -158,7 +158,7 @@ class StepCalls(Protocol):
         ...
 
 
-def intercept(prepared: Prepared, calls: StepCalls, *, zeroing: bool) -> None:
+def intercept(prepared: PreparedObjects, calls: StepCalls, *, zeroing: bool) -> None:
     """Route methods of the prepared objects through `calls`. zeroing: zero_grad and clipping too."""
     for optimizer in prepared.optimizers:
         _in_instance(optimizer, "step", calls.optimizer_step)
@@ -182,7 +182,7 @@ def intercept_zero_grad(model: torch.nn.Module, calls: StepCalls) -> None:
     _in_instance(model, "zero_grad", calls.zero_grad)
 
 
-def refuse_new_groups(prepared: Prepared) -> None:
+def refuse_new_groups(prepared: PreparedObjects) -> None:
     """Refuse `add_param_group` at its line from now on."""
 
     def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
@@ -198,7 +198,7 @@ def refuse_new_groups(prepared: Prepared) -> None:
         _in_instance(optimizer, "add_param_group", refuse)
 
 
-def refuse_other_scalers(prepared: Prepared) -> None:
+def refuse_other_scalers(prepared: PreparedObjects) -> None:
     """Refuse, from now on, a GradScaler that was not prepared where it is used with a prepared optimizer."""
     known = {id(scaler) for scaler in prepared.scalers}
     optimizers = {id(optimizer) for optimizer in prepared.optimizers}
@@ -222,7 +222,7 @@ def refuse_other_scalers(prepared: Prepared) -> None:
         setattr(kind, name, checked(getattr(kind, name)))
 
 
-def check_schedulers(prepared: Prepared) -> None:
+def check_schedulers(prepared: PreparedObjects) -> None:
     """Refuse a scheduler that was not prepared: it would step once a turn. Raises UnsupportedError."""
     watched = {id(getattr(scheduler, "optimizer", None)) for scheduler in prepared.schedulers}
     for optimizer in prepared.optimizers:

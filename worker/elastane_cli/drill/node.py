@@ -53,18 +53,8 @@ class SpotNode:
         self._process = ChildProcess(
             name,
             [
-                *(
-                    sys.executable,
-                    "-u",
-                    "-m",
-                    "elastane_cli.commands",
-                    "run",
-                    "--json",
-                    "--master",
-                    master,
-                    "--job",
-                    job,
-                ),
+                *(sys.executable, "-u", "-m", "elastane_cli"),
+                *("run", "--json", "--master", master, "--job", job),
                 *("--local-workers", str(workers), "--spot", f"file:{self._notice}", "--spot-poll", "0.1"),
                 *("--capacity", "spot", *script),
             ],

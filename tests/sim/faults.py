@@ -203,9 +203,9 @@ class Cluster:
 
     @property
     def is_settled(self) -> bool:
-        """True if everything that the newest master decided is stored."""
+        """True if everything that the newest master decided is stored; it never is where another took over."""
         host = self.newest.host if self.newest is not None else None
-        return host is not None and host.log.pending is None
+        return host is not None and host.log.failure is None and host.log.pending is None
 
     @property
     def store_is_whole(self) -> bool:

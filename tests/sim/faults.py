@@ -203,7 +203,7 @@ class Cluster:
 
     @property
     def is_settled(self) -> bool:
-        """True if everything that the newest master decided is stored; it never is where another took over."""
+        """True if everything that the newest master decided is stored, and no other master took over."""
         host = self.newest.host if self.newest is not None else None
         return host is not None and host.log.failure is None and host.log.pending is None
 

@@ -193,6 +193,7 @@ def test_a_killed_worker_comes_back(start: Callable[..., Run], tmp_path: Path) -
     check_history(tmp_path, 100)
 
 
+@slow
 def test_an_agent_that_was_stopped_holds_nobody_up_and_does_its_part_when_it_wakes(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -313,6 +314,7 @@ def test_nothing_outlives_a_killed_agent(start: Callable[..., Run]) -> None:
     assert alive == []
 
 
+@slow
 def test_suspend_ends_well_and_the_same_command_resumes(start: Callable[..., Run], tmp_path: Path) -> None:
     options = ("--workers", "1:2", "--checkpoint", str(tmp_path / "saved"))
     run = start(*options, steps=100)

@@ -120,6 +120,7 @@ def test_bad_environment_names_the_variable() -> None:
     assert "ELASTANE_ESTS" in result.stderr
 
 
+@slow
 def test_of_two_processes_with_one_worker_id_the_later_one_stays(tmp_path: Path) -> None:
     # The first one would take minutes, so that the other is there long before its end.
     with local_cluster(tmp_path, settings(), [*CONFIG.arguments, "--busy-seconds", "10"]) as cluster:
@@ -156,11 +157,22 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.parametrize(
     ("change", "code", "says"),
     [
-        ("PROTOCOL = 99", EXIT_REFUSED, "it speaks version 99 of the protocol, newer than this master"),
-        ("MASTER_OLDEST = 99", EXIT_REFUSED, "too old for this elastane, which needs 99 or newer"),
-        ("PROTOCOL = versions.CLIENT_OLDEST", 0, ""),
+        pytest.param(
+            "PROTOCOL = 99",
+            EXIT_REFUSED,
+            "it speaks version 99 of the protocol, newer than this master",
+            id="newer",
+            marks=slow,
+        ),
+        pytest.param(
+            "MASTER_OLDEST = 99",
+            EXIT_REFUSED,
+            "too old for this elastane, which needs 99 or newer",
+            id="needs a newer master",
+            marks=slow,
+        ),
+        pytest.param("PROTOCOL = versions.CLIENT_OLDEST", 0, "", id="oldest that is served"),
     ],
-    ids=["newer", "needs a newer master", "oldest that is served"],
 )
 def test_a_worker_of_another_release_is_refused_in_words_or_trains_along(
     tmp_path: Path, change: str, code: int, says: str

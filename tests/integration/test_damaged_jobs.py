@@ -24,6 +24,7 @@ from elastane_master.store.keys import JOBS_KEY, STORED_JOBS_KEY, JobKeys
 from elastane_master.store.lease import LEASE_KEY
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, ring_pb2, shard_pb2, shard_pb2_grpc
 from integration.master_support import Worker, private_store, reason_of
+from slow import slow
 
 KEYS, OTHER = JobKeys.of("j"), JobKeys.of("k")
 SIZE, DONE = 40, 30
@@ -293,6 +294,7 @@ async def test_a_list_of_jobs_that_is_gone_is_written_again(store: Store, keys: 
         assert await store.redis.smembers(key) == {b"j", b"k"}
 
 
+@slow
 async def test_a_backup_under_a_living_master_holds_the_job_and_nothing_is_done_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,6 +130,7 @@ def test_at_d1_the_unlike_worker_is_refused_in_words(tmp_path: Path) -> None:
         assert unequal(cluster, reference(Level.D1)) == []
 
 
+@slow
 def test_at_d2_workers_started_by_hand_are_told_what_to_set(tmp_path: Path) -> None:
     with local_cluster(tmp_path, settings(Level.D2), [str(SCRIPT)]) as cluster:
         cluster.add_worker("unlike", OLDER | {"ATEN_CPU_CAPABILITY": "default"})

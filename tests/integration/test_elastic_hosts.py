@@ -176,6 +176,7 @@ def assert_figures(run: Run, workers: set[str], step: int) -> None:
     pytest.fail(f"told of {found}, not of {workers} at step {step}")
 
 
+@slow
 def test_hosts_come_and_go_and_the_others_stay(
     start: Callable[..., Run], hosts: Hosts, gates: Callable[[int, int], Gate], tmp_path: Path
 ) -> None:

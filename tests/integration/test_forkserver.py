@@ -46,7 +46,7 @@ def run_probe(launch: Callable[..., ChildProcess], folder: Path, what: str) -> t
     ("what", "status"),
     [
         pytest.param("end", 0, marks=slow),
-        ("exit", 7),
+        pytest.param("exit", 7, marks=slow),
         pytest.param("raise", 1, marks=slow),
         pytest.param("kill", -signal.SIGKILL, marks=slow),
     ],
@@ -64,6 +64,7 @@ def test_is_like_a_fresh_process(servers: ForkServers, tmp_path: Path, what: str
         assert seen["variable"] == "here"
 
 
+@slow
 def test_two_children_differ_where_two_processes_do(servers: ForkServers, tmp_path: Path) -> None:
     first, second = (run_probe(servers.launch, tmp_path, "end")[0] for _ in range(2))
     for unseeded in ("python", "numpy", "torch"):

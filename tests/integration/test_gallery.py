@@ -80,7 +80,6 @@ QUICK = (
     "DistributedSampler, init function",
     "stream, iterator's state",
     "validation",
-    "validation, each rank",
     "once a step",
 )
 #: Case of refused.py -> words that say what is wrong and what to do.

@@ -27,7 +27,7 @@ from integration.master_support import (
     reason_of,
 )
 from integration.test_master_process import Leaser, create, progress_and_history, run_cli
-from slow import slow_except
+from slow import slow, slow_except
 
 LEASE_SECONDS = 1.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -142,6 +142,7 @@ async def test_a_leader_that_slept_has_acknowledged_nothing_and_stands_by(
         assert (await progress_and_history(first))[0].doing == 30
 
 
+@slow
 async def test_a_standby_that_slept_stands_by_on_or_takes_over_what_is_there(
     store: Store, tmp_path: Path
 ) -> None:

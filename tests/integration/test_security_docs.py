@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastane_master.security.tokens import TokenTable
+from slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "two_steps.py"
@@ -41,6 +42,7 @@ def test_every_test_and_target_that_a_claim_names_is_there() -> None:
     assert named > 20
 
 
+@slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the page makes its certificates with openssl")
 def test_the_commands_work_as_written(tmp_path: Path) -> None:
     commands = tmp_path / "bin"

@@ -18,6 +18,7 @@ from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.client import MasterClient
 from elastane_common.exit_codes import CODE_UNDECIDED
 from elastane_proto.v1 import job_pb2, ring_pb2
+from slow import slow
 
 ESTS, EVERY, WORKERS = 4, 4, 3
 FROM_STEP = 5
@@ -102,6 +103,7 @@ def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_t
     assert comparison.equal, comparison
 
 
+@slow
 def test_a_wrong_bit_in_a_step_that_is_not_checked_is_not_found_and_of_two_nobody_can_say_who_is_faulty(
     master: EmbeddedMaster, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ def quiet() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+@slow
 def test_nothing_grows_while_workers_and_watchers_come_and_go() -> None:
     # A process of its own: descriptors that other tests left here come and go.
     done = subprocess.run(

@@ -175,6 +175,7 @@ def test_the_command_says_equal(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "run-1" / "w0.log").exists()
 
 
+@slow
 def test_the_command_shows_the_difference(tmp_path: Path) -> None:
     ran = elastane("--ests", "2", "--seed", "5", "--steps", "9", *flawed("generator"))
     assert ran.returncode == 1, ran.stderr

@@ -50,6 +50,7 @@ def prove(servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+@slow
 def test_the_converted_script_has_the_bits_of_the_untouched_one(prove, tmp_path: Path) -> None:
     result = prove(ORIGINAL, runs=1, kills=1)
     assert result.equal, result.as_json()
@@ -84,6 +85,7 @@ def test_another_seed_is_a_fault_of_the_conversion(prove) -> None:
     assert str(result.where).startswith("step 0, rank 0: the weight 0.weight before the first step")
 
 
+@slow
 def test_an_average_that_prepare_does_not_know_ends_the_run_with_its_name(prove) -> None:
     with pytest.raises(RunFailed, match=r"CopyNotPreparedError: .*average"):
         prove(ORIGINAL, "--fault", "average")

@@ -12,7 +12,7 @@ from recipes.beside import FOLDER, RECIPES, Digests, Ground, Outcome, Recipe, gr
 from slow import slow_except
 
 #: Those that `make test` shows.
-QUICK = [recipe for recipe in RECIPES if recipe.name in ("mnist", "nanogpt", "imagenet")]
+QUICK = [recipe for recipe in RECIPES if recipe.name in ("mnist", "nanogpt")]
 #: Most of a run is waiting for its processes.
 AT_ONCE = 3
 

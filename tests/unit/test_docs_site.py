@@ -20,6 +20,7 @@ from docs_site.build import build
 from docs_site.paths import DOCS, ROOT
 
 from elastane_cli.commands.catalogue import COMMANDS
+from slow import slow
 
 #: myst-parser's own, of what a later Sphinx will not have.
 pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning:myst_parser")
@@ -32,6 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield out
 
 
+@slow
 def test_every_page_is_in_the_site_and_in_its_navigation(site: Path) -> None:
     home = (site / "index.html").read_text()
     for page in DOCS.rglob("*.md"):

@@ -104,7 +104,7 @@ async def test_the_standby_takes_over_when_the_leader_is_gone(store: Store, tmp_
         print(f"{how}: {time.monotonic() - began:.3f} s until the standby serves")
         assert (await progress_and_history(second))[0].todo == 10
         await first.process.wait()
-        # It comes back as the standby: nobody is put out by a restart.
+        # It comes back as the standby: nobody is fenced by a restart.
         await first.start()
         assert (await refusal(first))[2].facts["leader"] == second.address
         assert (await progress_and_history(second))[0].todo == 10

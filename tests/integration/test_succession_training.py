@@ -109,7 +109,7 @@ def test_training_goes_on_under_the_next_leader(tmp_path: Path, servers: ForkSer
         history = list(cluster.client.audit_log(cluster.job))
     assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, job.reason
     print(f"{fault} at step {fault_step}: longest and middle seconds between commits: {stall(history)}")
-    # Nobody was put out, no step was done twice.
+    # Nobody was evicted, no step was done twice.
     assert job.generation == generation
     assert len(history) == len({(entry.step, entry.virtual_rank) for entry in history}) == 2 * TOTAL
     comparison = compare_runs(

@@ -405,7 +405,7 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "a worker that was put out goes on",
+        "an evicted worker goes on",
         "elastane.runtime.protocol",
         "        if not message.resumed:\n            outcome = self.put_out()",
         "        if not message.resumed:\n            outcome = Outcome()",
@@ -427,7 +427,7 @@ SELDOM = frozenset(
         "a ring goes ahead although a member was lost while it loaded",
         "the clock of a new master is its machine's",
         "what a leader loaded for an older ring is taken for the job's",
-        "a worker that was put out goes on",
+        "an evicted worker goes on",
         "a finished job is closed although somebody came while the store was asked",
     }
 )

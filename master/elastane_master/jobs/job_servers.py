@@ -412,7 +412,7 @@ class JobServers(JobServerOwner):
         machine = JobMachine.create(name, settings, self.clock())
         # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
         await self.store.add_job(name)
-        self._require_serving()  # what follows would put out whoever leads by now
+        self._require_serving()  # what follows would fence whoever leads by now
         log, recovered = await JobLog.open(self.store.redis, name, self._options)
         self._require_serving()  # a host made now would be served by nobody, and never be ended
         if recovered.snapshot is not None:
@@ -569,7 +569,7 @@ class JobServers(JobServerOwner):
             await self._delete(closed, request_id)
             raise Rejection("busy", f"job {name!r} was just deleted", hint="ask again", job=name)
         async with self._opening:
-            await self._require_held(name, token)  # what follows would put out whoever leads by now
+            await self._require_held(name, token)  # what follows would fence whoever leads by now
             try:
                 with self._fenced_steps_down():
                     log, recovered = await JobLog.open(self.store.redis, name, self._options)

@@ -14,7 +14,7 @@ ACQUIRE = """
 -- KEYS: fence. ARGV: 1 newest format, 2 newest state that the master reads, 3 '1': it has looked at the job's
 -- other keys, and can read them.
 -- Returns {token, then the fence's fields and values}; {0, format, state} of a job that a newer master wrote:
--- its fence is left alone, so that a running one is not put out by one that cannot take its place. {-1} where
+-- its fence is left alone, so that a running one is not fenced by one that cannot take its place. {-1} where
 -- the fence does not say who wrote the job: first it has to be looked at.
 local written = redis.call('HMGET', KEYS[1], 'format', 'state', 'sequence')
 if tonumber(written[1] or '0') > tonumber(ARGV[1]) or tonumber(written[2] or '0') > tonumber(ARGV[2]) then

@@ -95,7 +95,7 @@ def test_a_ring_that_cannot_be_without_it_takes_it_at_once() -> None:
     driver.step(driver.state.steps.current)
     driver.join("d")
     driver.step(driver.state.steps.current)
-    assert set(driver.members) == {"a", "b", "c", "d"}  # it is not put out again for that
+    assert set(driver.members) == {"a", "b", "c", "d"}  # it is not evicted again for that
 
 
 def test_who_is_alone_is_not_held_back() -> None:

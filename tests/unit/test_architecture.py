@@ -26,6 +26,7 @@ HOMES = {
     "elastane_shards": "shard_service",
     "elastane_master": "master",
     "elastane": "worker",
+    "elastane_runner": "worker",
     "elastane_operator": "deploy",
 }
 

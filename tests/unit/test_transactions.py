@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastane_master.decisions import operators
-from elastane_master.decisions.decision_context import Turn
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
     AnyEvent,
     DatasetCreated,
@@ -43,10 +43,10 @@ def decide(job: Transactions, event: AnyEvent, now: float) -> None:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def half_way(turn: Turn, event: ScaleRequested) -> None:
-        turn.touch()
-        turn.state.reason = "half of a decision"
-        turn.queues.dynamic.clear()
+    def half_way(ctx: DecisionContext, event: ScaleRequested) -> None:
+        ctx.touch()
+        ctx.state.reason = "half of a decision"
+        ctx.queues.dynamic.clear()
         raise error
 
     monkeypatch.setattr(operators, "request", half_way)

@@ -54,7 +54,7 @@ class Driver:
         status = self.placement.status(worker, ExitStatus(code))
         if fault := self.placement.ended(now, worker, status):
             places = self.placement.wanted(now)
-            return self.policy.server_failed(now, worker, fault.text, fault.event, places)
+            return self.policy.host_failed(now, worker, fault.text, fault.event, places)
         return self.policy.worker_exited(now, worker, status, asked_to_leave=asked_to_leave)
 
 

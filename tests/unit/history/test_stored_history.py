@@ -138,7 +138,7 @@ def test_every_event_is_stored_and_served_whole(struct: type[HistoryEvent]) -> N
     read = records.decode_note(records.encode(stored))
     assert read == stored and type(read.note.event) is struct
     message = ring_pb2.Event.FromString(event_message(stored).SerializeToString())
-    assert told_of(message) == stored.told
+    assert told_of(message) == stored.dated
     assert dict(message.facts) == facts_text(event)
 
 
@@ -169,7 +169,7 @@ def test_what_a_newer_master_stored_is_told_as_text() -> None:
     other = {**text, "kind": "worker_lost", "event": {"type": "worker_lost", "worker": ["w1"]}}
     read = records.decode_note(msgspec.msgpack.encode([1, 2.0, newer]))
     assert read.note.event == e.UnknownEvent() and read.note.reason == "w1 leads"
-    assert told_of(event_message(read)) == read.told
+    assert told_of(event_message(read)) == read.dated
     assert isinstance(records.decode_note(msgspec.msgpack.encode([1, 2.0, other])).note.event, e.WorkerLost)
 
 

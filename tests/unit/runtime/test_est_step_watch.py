@@ -194,7 +194,7 @@ def test_attributes_that_go_on_changing_are_named_once_it_is_certain() -> None:
     optimizer.step()
     watch.end_est_step(est_step)
     optimizer.step()
-    with pytest.raises(CarriedValueError, match=r"Slow.k \(test_turn_watch.py, line \d+\).*state_dict"):
+    with pytest.raises(CarriedValueError, match=r"Slow.k \(test_est_step_watch.py, line \d+\).*state_dict"):
         watch.end_est_step(est_step)
     watch = AttributeWatch(
         PreparedObjects([net, torch.optim.SGD(net.parameters()), torch.utils.data.DataLoader([0])])
@@ -205,7 +205,7 @@ def test_attributes_that_go_on_changing_are_named_once_it_is_certain() -> None:
     net(torch.ones(1, 3))
     watch.end_est_step(est_step)
     net(torch.ones(1, 3))
-    with pytest.raises(CarriedValueError, match=r"model.t \(test_turn_watch.py, line \d+\)"):
+    with pytest.raises(CarriedValueError, match=r"model.t \(test_est_step_watch.py, line \d+\)"):
         watch.end_est_step(est_step)
 
 

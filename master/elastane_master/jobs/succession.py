@@ -7,9 +7,10 @@ and decides (`decisions.succession`), the other carries out one change after the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
@@ -68,14 +69,13 @@ class SuccessionKeeper:
     async def start(self) -> None:
         """Ask once; if the lease was free, this master already leads on return. Raises as `Follower.lead`."""
         await self._ask()
-        asking = asyncio.create_task(self._keep_asking(), name="leader lease")
-        self._tasks.append(asking)
+        asking = self._begin(self._keep_asking(), "leader lease")
         try:
             await self._follow()
         except BaseException:
             asking.cancel()
             raise
-        self._tasks.append(asyncio.create_task(self._keep_following(), name="succession"))
+        self._begin(self._keep_following(), "succession")
 
     def fenced(self, error: str) -> None:
         """Report that another master took a job over."""
@@ -89,6 +89,17 @@ class SuccessionKeeper:
         """Release the lease, so that a waiting master takes over."""
         await cancel(*self._tasks)
         await self._lease.release()
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Do work that has no end of its own: if it fails, this master can neither lead nor stand by."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and not self.failure.done():
+            self.failure.set_exception(error)
 
     # ---------------------------------------------------------------- asking
 
@@ -135,15 +146,9 @@ class SuccessionKeeper:
 
     async def _keep_following(self) -> None:
         seen = self._news.count
-        try:
-            while True:
-                await self._follow()
-                seen = await self._news.beyond(seen)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the owner ends with it
-            with contextlib.suppress(asyncio.InvalidStateError):
-                self.failure.set_exception(error)
+        while True:
+            await self._follow()
+            seen = await self._news.beyond(seen)
 
     async def _follow(self) -> None:
         """Carry out changes until the master's service matches the decided state."""

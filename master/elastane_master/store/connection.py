@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import structlog
 from redis.asyncio import Redis
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import ConnectionError as ConnectionLost
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from elastane_master.security.store_access import StoreAccess
@@ -60,6 +67,48 @@ class JobNames(NamedTuple):
 
     all: list[str]
     stored: frozenset[str]
+
+
+class _LossNoticed(AbstractConnection):
+    """Raises redis' ConnectionError, as for any lost connection, where a write finds the transport closed.
+
+    A reset closes the transport of an idle connection at once. The next write then raises
+    ConnectionResetError with asyncio's transports, and RuntimeError with uvloop's, which redis-py does not
+    take for a loss.
+    """
+
+    __slots__ = ()
+
+    async def send_packed_command(
+        self, command: bytes | str | Iterable[bytes], check_health: bool = True
+    ) -> None:
+        writer = self._writer
+        try:
+            await super().send_packed_command(command, check_health)
+        except RuntimeError as error:
+            if writer is None or not writer.is_closing():
+                raise
+            raise ConnectionLost(f"the connection was closed while it was idle: {error}") from error
+
+
+class _TcpConnection(_LossNoticed, Connection):
+    __slots__ = ()
+
+
+class _TlsConnection(_LossNoticed, SSLConnection):
+    __slots__ = ()
+
+
+class _UnixConnection(_LossNoticed, UnixDomainSocketConnection):
+    __slots__ = ()
+
+
+_CONNECTIONS: Final[Mapping[type[AbstractConnection], type[AbstractConnection]]] = {
+    Connection: _TcpConnection,
+    SSLConnection: _TlsConnection,
+    UnixDomainSocketConnection: _UnixConnection,
+}
+"""By the class that redis-py chooses for a URL."""
 
 
 class StoreRedis(Redis):
@@ -129,6 +178,8 @@ class Store:
             **arguments,
         )
         redis = cast("StoreRedis", opened)
+        pool = redis.connection_pool
+        pool.connection_class = _CONNECTIONS[pool.connection_class]
         redis.file_repair = FileRepair(redis)
         redis.script_connections = ScriptConnections(redis, options.connections_max, redis.file_repair.noted)
         try:

@@ -131,6 +131,21 @@ async def test_the_lease_is_counted_from_the_question() -> None:
     await keeper.release()
 
 
+async def test_a_keeper_that_cannot_ask_any_more_ends_its_owner() -> None:
+    """A leader that renews its lease no more would refuse everything, and say nothing."""
+    lease, owner = Lease(), Owner([])
+    keeper = SuccessionKeeper(lease, owner)
+    await keeper.start()
+
+    async def broken() -> None:
+        raise RuntimeError("nobody expected this")
+
+    lease.wait = broken
+    with pytest.raises(RuntimeError, match="nobody expected this"):
+        await asyncio.wait_for(keeper.failure, 20)
+    await keeper.release()
+
+
 async def test_jobs_are_unknown_to_nobody_before_all_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     async def listed(self: ClosedJobs, jobs: list[str], state_version: int) -> Listed:
         return Listed({}, jobs, [])

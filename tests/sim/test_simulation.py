@@ -36,6 +36,8 @@ ONCE_FAILED = {
     "a deleted job was opened after the answer to its deletion was lost, and called damaged": 157,
     "a job that went back after its last step succeeded at the earlier one": 2402,
     "a leader whose closed job a late takeover had fenced led on, and could not delete it": 2907,
+    "a scaling that was not answered took effect before the job ended": 3231,
+    "what a fenced master had decided was taken for settled": 9701,
     "a dead process's Hello, behind its successor's, had the successor refused for good": 392172,
     "a job whose opening and deletion were both cut off could not be deleted any more": 18,
 }

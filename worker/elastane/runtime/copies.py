@@ -31,6 +31,7 @@ _log = structlog.get_logger(__name__)
 
 _DEPTH_MAX: Final = 4
 _OBJECTS_MAX: Final = 5_000
+_FOREIGN: Final = frozenset({"numpy", *OWN_PACKAGES})
 _PLAIN = (
     str,
     bytes,
@@ -211,7 +212,7 @@ def _children(value: object) -> Iterator[object]:
     if isinstance(value, list | tuple):
         return islice(value, _OBJECTS_MAX)
     own = getattr(value, "__dict__", None)
-    foreign = type(value).__module__.partition(".")[0] in (*OWN_PACKAGES, "numpy")
+    foreign = type(value).__module__.partition(".")[0] in _FOREIGN
     return iter(list(own.values()) if isinstance(own, dict) and not foreign else ())
 
 

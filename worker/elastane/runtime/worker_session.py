@@ -308,7 +308,7 @@ class WorkerSession:
             _log.warning("unknown message from the master", kind=outcome.unknown)
 
     def _explain(self, asked: ring_pb2.Explain) -> None:
-        """Send names, digests and values of the state while the script's thread waits for PreparedObjects."""
+        """Send names, digests and values of the state while the script's thread waits for Prepared."""
         assert self._duties is not None
         answer = ring_pb2.StateDetails(generation=asked.generation, step=asked.step)
         for name, digest, value in self._duties.details()[:DETAILS_MAX]:

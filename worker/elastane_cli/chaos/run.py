@@ -174,7 +174,7 @@ class _State:
         try:
             self._sift(cluster)
             cluster.start()
-            promises = self._inject_next(cluster, number)
+            promises = self._inject_faults(cluster, number)
             problems = self._end(cluster, promises, number, started)
         except ClusterError as error:
             raise ChaosFailed(f"run {number} failed: {error.args[0]}", hint=error.hint) from error
@@ -197,7 +197,7 @@ class _State:
             raise FaultsError(f"{name} is not possible here: {reason}", hint="see `elastane chaos --list`")
         self.deck = Deck(self.chaos.seed, allowed)
 
-    def _inject_next(self, cluster: ChaosCluster, number: int) -> Promises:
+    def _inject_faults(self, cluster: ChaosCluster, number: int) -> Promises:
         assert self.deck is not None
         job = cluster.wait_for(lambda job: job.steps_per_epoch > 0 and job.step >= 1, what="the first step")
         promises = Promises(self.digests, cluster.folder / "trace", self.chaos.ests, job.steps_per_epoch)
@@ -242,13 +242,13 @@ class _State:
     ) -> Injection | None:
         """Inject a fault and check the promises; None if the run ended before they could be checked."""
         try:
-            return self._injected(cluster, promises, fault, number)
+            return self._inject_and_check(cluster, promises, fault, number)
         except ElastaneError:
             if cluster.is_over:
                 return None  # a finished job answers no requests
             raise
 
-    def _injected(
+    def _inject_and_check(
         self, cluster: ChaosCluster, promises: Promises, fault: Fault[ChaosCluster], number: int
     ) -> Injection | None:
         rng = random.Random(f"{self.chaos.seed}/{fault.name}/{len(self.injections)}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -314,6 +314,11 @@ class MasterClient:
     def get_ring(self, job: str) -> ring_pb2.GetRingResponse:
         """Return the current ring."""
         return self._unary(ring_pb2_grpc.RingServiceStub, "GetRing", ring_pb2.GetRingRequest(job=job))
+
+    def worker_figures(self, job: str, worker_ids: Iterable[str]) -> Mapping[str, ring_pb2.WorkerFigures]:
+        """Return the latest figures of these workers, by id, as far as the master has any."""
+        request = ring_pb2.GetWorkerFiguresRequest(job=job, worker_ids=worker_ids)
+        return self._unary(ring_pb2_grpc.RingServiceStub, "GetWorkerFigures", request).figures
 
     def events(self, job: str, *, since: int = 0, follow: bool = False) -> Iterator[ring_pb2.Event]:
         """Yield events from a sequence number on; with `follow` new ones too, until the client is closed."""

@@ -34,6 +34,7 @@ REACHED = {
     "ListTasks",
     "GetAuditLog",
     "GetRing",
+    "GetWorkerFigures",
 }
 FUZZED = settings(
     max_examples=EXAMPLES,

@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "ShardService.ExtendDataset": _DATA,
     "RingService.Attend": {"worker"},
     "RingService.GetRing": _LOOK,
+    "RingService.GetWorkerFigures": _ALL,
     "RingService.WatchEvents": _ALL,
     "ContextService.Get": _LOOK,
     "ContextService.List": _LOOK,

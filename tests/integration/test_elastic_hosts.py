@@ -24,7 +24,6 @@ from test_matrix import Config, reference
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_common.client import MasterClient
-from elastane_common.observe.figures import LINE
 from elastane_proto.v1 import job_pb2
 from slow import slow
 
@@ -157,7 +156,7 @@ def assert_same_bits(run: Run, reports: Path) -> None:
 
 
 def assert_figures(run: Run, workers: set[str], step: int) -> None:
-    """Workers of other hosts tell theirs every two seconds; those that left, with their hosts, do not."""
+    """The agent serves those of workers on other hosts; not of those that left, with their hosts."""
     (served,) = run.of("metrics_served")
     deadline = time.monotonic() + 30.0
     found: dict[str, float] = {}
@@ -207,7 +206,6 @@ def test_hosts_come_and_go_and_the_others_stay(
     assert_figures(run, {"127.0.0.3-0", "127.0.0.4-0"}, step=19)
     last.open()
     assert_same_bits(run, tmp_path / "reports")
-    assert [line["line"] for line in run.of("output") if line["line"].startswith(LINE)] == []
     started = [line["worker"] for line in run.of("worker_started")]
     assert len(started) == len(set(started)) == 4, "nobody was started twice"
     assert lost == [] and not run.of("killing"), "who leaves drains: no step is lost"

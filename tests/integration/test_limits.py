@@ -109,6 +109,12 @@ TOO_MUCH: dict[str, tuple[dict[str, object], Act]] = {
         {"reports_per_lease_max": 1},
         lambda api: api.lease(completed=[shard_pb2.TaskReport(index=i) for i in range(2)]),
     ),
+    "sessions_per_job_max": (
+        {"sessions_per_job_max": 1},
+        lambda api: api.ring.GetWorkerFigures(
+            ring_pb2.GetWorkerFiguresRequest(job="j", worker_ids=["a", "b"])
+        ),
+    ),
     "context_bytes_max": (
         {"context_bytes_max": 2048},
         lambda api: api.lease(max_tasks=1, rng=common_pb2.RngStates(torch_cpu=b"x" * 3000)),
@@ -214,6 +220,22 @@ async def test_workers_beyond_the_limit_wait_until_one_leaves(tmp_path: Path) ->
         await second.send(bye=ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FINISHED))
         assert await second.ended() == grpc.StatusCode.OK
         await Worker(served.channel, "c").hello()
+
+
+async def test_figures_are_kept_of_as_many_workers_as_may_attend(tmp_path: Path) -> None:
+    async with api(tmp_path, sessions_per_job_max=2) as served:
+        for step, name in enumerate("abca", 1):
+            worker = Worker(served.channel, name)
+            await worker.hello()
+            figures = ring_pb2.WorkerFigures(step=step)
+            await worker.send(bye=ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FINISHED, figures=figures))
+            assert await worker.ended() == grpc.StatusCode.OK
+        found: dict[str, int] = {}
+        for name in "abc":
+            request = ring_pb2.GetWorkerFiguresRequest(job="j", worker_ids=[name, name])
+            response = await served.ring.GetWorkerFigures(request)
+            found |= {worker: figures.step for worker, figures in response.figures.items()}
+        assert found == {"a": 4, "c": 3}, "those that were reported last"
 
 
 async def test_watchers_beyond_the_limit_are_refused_until_one_leaves(tmp_path: Path) -> None:

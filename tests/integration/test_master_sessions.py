@@ -116,6 +116,35 @@ def report(go: ring_pb2.Go, step: int) -> ring_pb2.StepReport:
     )
 
 
+async def test_figures_are_the_last_that_a_worker_sent(tmp_path: Path) -> None:
+    async with job(tmp_path) as (_, channel):
+        ring = ring_pb2_grpc.RingServiceStub(channel)
+
+        async def wait_for_figures(**steps: int) -> None:
+            request = ring_pb2.GetWorkerFiguresRequest(job="j", worker_ids=["w0", "w1", "absent"])
+            found: dict[str, int] = {}
+            async with asyncio.timeout(20):
+                while found != steps:
+                    response = await ring.GetWorkerFigures(request)
+                    found = {name: figures.step for name, figures in response.figures.items()}
+
+        silent, worker = Worker(channel, "w1"), Worker(channel, "w0")
+        await silent.hello()
+        await worker.hello()
+        too_large = ring_pb2.WorkerFigures(step=9, step_counts=[1] * 9999)
+        for figures in (ring_pb2.WorkerFigures(step=4), too_large, None):
+            await worker.send(heartbeat=ring_pb2.Heartbeat(figures=figures))
+        await wait_for_figures(w0=4)
+        again = Worker(channel, "w0")
+        await again.hello()
+        await worker.ended()
+        await wait_for_figures(w0=4)
+        figures = ring_pb2.WorkerFigures(step=5)
+        await again.send(bye=ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FINISHED, figures=figures))
+        assert await again.ended() == grpc.StatusCode.OK
+        await wait_for_figures(w0=5)
+
+
 async def test_one_worker_trains_to_the_end(tmp_path: Path) -> None:
     async with job(tmp_path) as (_, channel):
         worker = Worker(channel, "a")

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_common.client import MasterClient
 from elastane_common.observe import catalogue as agents
 from elastane_master.metrics import catalogue
-from elastane_proto.v1 import job_pb2, shard_pb2, shard_pb2_grpc
+from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2, shard_pb2_grpc
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
 SCRIPT = Path(__file__).parent / "scripts" / "steady_linear.py"
@@ -80,6 +80,8 @@ class Seen:
     openmetrics: str
     agent: Scrape
     job: job_pb2.Job
+    ended: job_pb2.Job
+    last: Mapping[str, ring_pb2.WorkerFigures]
     killed: str
     survivor: str
 
@@ -161,8 +163,9 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
                 told = fetch(http, "application/openmetrics-text; version=1.0.0")
                 assert told[1].startswith("application/openmetrics-text; version=1.0.0")
                 client.cancel_job(JOB)
-            assert run.end() == 0, run.said()
-            yield Seen(before, after, told[0], agent, job, killed, survivor)
+                assert run.end() == 0, run.said()
+                ended, last = client.get_job(JOB), client.worker_figures(JOB, workers)
+            yield Seen(before, after, told[0], agent, job, ended, last, killed, survivor)
         finally:
             if run is not None:
                 run.close()
@@ -214,6 +217,12 @@ def test_a_kill_shows_in_the_counters(seen: Seen) -> None:
     assert grown("elastane_job_events_total", kind="ring_formed", **job) == 2
     assert seen.after.value("elastane_job_checkpoints_total", outcome="saved", **job) >= 1
     assert seen.after.value("elastane_job_checkpoints_total", outcome="failed", **job) == 0
+
+
+def test_what_workers_did_since_their_last_heartbeats_is_not_lost(seen: Seen) -> None:
+    assert seen.last.keys() == {seen.killed, seen.survivor}
+    for figures in seen.last.values():
+        assert figures.step >= seen.ended.step, "each member has applied what is committed"
 
 
 def test_steps_calls_and_writes_are_timed(seen: Seen) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from elastane_common.observe.figures import figures_of_line
-
 SOURCES = Path(__file__).parents[2]
 PATH = os.pathsep.join(str(SOURCES / root) for root in ("common", "proto", "worker"))
 
@@ -85,24 +83,6 @@ def test_a_hang_up_drains_the_worker(node: Callable[..., Node], number: int) -> 
     assert started.line() == "up"
     started.process.send_signal(number)
     assert started.line() == "left -1 False"
-    assert started.process.wait(30) == 80
-
-
-def test_figures_of_the_worker_are_told_between_its_lines(node: Callable[..., Node]) -> None:
-    trains = WORKER.replace(
-        "signal.signal(",
-        "from elastane_common.observe.figures import WorkerFigures, write_figures\n"
-        "file = pathlib.Path(os.environ['ELASTANE_METRICS_FILE'])\n"
-        "write_figures(file, WorkerFigures(step=7))\n"
-        "signal.signal(",
-        1,
-    )
-    started = node("--spot", "none", "--figures", worker=trains)
-    assert started.line() == "up"
-    told = figures_of_line(started.line())
-    assert told is not None and told.step == 7
-    started.process.send_signal(signal.SIGTERM)
-    assert started.line() == "left -1 False", "what has not changed is not told again"
     assert started.process.wait(30) == 80
 
 

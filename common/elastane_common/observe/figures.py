@@ -1,4 +1,4 @@
-"""Figures that a worker measures of its steps, and the file in which its agent reads them.
+"""Figures that a worker measures of its steps, and an agent of its workers.
 
 Imports no torch and starts no thread. One observation is an addition to a number, so that it does not slow
 down the step.
@@ -6,12 +6,10 @@ down the step.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Final
 
 STEP_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -20,7 +18,7 @@ STEP_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 1
 
 @dataclass
 class WorkerFigures:
-    """Figures of one worker since its process began.
+    """Figures of one worker since its process began. The fields are those of the message WorkerFigures.
 
     Written by the script's thread and read by one other without a lock: each value is consistent by itself.
 
@@ -82,93 +80,3 @@ class AgentCounts:
     def running(self) -> int:
         """Number of worker processes that were started and have not been seen to end."""
         return sum(self.starts.values()) - sum(self.exits.values())
-
-
-LINE: Final = "elastane-figures: "
-"""Prefix of the output lines in which the agent on another host sends its worker's figures."""
-
-
-def figures_line(text: str) -> str:
-    """Return the output line that carries the text of a figures file."""
-    return LINE + text
-
-
-def figures_of_line(line: str) -> WorkerFigures | None:
-    """Parse such a line; None if it is another one, or malformed."""
-    return _parsed(line.removeprefix(LINE)) if line.startswith(LINE) else None
-
-
-def figures_file(folder: Path, worker: str) -> Path:
-    """Return the path of the file for a worker's figures."""
-    return folder / f"{worker.replace('/', '_')}.figures.json"
-
-
-def write_figures(path: Path, figures: WorkerFigures) -> None:
-    """Replace the file atomically, so that a reader never sees a part of it. Raises OSError."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(figures)))
-    temporary.replace(path)
-
-
-def read_figures(path: Path) -> WorkerFigures | None:
-    """Read the last figures of a worker; None if the file is missing or malformed."""
-    try:
-        return _parsed(path.read_text())
-    except OSError:
-        return None
-
-
-def _parsed(text: str) -> WorkerFigures | None:
-    """Parse and validate figures, since a worker's script could have written anything; None if invalid."""
-    try:
-        told = json.loads(text)
-        known = {one.name: told[one.name] for one in fields(WorkerFigures) if one.name in told}
-    except (ValueError, TypeError):
-        return None
-    counts = known.get("step_counts", _NO_COUNTS)
-    numbers = [value for name, value in known.items() if name != "step_counts"]
-    if (
-        not isinstance(counts, list)
-        or len(counts) != len(_NO_COUNTS)
-        or not all(map(_is_number, numbers + counts))
-    ):
-        return None
-    return WorkerFigures(**known)
-
-
-_NO_COUNTS: Final = [0] * (len(STEP_BOUNDS) + 1)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-class HostFigures:
-    """The latest figures of each worker on another host, received in lines of its output.
-
-    A port on every host would have to be opened, found and reached, whereas the connection that carries the
-    output exists already. A scrape of the agent then has all its workers, under their usual ids.
-
-    Written by one thread per worker, read by others without a lock. Since hosts come and go under new names,
-    `keep` must be called to bound it.
-    """
-
-    def __init__(self) -> None:
-        self._told: dict[str, WorkerFigures] = {}
-
-    def take(self, worker: str, line: str) -> bool:
-        """Take a line of output if it carries figures; return False if it is the worker's own output."""
-        if not line.startswith(LINE):
-            return False
-        figures = figures_of_line(line)
-        if figures is not None:
-            self._told[worker] = figures
-        return figures is not None
-
-    def keep(self, workers: Collection[str]) -> None:
-        """Drop the figures of all other workers."""
-        self._told = {worker: figures for worker, figures in self._told.items() if worker in workers}
-
-    def all(self) -> dict[str, WorkerFigures]:
-        """Return a copy of the latest figures, by worker id."""
-        return dict(self._told)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
@@ -98,7 +98,8 @@ class JobServer(LogListener):
     """One job being served. Used from one event loop.
 
     changed: announces durable changes of the job's state. noted: announces new notes. tally: counters since
-    this master began to serve the job. tracing: spans of ring changes, if enabled.
+    this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
+    latest, serialized; those reported longest ago come first.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class JobServer(LogListener):
         self.log = log
         self.clock = clock
         self.sessions: dict[str, Session] = {}
+        self.figures: OrderedDict[str, bytes] = OrderedDict()
         self.liveness = Liveness()
         self.changed = Signal()
         self.noted = Signal()
@@ -335,6 +337,15 @@ class JobServer(LogListener):
         """Record a sign of life: a message of any kind arrived."""
         if self.sessions.get(session.worker) is session:
             self.liveness.heard(session.worker, session.id, self.clock())
+
+    def keep_figures(self, session: Session, figures: bytes) -> None:
+        """Keep a worker's latest figures, beyond its session; no decision depends on them."""
+        if self.sessions.get(session.worker) is session:
+            self.figures[session.worker] = figures
+            self.figures.move_to_end(session.worker)
+            # Attending workers report often, so the first to go are those of workers that left long ago.
+            if len(self.figures) > self.limits.sessions_per_job_max:
+                self.figures.popitem(last=False)
 
     def deliver(self, session: Session, event: AnyEvent) -> None:
         """Decide on a message from a worker's stream. Raises as `submit`."""

@@ -80,6 +80,7 @@ RULES: dict[str, Rule] = {
     _SHARD + "ExtendDataset": Rule(_DATA, "job"),
     _RING + "Attend": Rule(_WORKER, "hello.job", takes="session"),
     _RING + "GetRing": Rule(_LOOK, "job"),
+    _RING + "GetWorkerFigures": Rule(_ALL, "job"),  # an agent serves those of its workers
     _RING + "WatchEvents": Rule(_ALL, "job"),
     _CONTEXT + "Get": Rule(_LOOK, "job"),
     _CONTEXT + "List": Rule(_LOOK, "job"),

@@ -18,6 +18,7 @@ from elastane_master.decisions.views import ring_view
 from elastane_master.jobs import records
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
+from elastane_master.jobs.limits import require_within
 from elastane_master.jobs.records import StoredNote
 from elastane_master.jobs.serving import once_durable, require_serving, stopping
 from elastane_master.jobs.sessions import Session
@@ -32,6 +33,8 @@ logger = structlog.get_logger(__name__)
 
 EVENTS_AT_ONCE = 500
 HELLO_SECONDS = 10.0
+FIGURES_BYTES_MAX = 1000
+"""Limit of the figures kept for a worker, three times what they can have; larger ones are ignored."""
 
 Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 
@@ -70,6 +73,18 @@ class RingServicer:
         view = await once_durable(host, lambda: ring_view(host.machine))
         response = ring_pb2.GetRingResponse(generation=view.generation, step=view.step)
         fill_members(response.members, view.members)
+        return response
+
+    async def GetWorkerFigures(
+        self, request: ring_pb2.GetWorkerFiguresRequest, context: Context
+    ) -> ring_pb2.GetWorkerFiguresResponse:
+        host = await self._hosts.find(request.job)
+        given, maximum = len(request.worker_ids), host.limits.sessions_per_job_max
+        require_within("sessions_per_job_max", given, maximum, "workers in one request")
+        response = ring_pb2.GetWorkerFiguresResponse()
+        for worker in request.worker_ids:
+            if (figures := host.figures.get(worker)) is not None:
+                response.figures[worker].ParseFromString(figures)
         return response
 
     async def WatchEvents(
@@ -122,6 +137,7 @@ async def _read(host: JobServer, session: Session, requests: Requests) -> None:
             if isinstance(request, Malformed):
                 raise request.rejection()
             host.heard(session)
+            _keep_figures(host, session, request)
             host.deliver(session, attend_event(request, session.worker, session.id))
             if session.ended:
                 return
@@ -144,3 +160,10 @@ async def _read(host: JobServer, session: Session, requests: Requests) -> None:
         host.close_session(session, f"its message was refused: {rejection}")
         return
     host.close_session(session, "its stream ended without Bye")
+
+
+def _keep_figures(host: JobServer, session: Session, request: ring_pb2.AttendRequest) -> None:
+    """Keep the figures that came with a heartbeat or Bye, in serialized form because they are rarely read."""
+    figures = (request.bye if request.HasField("bye") else request.heartbeat).figures
+    if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
+        host.keep_figures(session, figures.SerializeToString())

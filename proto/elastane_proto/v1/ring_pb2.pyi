@@ -113,15 +113,51 @@ class Hello(_message.Message):
     process_clock: str
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ...) -> None: ...
 
+class WorkerFigures(_message.Message):
+    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ESTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_REPLAYED_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DATA_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ALL_REDUCE_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RINGS_FORMED_FIELD_NUMBER: _ClassVar[int]
+    RING_CHANGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    generation: int
+    ests: int
+    step_seconds: float
+    step_counts: _containers.RepeatedScalarFieldContainer[int]
+    steps_replayed: int
+    replay_seconds: float
+    data_wait_seconds: float
+    all_reduce_wait_seconds: float
+    prepared_wait_seconds: float
+    rings_formed: int
+    ring_change_seconds: float
+    handover_seconds: float
+    handover_bytes_sent: int
+    handover_bytes_received: int
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
-    __slots__ = ("generation", "applied_step", "phase")
+    __slots__ = ("generation", "applied_step", "phase", "figures")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     generation: int
     applied_step: int
     phase: TrainerPhase
-    def __init__(self, generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., phase: _Optional[_Union[TrainerPhase, str]] = ...) -> None: ...
+    figures: WorkerFigures
+    def __init__(self, generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., phase: _Optional[_Union[TrainerPhase, str]] = ..., figures: _Optional[_Union[WorkerFigures, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("generation", "applied_step", "holds_state")
@@ -303,16 +339,18 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., notice: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Bye(_message.Message):
-    __slots__ = ("reason", "message", "applied_step", "state_digest")
+    __slots__ = ("reason", "message", "applied_step", "state_digest", "figures")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     reason: ByeReason
     message: str
     applied_step: int
     state_digest: int
-    def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[int] = ...) -> None: ...
+    figures: WorkerFigures
+    def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[int] = ..., figures: _Optional[_Union[WorkerFigures, _Mapping]] = ...) -> None: ...
 
 class CheckReport(_message.Message):
     __slots__ = ("generation", "step", "virtual_rank", "digest")
@@ -714,6 +752,27 @@ class GetRingResponse(_message.Message):
     step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class GetWorkerFiguresRequest(_message.Message):
+    __slots__ = ("job", "worker_ids")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_IDS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[str] = ..., worker_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetWorkerFiguresResponse(_message.Message):
+    __slots__ = ("figures",)
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: WorkerFigures
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[WorkerFigures, _Mapping]] = ...) -> None: ...
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    figures: _containers.MessageMap[str, WorkerFigures]
+    def __init__(self, figures: _Optional[_Mapping[str, WorkerFigures]] = ...) -> None: ...
 
 class WatchEventsRequest(_message.Message):
     __slots__ = ("job", "since", "follow")

@@ -45,6 +45,11 @@ class RingServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetRingRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetRingResponse.FromString,
                 _registered_method=True)
+        self.GetWorkerFigures = channel.unary_unary(
+                '/elastane.v1.RingService/GetWorkerFigures',
+                request_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresResponse.FromString,
+                _registered_method=True)
         self.WatchEvents = channel.unary_stream(
                 '/elastane.v1.RingService/WatchEvents',
                 request_serializer=elastane__proto_dot_v1_dot_ring__pb2.WatchEventsRequest.SerializeToString,
@@ -69,6 +74,13 @@ class RingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetWorkerFigures(self, request, context):
+        """Latest figures of workers, also of those that have left. Called by an agent when its metrics are scraped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchEvents(self, request, context):
         """Past events from a sequence number on, then new ones as they happen.
         """
@@ -88,6 +100,11 @@ def add_RingServiceServicer_to_server(servicer, server):
                     servicer.GetRing,
                     request_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetRingRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetRingResponse.SerializeToString,
+            ),
+            'GetWorkerFigures': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWorkerFigures,
+                    request_deserializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresResponse.SerializeToString,
             ),
             'WatchEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchEvents,
@@ -150,6 +167,33 @@ class RingService:
             '/elastane.v1.RingService/GetRing',
             elastane__proto_dot_v1_dot_ring__pb2.GetRingRequest.SerializeToString,
             elastane__proto_dot_v1_dot_ring__pb2.GetRingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWorkerFigures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.RingService/GetWorkerFigures',
+            elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_ring__pb2.GetWorkerFiguresResponse.FromString,
             options,
             channel_credentials,
             insecure,

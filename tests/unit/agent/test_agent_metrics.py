@@ -1,71 +1,41 @@
-"""Figures of workers and their agent: what is written, read and served."""
+"""Figures of workers and their agent: what is counted, asked for and served."""
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from dataclasses import fields
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 import typer
 
-from elastane.runtime.figure_report import FigureReport
+from elastane_agent.observe.agent_side import ASK_SECONDS_MIN, AgentMetrics
 from elastane_agent.observe.exposition import AgentCollector, MetricsPort, MetricsPortError
 from elastane_cli.commands.run_options import metrics_address
-from elastane_common.observe.figures import (
-    STEP_BOUNDS,
-    AgentCounts,
-    HostFigures,
-    WorkerFigures,
-    figures_file,
-    figures_line,
-    read_figures,
-    write_figures,
-)
+from elastane_common.errors import MasterUnreachableError
+from elastane_common.observe.figures import STEP_BOUNDS, AgentCounts, WorkerFigures
+from elastane_proto.v1 import ring_pb2
 
 
-def test_figures_come_back_as_they_were_written(tmp_path: Path) -> None:
-    figures = WorkerFigures(step=3, generation=2, handover_bytes_sent=7)
+def test_steps_are_counted_by_duration() -> None:
+    figures = WorkerFigures()
     figures.step_done(0.02, replayed=False)
     figures.step_done(400.0, replayed=True)
-    path = tmp_path / "w.json"
-    write_figures(path, figures)
-    assert read_figures(path) == figures
     assert figures.step_counts[STEP_BOUNDS.index(0.025)] == 1 and figures.step_counts[-1] == 1
     assert (figures.steps_replayed, figures.replay_seconds) == (1, 400.0)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["w.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"unknown": 1}'])
-def test_a_file_that_says_something_else_breaks_no_scrape(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "w.json"
-    path.write_text(text)
-    found = read_figures(path)
-    assert found is None or found == WorkerFigures()
-    assert read_figures(tmp_path / "absent.json") is None
-
-
-def test_the_report_writes_what_was_last(tmp_path: Path) -> None:
-    figures, path = WorkerFigures(), tmp_path / "w.json"
-    report = FigureReport(figures, str(path), period_seconds=60.0)
-    report.start()
-    figures.step = 9
-    report.close()
-    report.close()
-    assert json.loads(path.read_text())["step"] == 9
-    silent = FigureReport(figures, "")
-    silent.start()
-    silent.close()
-
-
-def test_a_folder_that_is_gone_ends_the_report_and_nothing_else(tmp_path: Path) -> None:
-    report = FigureReport(WorkerFigures(), str(tmp_path / "gone" / "w.json"), period_seconds=0.001)
-    report.start()
-    report.close()
+def test_the_message_has_the_fields_of_a_workers_figures() -> None:
+    assert [field.name for field in fields(WorkerFigures)] == list(
+        ring_pb2.WorkerFigures.DESCRIPTOR.fields_by_name
+    )
+    figures = WorkerFigures(step=3, generation=2, handover_bytes_sent=7)
+    figures.step_done(0.02, replayed=True)
+    sent = ring_pb2.WorkerFigures(**vars(figures))
+    assert {name: getattr(sent, name) for name in vars(figures)} == vars(figures)
 
 
 def test_how_workers_ended() -> None:
@@ -77,42 +47,63 @@ def test_how_workers_ended() -> None:
     assert counts.running == 1
 
 
-def test_figures_of_workers_on_other_hosts_are_taken_out_of_their_lines() -> None:
-    figures, told = HostFigures(), WorkerFigures(step=3, step_seconds=0.5)
-    assert figures.take("a-0", figures_line(json.dumps(asdict(told))))
-    assert not figures.take("a-0", "elastane-figure: x") and figures.all() == {"a-0": told}
-    assert figures.take("b-0", figures_line(json.dumps(asdict(told))))
-    figures.keep(["b-0", "c-0"])
-    assert list(figures.all()) == ["b-0"], "names of hosts that went are no labels any more"
+class Master:
+    """Answers an agent with what it was told, or does not. now: the agent's time, in seconds."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, ring_pb2.WorkerFigures] = {}
+        self.away = False
+        self.now = 0.0
+
+    def ask(self, workers: Collection[str]) -> Mapping[str, ring_pb2.WorkerFigures]:
+        if self.away:
+            raise MasterUnreachableError("away")
+        return {worker: self.figures[worker] for worker in workers if worker in self.figures}
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "3", '{"step": "9"}', '{"step": true}', '{"step_counts": [1]}', '{"ests": [1]}']
-)
-def test_a_line_that_only_looks_like_figures_is_the_scripts_own(text: str) -> None:
-    figures = HostFigures()
-    assert not figures.take("a-0", figures_line(text)) and figures.all() == {}
+def test_the_last_known_figures_stay_while_the_worker_or_the_master_is_away() -> None:
+    master = Master()
+    metrics = AgentMetrics("j", None, master.ask, clock=lambda: master.now)
+    assert metrics.figures() == {}
+    metrics.keep(["w0", "w1"])
+    first, second = ring_pb2.WorkerFigures(step=3), ring_pb2.WorkerFigures(step=4)
+    master.figures = {"w0": first, "w1": first, "of-another-agent": first}
+    assert metrics.figures() == {"w0": first, "w1": first}
+    master.figures = {"w0": second}
+    assert metrics.figures() == {"w0": first, "w1": first}, "not asked again within a second"
+    master.now += ASK_SECONDS_MIN
+    assert metrics.figures() == {"w0": second, "w1": first}
+    master.away, master.now = True, master.now + ASK_SECONDS_MIN
+    assert metrics.figures() == {"w0": second, "w1": first}
+    metrics.keep(["w0"])
+    assert metrics.figures() == {"w0": second}, "names of hosts that went are no labels any more"
 
 
-def test_the_port_serves_figures_and_nothing_else(tmp_path: Path) -> None:
+def test_the_port_serves_figures_and_nothing_else() -> None:
     counts = AgentCounts()
     counts.starts.update({"w0": 2})
     counts.spot_notices = 1
-    write_figures(figures_file(tmp_path, "w0"), WorkerFigures(step=5))
-    port = MetricsPort("127.0.0.1", 0, AgentCollector("j", counts, tmp_path))
+    figures = WorkerFigures(step=5)
+    figures.step_done(0.02, replayed=False)
+    known = {
+        "w0": ring_pb2.WorkerFigures(**vars(figures)),
+        "other-release": ring_pb2.WorkerFigures(step=5, step_counts=[1]),
+    }
+    collector = AgentCollector("j", counts, lambda: known)
+    port = MetricsPort("127.0.0.1", 0, collector)
     try:
         with urlopen(f"http://{port.address}/metrics", timeout=20) as answer:
             text = answer.read().decode()
         assert 'elastane_worker_step{worker="w0"} 5.0' in text
+        assert 'elastane_worker_step_seconds_bucket{le="0.025",worker="w0"} 1.0' in text
+        assert "other-release" not in text
         assert "elastane_agent_spot_notices_total 1.0" in text
         assert "elastane_agent_worker_restarts_total 1.0" in text
         with pytest.raises(HTTPError) as absent:
             urlopen(f"http://{port.address}/w0.json", timeout=20)
         assert absent.value.code == 404
         with pytest.raises(MetricsPortError, match="choose another"):
-            MetricsPort(
-                "127.0.0.1", int(port.address.rpartition(":")[2]), AgentCollector("j", counts, tmp_path)
-            )
+            MetricsPort("127.0.0.1", int(port.address.rpartition(":")[2]), collector)
     finally:
         port.close()
     with pytest.raises(OSError, match="refused"):

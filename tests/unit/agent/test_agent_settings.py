@@ -121,7 +121,6 @@ def test_workers_get_their_environment_and_the_end_of_the_job_ends_the_agent(
         "ELASTANE_MASTER_TIMEOUT_SECONDS": "30.0",
         "ELASTANE_NOTICE_SECONDS": "20.0",
         "ELASTANE_DRAIN_EXIT_CODE": "80",
-        "ELASTANE_METRICS_FILE": "",
     }
     assert of_kind(said, "job_succeeded")
 

@@ -106,9 +106,6 @@ class WorkerEnvironment(BaseSettings):
     shared_memory: bool = Field(
         default=True, description="sum gradients in shared memory if the whole ring is on one machine"
     )
-    metrics_file: str = Field(
-        default="", description="file to which the worker writes metrics for the agent every second"
-    )
     report_dir: str = Field(default="", description="folder for fingerprints of the result, for comparisons")
     report_state: bool = Field(
         default=False, description="also write the leader's digests of each tensor there"

@@ -25,7 +25,6 @@ from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.est_step import EpochsClosed
-from elastane.runtime.figure_report import FigureReport
 from elastane.runtime.interval import Interval
 from elastane.runtime.leaving import when_left
 from elastane.runtime.sampler_epoch import SamplerEpoch
@@ -76,7 +75,6 @@ class Trainer:
         self.steps = parts.runner
         #: Tracks the script's code between two epochs, i.e. whenever no loader loop runs.
         self.interval = parts.interval
-        self._figure_report = FigureReport(parts.steps.figures, environment.metrics_file)
         self.epoch = 0
         self.epochs = 0
         #: The epoch that the script's variables belong to, as of its beginning.
@@ -155,9 +153,9 @@ class Trainer:
             write_manifest=partial(parts.saver.write_manifest, num_ests=self._environment.ests),
             details=parts.steps.fingerprints.details,
             close=self.close,
+            figures=parts.steps.figures,
         )
         self._worker_session.start(duties)
-        self._figure_report.start()
         self._boundary.settle(self, in_loop=False)
         self.interval.entered(leads=self.is_leader)
 
@@ -252,7 +250,6 @@ class Trainer:
             parts.trace.close()
         self._worker_session.close(bye)
         self._source.close()
-        self._figure_report.close()
         if self._trackers is not None:
             self._trackers.close()
 

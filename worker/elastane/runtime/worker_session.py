@@ -26,6 +26,7 @@ from elastane.runtime.session import MasterSession
 from elastane.runtime.step_state import StepState
 from elastane_common import logs
 from elastane_common.errors import ElastaneError
+from elastane_common.observe.figures import WorkerFigures
 from elastane_proto import rendezvous, tracing, versions
 from elastane_proto.v1 import ring_pb2
 
@@ -41,13 +42,15 @@ class Duties:
 
     signature: builds the script's signature for Hello. write_manifest: called with a Checkpoint message that
     asks the leader to write the manifest. details: the parts of the state as (name, digest, value in words).
-    close: ends the worker's session with a Bye when the process exits.
+    close: ends the worker's session with a Bye when the process exits. figures: sent with every heartbeat and
+    with Bye.
     """
 
     signature: Callable[[], ring_pb2.ScriptSignature]
     write_manifest: Callable[[ring_pb2.Checkpoint], None]
     details: Callable[[], list[tuple[str, int, str]]]
     close: Callable[[ring_pb2.Bye | None], None]
+    figures: WorkerFigures
 
 
 class WorkerSession:
@@ -122,6 +125,7 @@ class WorkerSession:
             if bye is not None:
                 # Filled in last, because the last step may have been applied since the Bye was created.
                 bye.applied_step = self.protocol.applied_step
+                bye.figures.CopyFrom(self._figures())
                 if self.final_digest is not None and bye.reason == ring_pb2.BYE_REASON_FINISHED:
                     bye.state_digest = self.final_digest
             self._session.close(bye)
@@ -347,7 +351,13 @@ class WorkerSession:
 
     def _heartbeat(self) -> ring_pb2.AttendRequest:
         with self._changed:
-            return self.protocol.heartbeat()
+            request = self.protocol.heartbeat()
+        request.heartbeat.figures.CopyFrom(self._figures())
+        return request
+
+    def _figures(self) -> ring_pb2.WorkerFigures:
+        assert self._duties is not None
+        return ring_pb2.WorkerFigures(**vars(self._duties.figures))
 
     def _hello(self) -> ring_pb2.Hello:
         assert self._store is not None and self._duties is not None

@@ -1,30 +1,49 @@
-"""An agent's metrics: its own counters, its workers' files, and the port where both are served."""
+"""An agent's metrics: its own counters, its workers' figures, and the port where both are served."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Collection
-from pathlib import Path
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from elastane_common.observe.figures import AgentCounts, HostFigures, figures_file
-from elastane_common.processes.output import Stream
+from elastane_common.errors import ElastaneError
+from elastane_common.observe.figures import AgentCounts
+from elastane_proto.v1 import ring_pb2
 
 if TYPE_CHECKING:
     from elastane_agent.observe.exposition import MetricsPort
 
-VARIABLE = "ELASTANE_METRICS_FILE"
+Ask = Callable[[Collection[str]], Mapping[str, ring_pb2.WorkerFigures]]
+"""Asks the master for the figures of these workers, by id. Raises ElastaneError."""
+
+ASK_SECONDS_MIN = 1.0
+"""Minimum interval between two requests to the master: workers send their figures no more often."""
 
 
 class AgentMetrics:
-    """Metrics of one agent. address: host and port to serve them at; None: they are only counted."""
+    """Metrics of one agent. address: host and port to serve them at; None: they are only counted.
 
-    def __init__(self, job: str, address: tuple[str, int] | None) -> None:
+    ask: called by the server's threads, one at a time. clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        address: tuple[str, int] | None,
+        ask: Ask,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.counts = AgentCounts()
-        self._from_hosts = HostFigures()
         self._job = job
         self._address = address
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._ask = ask
+        self._clock = clock
+        self._asking = threading.Lock()
+        self._asked_at = float("-inf")
+        self._workers: frozenset[str] = frozenset()
+        self._known: dict[str, ring_pb2.WorkerFigures] = {}
         self._port: MetricsPort | None = None
 
     def serve(self) -> str:
@@ -34,42 +53,28 @@ class AgentMetrics:
         # Imported here so that only agents that serve metrics load prometheus_client.
         from elastane_agent.observe.exposition import AgentCollector, MetricsPort
 
-        self._folder = tempfile.TemporaryDirectory(prefix="elastane-figures-")
-        collector = AgentCollector(self._job, self.counts, Path(self._folder.name), self._from_hosts.all)
-        self._port = MetricsPort(*self._address, collector)
+        self._port = MetricsPort(*self._address, AgentCollector(self._job, self.counts, self.figures))
         return self._port.address
 
-    def variables(self, worker: str) -> dict[str, str]:
-        """Return the variable that tells a local worker where to write its figures; empty value: nowhere."""
-        if self._folder is None:
-            return {VARIABLE: ""}
-        return {VARIABLE: str(figures_file(Path(self._folder.name), worker))}
-
-    @property
-    def wanted(self) -> bool:
-        """True if metrics are served, so that workers on other hosts have to send their figures."""
-        return self._folder is not None
-
-    def without_figures(
-        self, write: Callable[[str, Stream, str], None]
-    ) -> Callable[[str, Stream, str], None]:
-        """Wrap `write` for the output of a remote worker: lines with figures are taken out."""
-
-        def take(worker: str, stream: Stream, text: str) -> None:
-            if not self._from_hosts.take(worker, text):
-                write(worker, stream, text)
-
-        return take if self.wanted else write
+    def figures(self) -> Mapping[str, ring_pb2.WorkerFigures]:
+        """Return the figures of this agent's workers, by id; the last known ones while no master answers."""
+        with self._asking:
+            workers = self._workers
+            known = dict(self._known)
+            if workers and self._clock() - self._asked_at >= ASK_SECONDS_MIN:
+                # No master answers now, or it is of a release that does not know figures.
+                with contextlib.suppress(ElastaneError):
+                    known.update(self._ask(workers))
+                self._asked_at = self._clock()
+            self._known = {worker: figures for worker, figures in known.items() if worker in workers}
+            return self._known
 
     def keep(self, workers: Collection[str]) -> None:
-        """Drop the figures of all remote workers except these, which have a slot or run."""
-        self._from_hosts.keep(workers)
+        """Set whose figures are served: those that have a slot or run, because host names are unbounded."""
+        self._workers = frozenset(workers)
 
     def close(self) -> None:
-        """Close the port and remove the workers' files. Idempotent."""
+        """Close the port. Idempotent."""
         if self._port is not None:
             self._port.close()
             self._port = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None

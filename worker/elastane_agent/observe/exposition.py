@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -32,13 +31,8 @@ from prometheus_client.registry import Collector
 
 from elastane_common.errors import ElastaneError
 from elastane_common.observe import catalogue as known
-from elastane_common.observe.figures import (
-    STEP_BOUNDS,
-    AgentCounts,
-    WorkerFigures,
-    figures_file,
-    read_figures,
-)
+from elastane_common.observe.figures import STEP_BOUNDS, AgentCounts
+from elastane_proto.v1.ring_pb2 import WorkerFigures
 
 _Samples = dict[known.Metric, list[tuple[tuple[str, ...], float | WorkerFigures]]]
 
@@ -50,22 +44,14 @@ class MetricsPortError(ElastaneError):
 
 
 class AgentCollector(Collector):
-    """Prometheus collector for one agent and its workers.
-
-    folder: where local workers write their figures. from_hosts: returns the figures of remote workers, by id.
-    """
+    """Prometheus collector for one agent and its workers. figures: returns the workers' figures, by id."""
 
     def __init__(
-        self,
-        job: str,
-        counts: AgentCounts,
-        folder: Path,
-        from_hosts: Callable[[], Mapping[str, WorkerFigures]] = dict,
+        self, job: str, counts: AgentCounts, figures: Callable[[], Mapping[str, WorkerFigures]]
     ) -> None:
-        self._from_hosts = from_hosts
         self._job = job
         self._counts = counts
-        self._folder = folder
+        self._figures = figures
 
     def describe(self) -> Iterable[Family]:
         return ()
@@ -82,13 +68,10 @@ class AgentCollector(Collector):
             samples[known.EXITS].append(((outcome,), counts.exits[outcome]))
         samples[known.NOTICES].append(((), counts.spot_notices))
         samples[known.MASTER_RESTARTS].append(((), counts.master_restarts))
-        told = dict(self._from_hosts())
-        for worker in starts:
-            figures = read_figures(figures_file(self._folder, worker))
-            if figures is not None:
-                told[worker] = figures
-        for worker, figures in sorted(told.items()):
-            _add_worker(samples, worker, figures)
+        for worker, figures in sorted(self._figures().items()):
+            # A worker of another release may have another histogram.
+            if len(figures.step_counts) == len(STEP_BOUNDS) + 1:
+                _add_worker(samples, worker, figures)
         return [_family(metric, found) for metric, found in samples.items()]
 
 

@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -149,7 +149,7 @@ class Agent:
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
         self._prices: PriceFeed | None = None
-        self._metrics = AgentMetrics(settings.job, settings.metrics)
+        self._metrics = AgentMetrics(settings.job, settings.metrics, self._worker_figures)
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
@@ -164,6 +164,7 @@ class Agent:
             self._placement, ids = Placement(settings.worker_prefix), []
         else:
             ids = [f"{settings.worker_prefix}{number}" for number in range(settings.local_workers)]
+            self._metrics.keep(ids)
         self._policy = SupervisorPolicy(
             ids,
             settings.budget,
@@ -495,14 +496,13 @@ class Agent:
 
     def _spawn(self, worker: str) -> None:
         command, environment = self._start_of(worker)
-        remote = self._placement is not None and self._placement.is_remote(worker)
         if self._placement is not None:
             self._placement.started(time.monotonic(), worker)
         child = ChildProcess(
             worker,
             command,
             environment=environment,
-            on_line=self._metrics.without_figures(self._output.line) if remote else self._output.line,
+            on_line=self._output.line,
             on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
         )
         child.start()
@@ -517,10 +517,15 @@ class Agent:
         own = worker_variables(self._settings, self._job, self._address, worker)
         if self._placement is not None and self._placement.is_remote(worker):
             host = self._placement.slot(worker).host
-            return remote_start(self._settings, host, own, figures=self._metrics.wanted)
-        return local_start(
-            self._settings, own | self._notices.environment() | self._metrics.variables(worker)
-        )
+            return remote_start(self._settings, host, own)
+        return local_start(self._settings, own | self._notices.environment())
+
+    def _worker_figures(self, workers: Collection[str]) -> Mapping[str, ring_pb2.WorkerFigures]:
+        """Ask the master for the figures of these workers; called by threads of the metrics' port."""
+        if not self._job.name:  # the master may not have been started yet
+            return {}
+        with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+            return client.worker_figures(self._settings.job, workers)
 
     def _view_of(self, job: job_pb2.Job) -> JobView:
         """Convert a job for the policy; reads the job's events to learn why it is suspended."""

@@ -19,7 +19,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastane_agent.observe.telling import FigureTelling
 from elastane_agent.supervisor import policy as policies
 from elastane_agent.supervisor.node_policy import Action, NodePolicy
 from elastane_agent.supervisor.notices.detect import AUTO
@@ -38,25 +37,18 @@ _Event = ExitStatus | Notice | _Signalled
 
 
 class Node:
-    """Supervisor of one remote worker. Call `run` once, from the main thread.
+    """Supervisor of one remote worker. Call `run` once, from the main thread."""
 
-    figures: print the worker's figures as lines of output.
-    """
-
-    def __init__(
-        self, command: Sequence[str], *, grace_seconds: float, notices: NodeNotices, figures: bool = False
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, grace_seconds: float, notices: NodeNotices) -> None:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._notices = notices
         self._code: int | None = None
         worker = os.environ.get("ELASTANE_WORKER_ID", "worker")
         self._policy = NodePolicy(worker, grace_seconds)
-        self._figures = FigureTelling(worker, lambda line: _write("", "stdout", line)) if figures else None
-        metrics_environment = self._figures.variables() if self._figures is not None else {}
         self._child = ChildProcess(
             worker,
             command,
-            environment={**os.environ, **notices.environment(), **metrics_environment},
+            environment={**os.environ, **notices.environment()},
             on_line=_write,
             on_exit=lambda _, status: self._events.put(status),
         )
@@ -67,8 +59,6 @@ class Node:
             signal.signal(number, lambda number, _: self._events.put(_Signalled(number)))
         try:
             self._child.start()
-            if self._figures is not None:
-                self._figures.start()
             self._notices.start(self._events.put, lambda text: _say(text))
             while self._code is None:
                 self._run_once()
@@ -76,8 +66,6 @@ class Node:
             self._notices.stop()
             self._child.kill_group()
             self._child.wait()
-            if self._figures is not None:
-                self._figures.close()
         return self._code
 
     def _run_once(self) -> None:
@@ -134,12 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spot-url", default="", help="of the metadata service")
     parser.add_argument("--spot-poll", type=float, default=0.0, help="seconds between polls; 0: recommended")
     parser.add_argument("--capacity", default=AUTO, help="spot, on-demand or auto")
-    parser.add_argument("--figures", action="store_true", help="tell the worker's figures in lines of output")
+    # Given by agents of earlier releases, to which the worker's figures were sent as lines of output.
+    parser.add_argument("--figures", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs="+", help="the worker")
     given = parser.parse_args(arguments)
     notices = NodeNotices(given.spot, given.spot_url, given.spot_poll, given.capacity)
-    node = Node(given.command, grace_seconds=given.grace, notices=notices, figures=given.figures)
-    return node.run()
+    return Node(given.command, grace_seconds=given.grace, notices=notices).run()
 
 
 if __name__ == "__main__":

@@ -59,11 +59,10 @@ def local_start(agent: AgentSettings, variables: Mapping[str, str]) -> Start:
     return _command(agent), _inherited() | dict(variables)
 
 
-def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], *, figures: bool) -> Start:
+def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str]) -> Start:
     """Return command and environment to start a worker on another host, under its own agent (`agent.node`).
 
-    figures: have that agent print its worker's figures as lines of output. Raises RefusedError if a token
-    would be readable in the command line.
+    Raises RefusedError if a token would be readable in the command line.
     """
     assert agent.hosts is not None
     node = [
@@ -77,7 +76,6 @@ def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], 
         ),
         *("--spot", agent.notices, "--spot-url", agent.notices_url),
         *("--spot-poll", f"{agent.notices_poll_seconds:g}", "--capacity", agent.capacity),
-        *(["--figures"] if figures else []),
         *("--", *_command(agent)),
     ]
     exported = remote_variables(_inherited(), variables, agent.hosts.passed)

@@ -541,9 +541,9 @@ class WorkerModel:
         if reduced is None or self.group is not group:
             if self.group is group:
                 self.tell(lambda: protocol.broken(step, "connection closed by peer"))
-            await self.wait_for(lambda: protocol.changing or not protocol.generation)
+            await self.wait_for(lambda: not protocol.is_running)
             return
-        await self.wait_for(lambda: protocol.changing or protocol.may_apply(step) or not protocol.generation)
+        await self.wait_for(lambda: protocol.is_decided(step))
         if not protocol.begin_apply(step):
             return
         await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))

@@ -165,9 +165,7 @@ class StepBoundary:
         protocol, step = self._protocol, self._protocol.applied_step
         report = self._actions.interval_report(protocol.generation, step)
         self._actions.tell(lambda: protocol.report_interval(report))
-        await self._actions.wait_for(
-            lambda: protocol.changing or not protocol.generation or protocol.interval is not None
-        )
+        await self._actions.wait_for(lambda: protocol.interval is not None or not protocol.is_running)
         decided = protocol.interval
         if decided is None:
             return

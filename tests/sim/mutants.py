@@ -459,7 +459,6 @@ SELDOM = frozenset(
         "what a leader loaded for an older ring is taken for the job's",
         "an evicted worker goes on",
         "a finished job is closed although somebody came while the store was asked",
-        "contexts after the code between epochs are reported without its draws",
     }
 )
 """Bugs that are not found within 250 seeds. Some need events of a few seeds in a thousand (two masters at the

@@ -13,10 +13,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Final
 
 from elastane_proto.v1 import common_pb2
 
 Parts = dict[str, bytes]
+
+PYTHON: Final = "rng/python"
+NUMPY: Final = "rng/numpy"
+TORCH_CPU: Final = "rng/torch_cpu"
+TORCH_DEVICE: Final = "rng/torch_device"
 
 _RNG_FIELDS = ("python", "numpy", "torch_cpu", "torch_device")
 _LOADER = struct.Struct("<qqqB")

@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from elastane.collective.order import Ranges
 from elastane.collective.reducer import Reducer
 from elastane.collective.rendezvous import RendezvousStore
-from elastane.collective.transport import RingAborted, RingTransport
+from elastane.collective.ring_errors import RingAborted
+from elastane.collective.transport import RingTransport
 
 STEPS = 6
 

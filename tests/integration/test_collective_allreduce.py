@@ -20,8 +20,8 @@ from elastane.collective.additions import BLOCK_ELEMENTS
 from elastane.collective.allreduce import CanonicalAllreduce, way_for
 from elastane.collective.order import SEGMENT_BYTES_MAX
 from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.ring_errors import RingAborted
 from elastane.collective.shared_memory import own_arena
-from elastane.collective.transport import RingAborted
 from elastane.collective.ways import PIECE_BYTES, Ring, Scatter
 from integration.multi_group_run import DTYPES, bits, member, vectors
 from integration.ring_threads import GlooOracle, canonical_allreduce, form_ring, in_threads

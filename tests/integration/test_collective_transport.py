@@ -13,8 +13,9 @@ import torch
 import torch.multiprocessing as mp
 
 from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.ring_errors import RingAborted, RingBroken
 from elastane.collective.ring_thread import finish_in_thread
-from elastane.collective.transport import RingAborted, RingBroken, RingTransport, warm_up
+from elastane.collective.transport import RingTransport, warm_up
 from integration.ring_threads import canonical_allreduce, form_ring, in_threads
 
 #: Far more than an ended wait takes, far less than the transports' timeout.

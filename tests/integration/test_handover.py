@@ -15,13 +15,8 @@ import torch
 from torch import nn
 
 from elastane.collective.rendezvous import RendezvousStore
-from elastane.collective.transport import (
-    HANDOVER_TAG,
-    RingAborted,
-    RingBroken,
-    RingTransport,
-    Transfer,
-)
+from elastane.collective.ring_errors import RingAborted, RingBroken
+from elastane.collective.transport import HANDOVER_TAG, RingTransport, Transfer
 from elastane.state.handover import receive_state, send_state
 from elastane.state.train_state import TrainState
 from unit.state.models import OPTIMIZERS, build, train

@@ -14,7 +14,8 @@ import torch
 
 from elastane.collective import rendezvous
 from elastane.collective.rendezvous import MemberStore, RendezvousError, RendezvousLate, RendezvousStore
-from elastane.collective.transport import RingBroken, RingTransport
+from elastane.collective.ring_errors import RingBroken
+from elastane.collective.transport import RingTransport
 from elastane_proto.rendezvous import group_of, group_secret
 from integration.ring_threads import in_threads
 

@@ -18,16 +18,12 @@ import torch.multiprocessing as mp
 from elastane.collective import shared_members, shared_memory
 from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.rendezvous import MemberStore, RendezvousStore
+from elastane.collective.ring_errors import RingAborted, RingBroken
 from elastane.collective.shared_members import Kind, MemberLeft
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.shared_sum import SharedSum, part
-from elastane.collective.transport import (
-    RingAborted,
-    RingBroken,
-    RingTransport,
-    _Forming,
-)
+from elastane.collective.transport import RingTransport, _Forming
 from elastane_common.errors import RefusedError
 from integration.ring_threads import form_ring, in_threads
 

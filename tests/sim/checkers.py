@@ -7,7 +7,7 @@ one ring            a generation has one ring, one resume step, one history; eac
 monotone            generations and steps grow, on every stream and in the history
 prepared            Prepared is sent only when all N contexts of that step and generation were reported;
                     nothing is applied without it
-contexts exist      a Go carries all contexts of its resume step
+contexts exist      a Go carries all contexts of its resume step, and what was decided of the code before it
 history             committed steps are consecutive; history goes back only by an announced rewind
 nothing lost        history is not rewound while a connected process holds it; a process that was away when a
                     checkpoint was loaded holds an abandoned run, although its bits are the same
@@ -90,6 +90,8 @@ class Checkers:
     prepared_until: int = 0
     #: The script's code before this step has run and its effect is lost, so no ring may resume at this step.
     lost_before: int = -1
+    #: What the script's code before this step drew was decided, in the valid history.
+    decided_before: int = -1
     applied_generation: int = 0
     loaded_generation: int = 0
     notes: dict[str, int] = field(default_factory=dict)
@@ -169,6 +171,10 @@ class Checkers:
             sent.generation = max(sent.generation, body.generation)
         if kind == "go":
             sent.go = body.generation
+        if kind == "interval_decided":
+            self.decided_before = body.step
+        elif kind == "load":  # nobody holds state: the code runs again
+            self.decided_before = -1
         if kind == "prepare" and body.members:
             self._ring(body.generation, list(body.members))
         elif kind == "go":
@@ -211,6 +217,9 @@ class Checkers:
             self._broken("contexts exist", f"{worker} got a Go without the contexts of its {mine}")
         if not go.donors or sorted((*go.donors, *go.receivers)) != list(range(len(go.members))):
             self._broken("one ring", f"donors {go.donors} and receivers {go.receivers} are not all members")
+        if go.resume_step == self.decided_before and not go.HasField("interval"):
+            text = f"{worker} got a Go without what the code before step {go.resume_step} drew"
+            self._broken("contexts exist", text)
         for context in go.contexts:
             parts = context_from_proto(context)
             fixed = self.fixed.before.get(go.resume_step)
@@ -316,6 +325,8 @@ class Checkers:
             note = records.decode_note(payload).note
             self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
             self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
+            if note.kind in ("interval_lost", "checkpoint_loaded"):
+                self.decided_before = -1
             if note.kind == "interval_lost":
                 assert isinstance(note.event, IntervalLost)
                 self.lost_before = note.event.at_step
@@ -331,6 +342,7 @@ class Checkers:
     def _rewound(self, note: Note) -> None:
         assert isinstance(note.event, HistoryRewound)
         self.next_step = self.prepared_until = note.event.to_step
+        self.decided_before = -1
         self.standing = {step: commit for step, commit in self.standing.items() if step < self.next_step}
 
     def _is_applied_by_all(self, step: int) -> bool:
@@ -369,6 +381,7 @@ class Checkers:
         """
         self._lost.clear()
         self.next_step, self.loaded_generation, self.standing = 0, 0, {}
+        self.decided_before = -1
         notes = [records.decode_note(payload) for _, payload in server.entries(EVENTS)]
         # At equal times a commit comes first: a checkpoint proves it, then history goes back.
         told = [(one.now, 0, one.commit) for one in self._stored(server)]

@@ -250,6 +250,36 @@ MUTANTS = (
         "return None",
     ),
     Mutant(
+        "the code between epochs is counted again in contexts that include it",
+        "elastane.runtime.hosted_contexts",
+        "        if not _is_behind(context, decided.step):\n",
+        "        if True:\n",
+    ),
+    Mutant(
+        "contexts after the code between epochs are reported without its draws",
+        "elastane.runtime.hosted_contexts",
+        "rank: EstContext(rank, context.step, {}) if _is_behind(context, step) else context",
+        "rank: context",
+    ),
+    Mutant(
+        "what EST 0 alone draws between epochs counts for all",
+        "elastane.runtime.interval_draws",
+        "        self.anchor, self.fresh = states, {}\n        if 0 in self.whole:",
+        "        self.fold(states)\n        if 0 in self.whole:",
+    ),
+    Mutant(
+        "a checkpoint is saved before the code between epochs has run",
+        "elastane.runtime.step_boundary",
+        "            if not self._interval_is_open():\n                self._take_checkpoint()\n",
+        "            self._take_checkpoint()\n",
+    ),
+    Mutant(
+        "a process that has trained begins anew by itself",
+        "elastane.runtime.step_boundary",
+        "if restored is None and not self.pristine:",
+        "if False:",
+    ),
+    Mutant(
         "an epoch begins before the leader has evaluated",
         f"{DECISIONS}.intervals",
         "    if state.lagging(lambda record: here.get(record.worker) != generation):\n        return\n",

@@ -1,4 +1,4 @@
-"""The results of a fixed run: weights and contexts after each step, modelled as hashes.
+"""The results of a fixed run: weights after each step, modelled as hashes, and contexts.
 
 Without a seed every process builds different initial weights. A history has the weights of the process that
 began it, its lineage; a mixture of two lineages, for instance from an outdated claim, gives bytes that no
@@ -6,19 +6,25 @@ fixed run has. A contribution depends on the weights, the EST and its context; t
 contributions in the order of virtual ranks; the next context on the previous one. Every applied step must
 give exactly these bytes.
 
-Before the first step of an epoch the script's code draws random numbers. Except in the first epoch EST 0
-draws more than the others, like an evaluation on the leader.
+A context has the state of Python's generator, in the form of `elastane.rng`. Each step draws from it, and so
+does the script's code before the first step of an epoch. Except in the first epoch EST 0 draws more there
+than the others, like an evaluation on the leader.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
+import struct
 from collections.abc import Mapping
+from functools import cache
 
 Context = dict[str, bytes]
 
 DRAWS = 3
 LEADER_DRAWS = 5
+_PYTHON = struct.Struct("<626IBd")
+_STEP = struct.Struct("<q")
 
 
 def digest(*parts: bytes) -> bytes:
@@ -33,29 +39,45 @@ def initial_weights(lineage: int) -> bytes:
 
 def initial_context(rank: int) -> Context:
     """Return the context of an EST before step 0. One part never changes, so no delta contains it."""
-    return {"rng/python": digest(b"context", str(rank).encode()), "item/fixed": b"fixed-%d" % rank}
+    generator = random.Random(rank)
+    generator.getrandbits(32)  # the block of words is computed: distances between states are found at once
+    return {"rng/python": _state(generator), "item/fixed": b"fixed-%d" % rank}
 
 
-def behind(context: Context, step: int, rank: int, draws: int = DRAWS) -> Context:
+@cache
+def _drawn(state: bytes, draws: int) -> bytes:
+    version, *words, _, _ = _PYTHON.unpack(state)
+    generator = random.Random()
+    generator.setstate((version, tuple(words), None))
+    for _ in range(draws):
+        generator.getrandbits(32)
+    return _state(generator)
+
+
+def _state(generator: random.Random) -> bytes:
+    version, words, _ = generator.getstate()
+    return _PYTHON.pack(version, *words, 0, 0.0)
+
+
+def after_draws(context: Context, draws: int) -> Context:
+    """Return the context after code that draws so many numbers."""
+    return {**context, "rng/python": _drawn(context["rng/python"], draws)}
+
+
+def behind(context: Context, step: int, rank: int) -> Context:
     """Return the context after the script's code that runs before `step`, the first of an epoch."""
-    draws += LEADER_DRAWS if rank == 0 and step > 0 else 0
-    state = digest(context["rng/python"], b"%d draws" % draws)
-    return {**context, "rng/python": state, "item/@behind": b"%d" % step}
+    after = after_draws(context, DRAWS + (LEADER_DRAWS if rank == 0 and step > 0 else 0))
+    return {**after, "item/@interval": _STEP.pack(step)}
 
 
-def is_behind(context: Context, step: int) -> bool:
-    """True if the context includes the draws of the code before `step`."""
-    return context.get("item/@behind") == b"%d" % step
-
-
-def contribution(weights: bytes, rank: int, step: int, context: Context) -> bytes:
+def contribution(weights: bytes, rank: int, step: int, context: Mapping[str, bytes]) -> bytes:
     """Return an EST's contribution to the all-reduce."""
     return digest(weights, b"%d/%d" % (rank, step), context["rng/python"], context["item/fixed"])
 
 
 def next_context(rank: int, step: int, context: Context) -> Context:
     """Return the complete context after a step."""
-    return {**context, "rng/python": digest(context["rng/python"], b"%d/%d" % (rank, step))}
+    return after_draws(context, 1 + (step + rank) % 3)
 
 
 def next_weights(weights: bytes, contributions: Mapping[int, bytes]) -> bytes:

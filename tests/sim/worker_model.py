@@ -1,7 +1,7 @@
-"""A worker process around the unmodified `WorkerProtocol`: session, script and weights, without torch.
+"""A worker process around the unmodified `WorkerProtocol`, `StepBoundary` and `IntervalDraws`, without torch.
 
-What `WorkerSession`, `MasterSession`, `Trainer` and `StepBoundary` do with threads is done here by tasks of
-one virtual process: the session carries bytes, the script goes through epochs and steps. The trainer can
+What `WorkerSession`, `MasterSession`, `Trainer` and `BoundaryActions` do with threads is done here by tasks
+of one virtual process: the session carries bytes, the script goes through epochs and steps. The trainer can
 hang, the script can raise, the process can be frozen, told to leave, or killed.
 """
 
@@ -15,8 +15,12 @@ from typing import Any
 
 import grpc
 
+from elastane.collective.ring_errors import RingAborted, RingBroken
+from elastane.context import EstContext
+from elastane.runtime.hosted_contexts import HostedContexts
+from elastane.runtime.interval_draws import IntervalDraws
 from elastane.runtime.protocol import Outcome, WorkerProtocol
-from elastane_proto.contexts import context_from_proto, context_to_proto
+from elastane.runtime.step_boundary import IntervalError, StepBoundary
 from elastane_proto.v1 import errors_pb2, ring_pb2
 from sim.checkers import Checkers
 from sim.group import Group
@@ -25,12 +29,12 @@ from sim.network import Ended, Network, Stream
 from sim.process import Process
 from sim.reference import (
     DRAWS,
+    LEADER_DRAWS,
     Context,
-    behind,
+    after_draws,
     contribution,
     initial_context,
     initial_weights,
-    is_behind,
     next_context,
     next_weights,
 )
@@ -76,8 +80,15 @@ class Script:
         )
 
 
-class GroupFailed(Exception):  # noqa: N818 - an outcome
-    """The group of a Go is no longer wanted, or a member has left."""
+@dataclass
+class Restored:
+    """A checkpoint as its leader found it. rejected: newer ones that are damaged."""
+
+    name: str
+    step: int
+    contexts: dict[int, Context]
+    rejected: list[str]
+    ready_order: tuple[int, ...] = ()
 
 
 class ScriptEnds(Exception):  # noqa: N818 - an outcome
@@ -113,13 +124,12 @@ class WorkerModel:
         self.broken_group: Group | None = None
         self.cancelled = False
         self.lineage, self.weights = pid, initial_weights(pid)
-        self.pristine = True
-        self.contexts: dict[int, Context] = {}
-        self.known: dict[int, Context] = {}
-        #: The code between epochs: the step that it precedes, its contexts, and whether it runs as leader.
-        self.interval_step = 0
-        self.interval_contexts = {rank: initial_context(rank) for rank in range(script.ests)}
-        self.interval_leads = True
+        self.contexts = HostedContexts()
+        initial = {rank: EstContext(rank, 0, initial_context(rank)) for rank in range(script.ests)}
+        self.boundary = StepBoundary(name, self.protocol, self.contexts, initial, self)
+        #: The script's code between epochs.
+        self.interval = IntervalDraws(0, initial, initial_context(0), leads=True)
+        self._received: tuple[int, bytes] = (0, b"")
         self.reduced_parts: dict[int, bytes] | None = None
         self.reduced_step = -1
         self.hangs = self.raises = False
@@ -252,9 +262,9 @@ class WorkerModel:
                 self.checkers.said(self.name, message)
                 self.stream.write(message.SerializeToString())
 
-    def tell(self, outcome: Outcome) -> None:
-        """Send the messages that follow from a change of the protocol's state."""
-        self._send(*outcome.send)
+    def tell(self, change: Callable[[], Outcome]) -> None:
+        """Change the protocol's state, and send the messages that follow."""
+        self._send(*change().send)
         self.notify()
 
     def _receive(self, stream: Stream, payload: bytes) -> None:
@@ -294,7 +304,7 @@ class WorkerModel:
             await asyncio.sleep(self._heartbeat_seconds)
             self._send(self.protocol.heartbeat())
 
-    def _set_between(self, between: bool) -> None:
+    def set_between(self, between: bool) -> None:
         if self.protocol.between_steps != between:
             self.protocol.between_steps = between
             self._send(self.protocol.heartbeat())
@@ -307,6 +317,11 @@ class WorkerModel:
             reason = ring_pb2.BYE_REASON_FINISHED
         except ScriptEnds as ends:
             reason = ends.reason
+        except SystemExit:  # a new process must start
+            reason = ring_pb2.BYE_REASON_FAILED
+        except IntervalError as error:
+            self.world.fail("no refusal", f"{self.name}: {error}")
+            return
         self._leave_group()
         self.said_bye = ring_pb2.Bye(reason=reason, applied_step=self.protocol.applied_step)
         self.world.log(f"{self.name} says Bye: {ring_pb2.ByeReason.Name(reason)}")
@@ -318,28 +333,30 @@ class WorkerModel:
 
     async def _script(self) -> None:
         script, protocol = self.script, self.protocol
-        await self._settle(in_loop=False)
-        self.interval_leads = 0 in self.contexts
+        await self.boundary.settle(in_loop=False)
+        self.interval.leads = 0 in self.contexts.now
+        self._run_between_epochs()
         while protocol.applied_step < script.steps or not await self._through():
             epoch = protocol.applied_step // script.steps_per_epoch
             while self._in_epoch(epoch):
-                await self._settle()
-                self._set_between(False)
+                await self.boundary.settle()
+                self.set_between(False)
                 if self._in_epoch(epoch):
                     await self._run_step(protocol.begin_step().step)
                     protocol.lose_step()
             through = protocol.applied_step == (epoch + 1) * script.steps_per_epoch
-            self.interval_step = protocol.applied_step if through else -1
-            self.interval_contexts = dict(self.contexts)
-            self.interval_leads = 0 in self.contexts
-            self._set_between(True)
+            step, hosted = protocol.applied_step if through else -1, self.contexts.now
+            states = dict(hosted[min(hosted)].parts)
+            self.interval = IntervalDraws(step, hosted, states, leads=0 in hosted)
+            self._run_between_epochs()
+            self.set_between(True)
             await asyncio.sleep(script.user_seconds * self.world.rng.choice((0.01, 0.1, 1.0)))
             self._look_around()
 
     async def _through(self) -> bool:
         """As `Trainer.finish`: False if the job has gone back to an earlier step."""
         if self.protocol.changing:
-            await self._settle(in_loop=False)
+            await self.boundary.settle(in_loop=False)
         return self.protocol.applied_step >= self.script.steps
 
     def _in_epoch(self, epoch: int) -> bool:
@@ -351,64 +368,25 @@ class WorkerModel:
             self.world.log(f"{self.name}: the script raises")
             raise ScriptEnds(ring_pb2.BYE_REASON_FAILED)
 
-    # ------------------------------------------------------------------ between two steps
+    def _run_between_epochs(self) -> None:
+        """Draw as the script's code between two epochs does, in which the leader evaluates from step 1 on."""
+        interval = self.interval
+        states = after_draws(interval.anchor, DRAWS)
+        interval.fold(states)
+        if interval.step > 0:
+            interval.asked = True
+            if interval.leads:
+                interval.skip(after_draws(states, LEADER_DRAWS))
 
-    async def _settle(self, *, in_loop: bool = True) -> None:
-        while True:
-            if not self._interval_is_open:
-                self._take_checkpoint()
-            request = await self._next_request()
-            if request is None:
-                if not in_loop or not self._interval_is_open:
-                    return
-                await self._close_interval()
-                continue
-            if in_loop:
-                self._set_between(False)
-            if isinstance(request, ring_pb2.Load):
-                await self._load(request)
-            else:
-                await self._enter(request)
+    # ------------------------------------------------------------------ actions of the step boundary
 
-    @property
-    def _interval_is_open(self) -> bool:
-        step = self.protocol.applied_step
-        begins = step % self.script.steps_per_epoch == 0 and step < self.script.steps
-        return begins and not all(is_behind(parts, step) for parts in self.contexts.values())
+    def begins_epoch(self, step: int) -> bool:
+        return step % self.script.steps_per_epoch == 0 and step < self.script.steps
 
-    async def _close_interval(self) -> None:
-        """Report the draws of the code between two epochs, and adopt what the master decides."""
-        protocol, step = self.protocol, self.protocol.applied_step
-        report = ring_pb2.IntervalReport(generation=protocol.generation, step=step)
-        if self.interval_step == step:
-            report.passed, report.as_leader, report.asked = True, self.interval_leads, step > 0
-            report.changes.add(name="rng/python", draws=DRAWS)
-            if self.interval_leads:
-                parts = behind(self.interval_contexts[0], step, 0)
-                changed = {key: parts[key] for key in ("rng/python", "item/@behind")}
-                report.contexts.append(context_to_proto(0, step, changed, delta=True))
-        self.tell(protocol.report_interval(report))
-        await self.wait_for(lambda: protocol.changing or not protocol.generation or protocol.interval)
-        if protocol.interval is not None:
-            if protocol.interval.refusal:
-                self.world.fail("no refusal", f"{self.name}: {protocol.interval.refusal}")
-            for message in protocol.interval.contexts:
-                self.known[message.virtual_rank] = context_from_proto(message)
-            self._take_up(self.known, step, protocol.interval)
+    def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
+        return self.interval.report(generation, step)
 
-    def _take_up(
-        self, known: dict[int, Context], step: int, decided: ring_pb2.IntervalDecided | None
-    ) -> None:
-        """Adopt the master's contexts, advanced by the code between epochs that `decided` is about."""
-        self.contexts = dict(known)
-        # As in `interval.reported_against`: the store may lose the fact that the contexts include the code.
-        self.known = {rank: {} if is_behind(parts, step) else parts for rank, parts in known.items()}
-        for rank, parts in known.items():
-            if decided is not None and not is_behind(parts, decided.step):
-                draws = sum(change.draws for change in decided.changes)
-                self.contexts[rank] = behind(parts, decided.step, rank, draws)
-
-    async def _next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
         protocol = self.protocol
         self._at_boundary = True
         self.notify()
@@ -420,10 +398,10 @@ class WorkerModel:
             raise ScriptEnds(ring_pb2.BYE_REASON_DRAINED)
         return protocol.load or protocol.go
 
-    async def _load(self, message: ring_pb2.Load) -> None:
-        protocol = self.protocol
-        if not protocol.begin_replace(message.generation):
-            return
+    def begin_replace(self, generation: int) -> bool:
+        return self.protocol.begin_replace(generation)
+
+    async def restore(self, message: ring_pb2.Load) -> Restored | None:
         await asyncio.sleep(self.world.rng.uniform(0.01, 0.2))
         found = sorted(self.world.checkpoints, key=lambda checkpoint: -checkpoint.step)
         if message.HasField("step_max"):
@@ -435,76 +413,74 @@ class WorkerModel:
                 )
             found = [one for one in found if one.step <= message.step_max or one.corrupt]
         usable = next((checkpoint for checkpoint in found if not checkpoint.corrupt), None)
-        loaded = ring_pb2.Loaded(generation=message.generation)
         if usable is None:
-            if not self.pristine:
-                raise ScriptEnds(ring_pb2.BYE_REASON_FAILED)  # a fresh process must start
-            contexts = {rank: initial_context(rank) for rank in range(self.script.ests)}
-        else:
-            shard = usable.shards[0]
-            self.lineage, self.weights = shard.lineage, shard.weights
-            loaded.step, loaded.checkpoint = usable.step, usable.name
-            contexts = {rank: parts for shard in usable.shards for rank, parts in shard.contexts.items()}
-        loaded.rejected.extend(
-            one.name for one in found if one.corrupt and (usable is None or one.step > usable.step)
-        )
-        for rank, parts in contexts.items():
-            loaded.contexts.append(context_to_proto(rank, loaded.step, parts))
-        self.pristine = self.pristine and loaded.step == 0
-        self.tell(protocol.loaded(loaded))
+            return None
+        self.lineage, self.weights = usable.shards[0].lineage, usable.shards[0].weights
+        contexts = {rank: parts for shard in usable.shards for rank, parts in shard.contexts.items()}
+        rejected = [one.name for one in found if one.corrupt and one.step > usable.step]
+        return Restored(usable.name, usable.step, contexts, rejected)
 
-    async def _enter(self, go: ring_pb2.Go) -> None:
-        """Form the group, hand over state, and adopt this worker's ESTs."""
-        protocol = self.protocol
-        try:
-            await self._form(go)
-        except GroupFailed as error:
-            self.tell(protocol.forming_failed(go.generation, str(error)))
-            return
-        if protocol.fenced != go.generation:
-            return
-        protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
-        known = {message.virtual_rank: context_from_proto(message) for message in go.contexts}
-        self._take_up(known, go.resume_step, go.interval if go.HasField("interval") else None)
-        self.checkers.applied(self.name, go.generation, self.lineage, go.resume_step, self.weights)
+    def loaded(self, loaded: ring_pb2.Loaded) -> None:
+        """There is nothing to adapt: the weights are all that the model has."""
 
-    async def _form(self, go: ring_pb2.Go) -> None:
-        protocol = self.protocol
+    def drop_step(self) -> None:
+        self.protocol.lose_step()
+
+    async def form(self, go: ring_pb2.Go, me: int) -> None:
         self._leave_group()
-        if protocol.fenced != go.generation:
-            raise GroupFailed("it is over")
+        if self.protocol.fenced != go.generation:
+            raise RingAborted("it is over")
         self.cancelled = False
         key = go.generation, tuple(member.worker_id for member in go.members)
         group = self.groups.setdefault(key, Group(self.world, go, self.script.ests))
         self.group = group
         group.enter(self)
         await self._while_wanted(group, lambda: group.formed)
-        if self.name in group.receivers:
-            await asyncio.sleep(self.world.rng.choice((0.002, 0.05)))
-            await self._while_wanted(group, lambda: True)
-            donor = self.world.rng.choice(group.donors)
-            if group.is_broken and donor not in group.present:
-                await self._while_wanted(group, lambda: False)
-            lineage, weights = group.exported[donor]
-            group.taken(self)
-            if not protocol.begin_replace(go.generation):
-                raise GroupFailed("it is over")
-            await asyncio.sleep(0.001)
-            self.lineage, self.weights, self.pristine = lineage, weights, False
-            self.checkers.applied(self.name, go.generation, lineage, go.resume_step, weights)
-            self.tell(protocol.end_replace(go.generation, go.resume_step))
-        elif group.receivers and self.name in group.donors:
-            await self._while_wanted(group, lambda: group.receivers <= group.received)
+
+    async def receive_state(self, go: ring_pb2.Go) -> None:
+        group = self.group
+        assert group is not None
+        await asyncio.sleep(self.world.rng.choice((0.002, 0.05)))
+        await self._while_wanted(group, lambda: True)
+        donor = self.world.rng.choice(group.donors)
+        if group.is_broken and donor not in group.present:
+            await self._while_wanted(group, lambda: False)
+        self._received = group.exported[donor]
+        group.taken(self)
+
+    async def adopt_state(self, go: ring_pb2.Go) -> None:
+        await asyncio.sleep(0.001)
+        self.lineage, self.weights = self._received
+        self.checkers.applied(self.name, go.generation, self.lineage, go.resume_step, self.weights)
+
+    async def send_state(self, go: ring_pb2.Go, donor: int) -> None:
+        group = self.group
+        assert group is not None
+        await self._while_wanted(group, lambda: group.receivers <= group.received)
+
+    def enter(self, go: ring_pb2.Go, me: int) -> bool:
+        if self.protocol.fenced != go.generation:
+            return False
+        self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
+        return True
+
+    def start_ests(self, step: int, go: ring_pb2.Go | None) -> None:
+        if go is not None:
+            self.checkers.applied(self.name, go.generation, self.lineage, step, self.weights)
+
+    # ------------------------------------------------------------------ the group
 
     async def _while_wanted(self, group: Group, condition: Callable[[], object]) -> None:
-        """Wait until the condition holds. Raises GroupFailed if the group is cancelled or known as broken."""
+        """Wait until the condition holds. Raises RingAborted or RingBroken if the group is of no use."""
 
         def stop() -> bool:
             return self.cancelled or self.broken_group is group
 
         await self.wait_for(lambda: stop() or condition())
-        if stop():
-            raise GroupFailed("the ring changed" if self.cancelled else "connection closed by peer")
+        if self.cancelled:
+            raise RingAborted("the ring changed")
+        if self.broken_group is group:
+            raise RingBroken("connection closed by peer")
 
     def _abort(self) -> None:
         self.cancelled = True
@@ -536,20 +512,25 @@ class WorkerModel:
         self._look_around()
         if protocol.changing or group is None or protocol.generation != group.generation:
             return
-        before = self.contexts
-        after = {rank: next_context(rank, step, parts) for rank, parts in before.items()}
-        self.tell(protocol.report(self._report(step, self.known, after), in_backward=early))
+        before = self.contexts.now
+        after = {
+            rank: context.next(next_context(rank, step, dict(context.parts)))
+            for rank, context in before.items()
+        }
+        report = self._report(step, self.contexts.known, after)
+        self.tell(lambda: protocol.report(report, in_backward=early))
         if early:
             if self.hangs:
                 self.world.log(f"{self.name} hangs in the last backward of step {step}")
                 await self.process.create_future()
             await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.0, 0.5))
-            self.tell(protocol.end_backward())
+            self.tell(protocol.end_backward)
             if self.group is not group:
                 return
         self.reduced_parts = None
         group.contribute(
-            step, {rank: contribution(self.weights, rank, step, parts) for rank, parts in before.items()}
+            step,
+            {rank: contribution(self.weights, rank, step, context.parts) for rank, context in before.items()},
         )
 
         def over() -> bool:
@@ -559,28 +540,27 @@ class WorkerModel:
         reduced = self.reduced_parts if self.reduced_step == step else None
         if reduced is None or self.group is not group:
             if self.group is group:
-                self.tell(protocol.broken(step, "connection closed by peer"))
-            await self.wait_for(lambda: protocol.changing or not protocol.generation)
+                self.tell(lambda: protocol.broken(step, "connection closed by peer"))
+            await self.wait_for(lambda: not protocol.is_running)
             return
-        await self.wait_for(lambda: protocol.changing or protocol.may_apply(step) or not protocol.generation)
+        await self.wait_for(lambda: protocol.is_decided(step))
         if not protocol.begin_apply(step):
             return
         await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
-        self.weights, self.pristine = next_weights(self.weights, reduced), False
-        self.contexts = self.known = after
+        self.weights, self.boundary.pristine = next_weights(self.weights, reduced), False
+        self.contexts.now = self.contexts.known = after
         self.checkers.applied(self.name, group.generation, self.lineage, step + 1, self.weights)
-        self.tell(protocol.end_apply(step))
+        self.tell(lambda: protocol.end_apply(step))
 
     def _report(
-        self, step: int, before: dict[int, Context], after: dict[int, Context]
+        self, step: int, known: dict[int, EstContext], after: dict[int, EstContext]
     ) -> ring_pb2.StepReport:
         report = ring_pb2.StepReport(
             generation=self.protocol.generation, step=step, epoch=step // self.script.steps_per_epoch
         )
         place = step % self.script.steps_per_epoch
         for rank in sorted(after):
-            changed = {key: value for key, value in after[rank].items() if before[rank].get(key) != value}
-            report.contexts.append(context_to_proto(rank, step + 1, changed, delta=True))
+            report.contexts.append(after[rank].to_proto(known[rank]))
             position = place * self.script.ests + rank
             task = report.tasks.add(virtual_rank=rank, samples=[position])
             task.range.start, task.range.end = position, position + 1
@@ -603,11 +583,12 @@ class WorkerModel:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _take_checkpoint(self) -> None:
+    def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
         message, self.protocol.checkpoint = self.protocol.checkpoint, None
-        if message is None or message.step != self.protocol.applied_step:
-            return
-        contexts = {rank: dict(parts) for rank, parts in self.contexts.items()}
+        return message
+
+    def save(self, message: ring_pb2.Checkpoint) -> None:
+        contexts = {rank: dict(context.parts) for rank, context in self.contexts.now.items()}
         self.process.spawn(self._write_shard(message, StoredShard(self.lineage, self.weights, contexts)))
 
     async def _write_shard(self, message: ring_pb2.Checkpoint, shard: StoredShard) -> None:
@@ -618,7 +599,7 @@ class WorkerModel:
         else:
             self.world.written[message.checkpoint, message.shard] = shard
             saved.file, saved.sha256, saved.bytes = "f", "s", 8
-        self.tell(self.protocol.saved(saved))
+        self.tell(lambda: self.protocol.saved(saved))
 
     async def _write_manifest(self, message: ring_pb2.Checkpoint) -> None:
         await asyncio.sleep(self.world.rng.uniform(0.001, 0.1))
@@ -629,4 +610,4 @@ class WorkerModel:
         self.checkers.checkpoint(message.step, shards)
         self.world.checkpoints.append(StoredCheckpoint(message.checkpoint, message.step, shards))
         saved = ring_pb2.Saved(checkpoint=message.checkpoint, step=message.step, complete=True)
-        self.tell(self.protocol.saved(saved))
+        self.tell(lambda: self.protocol.saved(saved))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from elastane.rng import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE, Generators
+from elastane.rng import Generators
 from elastane.rng_draws import advance, draws_between
+from elastane_proto.contexts import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 COUNTS = (1, 2, 622, 623, 624, 625, 1247, 1248, 1249, 100_003)
 DRAW: dict[str, Callable[[int], object]] = {

@@ -21,12 +21,12 @@ import random
 import struct
 from collections.abc import Mapping
 from functools import cache
-from typing import Final
 
 import torch
 
 from elastane.generator_memory import NumpyMemory, PythonMemory, find_numpy, find_python, numpy_bytes
 from elastane_common.errors import ElastaneError
+from elastane_proto.contexts import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 try:
     import numpy as np
@@ -36,11 +36,6 @@ else:
     HAS_NUMPY = True
 
 Parts = dict[str, bytes]
-
-PYTHON: Final = "rng/python"
-NUMPY: Final = "rng/numpy"
-TORCH_CPU: Final = "rng/torch_cpu"
-TORCH_DEVICE: Final = "rng/torch_device"
 
 _WORDS = 624
 _PYTHON_VERSION = 3

@@ -15,7 +15,7 @@ import random
 import struct
 from typing import Final, NamedTuple
 
-from elastane.rng import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
+from elastane_proto.contexts import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 DRAWS_MAX: Final = 1 << 27
 """States that are further apart count as unrelated: a search up to here takes about a second."""
@@ -42,8 +42,8 @@ class _Mersenne(NamedTuple):
 def draws_between(name: str, before: bytes, after: bytes, draws_max: int = DRAWS_MAX) -> int | None:
     """Return the raw draws that lead from `before` to `after`; None if no number up to `draws_max` does.
 
-    name: of the generator, as in `elastane.rng`. Also None if the generator was reseeded, or if a cached
-    Gaussian value was created or used: the number of draws then does not apply to another state.
+    name: of the generator, as in `elastane_proto.contexts`. Also None if the generator was reseeded, or if a
+    cached Gaussian value was created or used: the number of draws then does not apply to another state.
     """
     if before == after:
         return 0

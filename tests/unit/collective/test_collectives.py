@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from elastane.collective.collectives import StepCollectives
-from elastane.collective.transport import RingAborted, RingTransport
+from elastane.collective.ring_errors import RingAborted
+from elastane.collective.transport import RingTransport
 
 
 @pytest.fixture

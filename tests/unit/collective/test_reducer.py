@@ -14,7 +14,8 @@ from elastane.collective import slots
 from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.reducer import Reducer
-from elastane.collective.transport import RingAborted, RingTransport
+from elastane.collective.ring_errors import RingAborted
+from elastane.collective.transport import RingTransport
 from elastane_common.errors import StepError, UnsupportedError
 
 

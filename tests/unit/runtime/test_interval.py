@@ -13,8 +13,10 @@ from torch import manual_seed as torch_seed
 
 from elastane.context import EstContext
 from elastane.registry import Registry
-from elastane.rng import NUMPY, PYTHON, TORCH_CPU, Generators, seed_all
-from elastane.runtime.interval import Interval, closed, is_open, reported_against
+from elastane.rng import Generators, seed_all
+from elastane.runtime.hosted_contexts import HostedContexts, closed, reported_against
+from elastane.runtime.interval import Interval
+from elastane_proto.contexts import NUMPY, PYTHON, TORCH_CPU
 from elastane_proto.v1 import ring_pb2
 
 RANKS = 3
@@ -52,9 +54,9 @@ class Worker:
         for message in report.contexts:
             delta = EstContext.from_proto(message)
             known[delta.virtual_rank] = known[delta.virtual_rank].merge(delta)
-        assert is_open(self.contexts, 4)
+        assert HostedContexts(self.contexts).is_open(4)
         result = closed(known, decided)
-        assert not is_open(result, 4)
+        assert not HostedContexts(result).is_open(4)
         return result
 
 

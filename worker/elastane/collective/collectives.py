@@ -23,11 +23,12 @@ from torch import Tensor
 from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.order import Ranges
 from elastane.collective.packing import Message, Packing
+from elastane.collective.ring_errors import RingAborted, RingError
 from elastane.collective.ring_thread import RingThread
 from elastane.collective.shared_members import SharedMembers
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.slots import Slots
-from elastane.collective.transport import RingAborted, RingError, RingTransport
+from elastane.collective.transport import RingTransport
 
 #: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after the last.
 BUFFERS_TAG: Final = 0

@@ -41,9 +41,10 @@ from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, un
 from elastane.collective.collectives import StepCollectives
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.order import Ranges
+from elastane.collective.ring_errors import RingError
 from elastane.collective.script_gradients import ScriptGradients
 from elastane.collective.slots import Slots, allocate
-from elastane.collective.transport import RingError, RingTransport
+from elastane.collective.transport import RingTransport
 from elastane_common.errors import StepError, UnsupportedError
 
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from elastane.collective.rendezvous import MemberStore, listen
+from elastane.collective.ring_errors import RingAborted, RingBroken, RingError
 from elastane.collective.shared_members import SharedMembers, agree
-from elastane_common.errors import ElastaneError
 
 #: Time limit of a message, after which the ring counts as broken.
 TIMEOUT_SECONDS: Final = 600.0
@@ -41,24 +41,6 @@ _NCCL_STORE: Final = "nccl/store"
 _CANCEL_POLL_SECONDS: Final = 0.002
 #: How long process exit waits for threads that are still forming an unwanted group.
 _EXIT_GRACE_SECONDS: Final = 0.5
-
-
-class RingError(ElastaneError):
-    """The ring of this generation no longer carries messages."""
-
-    code = "ELA316"
-
-
-class RingAborted(RingError):  # noqa: N818 (a change that was ordered, not a failure)
-    """This worker has aborted the ring: its generation is over."""
-
-    code = "ELA317"
-
-
-class RingBroken(RingError):  # noqa: N818
-    """A peer or its connection failed, or was silent for longer than the timeout."""
-
-    code = "ELA318"
 
 
 class Cancel(Protocol):

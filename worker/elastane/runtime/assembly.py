@@ -8,6 +8,7 @@ from elastane.collective.output_watch import OutputWatch
 from elastane.collective.reducer import Reducer
 from elastane.data.source import BatchSource
 from elastane.rng import Generators
+from elastane.runtime.boundary_actions import BoundaryActions, RingMember
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.est_step import EpochsClosed
@@ -75,17 +76,13 @@ def build_trainer(
     saver = CheckpointSaver(worker_session.saved)
     initial = initial_contexts(generators, source.registry, environment.ests, seed)
     interval = Interval(generators, source.registry)
-    boundary = StepBoundary(
-        environment.worker_id,
-        steps,
-        runner,
-        state,
-        saver,
-        interval,
-        initial,
-        device if device.type == "cuda" else torch.device("cpu"),
-    )
     interval.begin(0, initial, leads=True)
+
+    def boundary(member: RingMember) -> StepBoundary:
+        transfers = device if device.type == "cuda" else torch.device("cpu")
+        actions = BoundaryActions(steps, runner, state, saver, interval, member, environment.ests, transfers)
+        protocol = worker_session.protocol
+        return StepBoundary(environment.worker_id, protocol, steps.contexts, initial, actions)
 
     def signature(epochs: int, max_steps: int) -> ring_pb2.ScriptSignature:
         return script_signature(

@@ -96,9 +96,18 @@ class WorkerProtocol:
         """True during a change of membership: the step in flight is lost or has ended."""
         return self.fenced > self.generation or self.done is not None or self.drain is not None
 
+    @property
+    def is_running(self) -> bool:
+        """True while this worker runs in a ring, as far as it knows unchanged."""
+        return self.generation > 0 and not self.changing
+
     def may_apply(self, step: int) -> bool:
         """True if all contexts after `step` are durable and the ring is unchanged."""
         return not self.changing and self.prepared_until > step
+
+    def is_decided(self, step: int) -> bool:
+        """True once this worker knows whether `step` may be applied or is lost with the ring."""
+        return self.may_apply(step) or not self.is_running
 
     @property
     def must_act(self) -> bool:
@@ -106,9 +115,8 @@ class WorkerProtocol:
 
         `done` and `drain` end the script, `load` and `go` are carried out first.
         """
-        is_running = self.generation > 0 and not self.changing
         asked = self.done is not None or self.drain is not None or self.load is not None
-        return is_running or asked or self.go is not None
+        return self.is_running or asked or self.go is not None
 
     def hello(self, **facts: Any) -> ring_pb2.Hello:
         """Build Hello from the current position. facts: the fields about the process and its script."""
@@ -327,7 +335,7 @@ class WorkerProtocol:
 
         Repeated after a reconnect until it is answered.
         """
-        if self.changing or self.generation == 0:
+        if not self.is_running:
             return Outcome()
         self.interval = None
         self._interval_report = ring_pb2.AttendRequest(interval_report=message)
@@ -404,7 +412,7 @@ class WorkerProtocol:
 
     def broken(self, step: int, error: str) -> Outcome:
         """Report that the collective failed, unless a change is already known."""
-        if self.changing or self.generation == 0:
+        if not self.is_running:
             return Outcome()
         message = ring_pb2.RingBroken(generation=self.generation, step=step, error=error[:500])
         self._broken = ring_pb2.AttendRequest(ring_broken=message)

@@ -20,10 +20,11 @@ from typing import Any, Final
 
 import torch
 
-from elastane.rng import HAS_NUMPY, NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
+from elastane.rng import HAS_NUMPY
 from elastane.script_source.places import is_script_file, place_in_words
 from elastane.script_source.words import NUMPY_UNEVEN
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
+from elastane_proto.contexts import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 if HAS_NUMPY:
     import numpy as np

@@ -11,11 +11,18 @@ import structlog
 from elastane.context import EstContext
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
-from elastane.state.checkpoint import ShardInfo, load_newest, take_snapshot, write_manifest, write_shard
+from elastane.state.checkpoint import (
+    LoadedCheckpoint,
+    ShardInfo,
+    load_newest,
+    take_snapshot,
+    write_manifest,
+    write_shard,
+)
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
-from elastane_common.errors import EXIT_START_ANEW, ElastaneError
-from elastane_proto.contexts import Parts, context_to_proto
+from elastane_common.errors import ElastaneError
+from elastane_proto.contexts import Parts
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
@@ -38,45 +45,15 @@ def initial_contexts(
     return contexts
 
 
-def load_state(
-    message: ring_pb2.Load,
-    state: TrainState,
-    initial: dict[int, EstContext],
-    *,
-    num_ests: int,
-    pristine: bool,
-) -> ring_pb2.Loaded:
-    """Load the newest usable checkpoint into `state`, or keep the script's initial state.
-
-    Called by the leader of a ring where nobody holds state. If there is no checkpoint and the weights are no
-    longer initial, ends the process with EXIT_START_ANEW, so that the agent starts a fresh one.
-    """
+def restore_newest(message: ring_pb2.Load, state: TrainState, *, num_ests: int) -> LoadedCheckpoint | None:
+    """Load the newest usable checkpoint into `state`; None, with `state` unchanged, if there is none."""
     url = message.checkpoint_url
     step_max = message.step_max if message.HasField("step_max") else None
     doubts = [(doubt.step_max, doubt.generation_max) for doubt in message.doubts]
     checkpoint = load_newest(url, num_ests=num_ests, step_max=step_max, doubts=doubts) if url else None
-    if checkpoint is None:
-        if not pristine:
-            _log.error(
-                "there is no checkpoint to go back to, and this process has already trained: a new process "
-                "must start"
-            )
-            raise SystemExit(EXIT_START_ANEW)
-        loaded = ring_pb2.Loaded(generation=message.generation, step=0)
-        contexts = {rank: dict(context.parts) for rank, context in initial.items()}
-    else:
+    if checkpoint is not None:
         state.load(checkpoint.exported)
-        loaded = ring_pb2.Loaded(
-            generation=message.generation,
-            step=checkpoint.step,
-            checkpoint=checkpoint.name,
-            rejected=checkpoint.rejected,
-        )
-        loaded.extra.ready_order.extend(checkpoint.ready_order)
-        contexts = checkpoint.contexts
-    for rank, parts in contexts.items():
-        loaded.contexts.append(context_to_proto(rank, loaded.step, parts))
-    return loaded
+    return checkpoint
 
 
 class CheckpointSaver:

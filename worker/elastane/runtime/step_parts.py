@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastane.collective.reducer import Reducer
-from elastane.context import EstContext
 from elastane.data.source import BatchSource
 from elastane.rng import Generators, Parts
 from elastane.runtime.est_step_watch import EstStepWatch
 from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.frozen import FrozenParameters
+from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.repeat_check import RepeatCheck
 from elastane.runtime.sentinel import Sentinel
@@ -20,16 +20,6 @@ from elastane_common.observe.figures import WorkerFigures
 
 if TYPE_CHECKING:
     from elastane.runtime.step_trace import StepTrace
-
-
-@dataclass
-class HostedContexts:
-    """Contexts of this worker's ESTs, by virtual rank."""
-
-    #: At the start of the current step.
-    now: dict[int, EstContext] = field(default_factory=dict)
-    #: Bases of the deltas in reports of the current step, as the master has them.
-    known: dict[int, EstContext] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

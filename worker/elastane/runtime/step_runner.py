@@ -180,7 +180,7 @@ class StepRunner:
             why = str(failure)
             self._worker_session.tell(lambda: self._protocol.broken(state.step, why))
             # No further step can run in a broken ring: wait for the change, or for an eviction.
-            self._worker_session.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
+            self._worker_session.wait_for(lambda: not self._protocol.is_running)
         elif not lost:
             raise StepError(
                 f"the loop body of step {state.step} ended without optimizer.step()",
@@ -216,9 +216,7 @@ class StepRunner:
         if not state.is_claimed:
             self.watch.before_step(est_step)
             asked = perf_counter()
-            self._worker_session.wait_for(
-                lambda: self._protocol.changing or self._protocol.may_apply(est_step.step)
-            )
+            self._worker_session.wait_for(lambda: self._protocol.is_decided(est_step.step))
             self._parts.figures.prepared_wait_seconds += perf_counter() - asked
             probes.reached("prepared", est_step.step)
             if self._worker_session.begin_apply(est_step.step) and est_step.rank != 0:

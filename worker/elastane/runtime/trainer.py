@@ -21,6 +21,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+from elastane.runtime.boundary_actions import RingMember, finish
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
@@ -48,12 +49,13 @@ SENT_AWAY_SECONDS = 0.5
 class TrainerParts:
     """What a trainer is made of; `assembly.build_trainer` builds it.
 
-    signature: builds the script's signature from the number of epochs and max_steps.
+    boundary: builds the step boundary of the trainer. signature: builds the script's signature from the
+    number of epochs and max_steps.
     """
 
     steps: StepParts
     runner: StepRunner
-    boundary: StepBoundary
+    boundary: Callable[[RingMember], StepBoundary]
     state: TrainState
     saver: CheckpointSaver
     interval: Interval
@@ -70,7 +72,7 @@ class Trainer:
         self._worker_session, self._source = parts.steps.worker_session, parts.steps.source
         self._protocol = self._worker_session.protocol
         self._contexts = parts.steps.contexts
-        self._boundary, self._state = parts.boundary, parts.state
+        self._boundary, self._state = parts.boundary(self), parts.state
         self._closed_epochs = parts.closed_epochs
         self.steps = parts.runner
         #: Tracks the script's code between two epochs, i.e. whenever no loader loop runs.
@@ -156,7 +158,7 @@ class Trainer:
             figures=parts.steps.figures,
         )
         self._worker_session.start(duties)
-        self._boundary.settle(self, in_loop=False)
+        finish(self._boundary.settle(in_loop=False))
         self.interval.entered(leads=self.is_leader)
 
     def turns(self) -> Iterator[Any]:
@@ -166,7 +168,7 @@ class Trainer:
         try:
             self._begin_progress()
             while self._in_epoch():
-                self._boundary.settle(self)
+                finish(self._boundary.settle())
                 self._worker_session.set_between(False)
                 if self._in_epoch():
                     yield from self.steps.run()
@@ -212,7 +214,7 @@ class Trainer:
         self._closed_epochs.ended = True
         while not self._protocol.all_ended:
             if self._protocol.changing:
-                self._boundary.settle(self, in_loop=False)
+                finish(self._boundary.settle(in_loop=False))
             message = ring_pb2.EndEarly(
                 generation=self._protocol.generation, step=self.applied_step, epoch=self.epoch, place=place
             )
@@ -233,7 +235,7 @@ class Trainer:
         steps and no other worker holds them: training must go on from there.
         """
         if self._protocol.changing:
-            self._boundary.settle(self, in_loop=False)
+            finish(self._boundary.settle(in_loop=False))
         self._worker_session.exits.finished = self.ended_early or self.applied_step >= self.total_steps
         return self._worker_session.exits.finished
 

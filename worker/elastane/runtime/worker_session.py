@@ -16,7 +16,8 @@ import structlog
 
 from elastane.collective import warming
 from elastane.collective.rendezvous import RendezvousStore
-from elastane.collective.transport import RingAborted, RingTransport
+from elastane.collective.ring_errors import RingAborted
+from elastane.collective.transport import RingTransport
 from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits

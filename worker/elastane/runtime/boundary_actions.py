@@ -1,0 +1,235 @@
+"""A trainer's actions at a step boundary: its session, process group, model and storage, with their figures.
+
+Every action ends before it returns: coroutines block the script's thread and never suspend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from elastane.collective.ring_thread import finish_in_thread
+from elastane.collective.transport import HANDOVER_TAG, RingTransport
+from elastane.runtime import probes
+from elastane.runtime.interval import Interval
+from elastane.runtime.protocol import Outcome
+from elastane.runtime.saving import CheckpointSaver, restore_newest
+from elastane.runtime.step_parts import StepParts
+from elastane.runtime.step_runner import StepRunner
+from elastane.state.checkpoint import LoadedCheckpoint
+from elastane.state.codec import Exported
+from elastane.state.handover import receive_state, send_state
+from elastane.state.stream import StreamLayout
+from elastane.state.train_state import TrainState
+from elastane_proto.v1 import ring_pb2
+
+
+class RingMember(Protocol):
+    """The trainer, as it sees changes of its ring."""
+
+    def begins_epoch(self, step: int) -> bool:
+        """True if the script's code between epochs runs before `step`."""
+
+    def replaced(self, loaded_step: int | None) -> None:
+        """Note that weights and buffers were replaced.
+
+        loaded_step: the checkpoint's; None: they came from other members.
+        """
+
+    def entered(self, step: int, received: Exported | None) -> None:
+        """Start this worker's ESTs at `step`, from contexts that are in place.
+
+        received: the state, if it came from other members since the last call.
+        """
+
+
+class BoundaryActions:
+    """Actions of one worker's step boundary. interval: the script's code between epochs, as it ran here.
+
+    num_ests: of the job. device: holds the tensors of messages.
+    """
+
+    def __init__(
+        self,
+        parts: StepParts,
+        runner: StepRunner,
+        state: TrainState,
+        saver: CheckpointSaver,
+        interval: Interval,
+        member: RingMember,
+        num_ests: int,
+        device: torch.device,
+    ) -> None:
+        self._session, self._reducer = parts.worker_session, parts.reducer
+        self._contexts, self._figures = parts.contexts, parts.figures
+        self._runner = runner
+        self._state = state
+        self._saver = saver
+        self._member = member
+        self._num_ests = num_ests
+        self._device = device
+        self._transport: RingTransport | None = None
+        #: Received state: in staging memory, and in place but not yet reported to the member.
+        self._staged: Exported | None = None
+        self._received: Exported | None = None
+        self._interval = interval
+        #: When the change of the ring, and the hand-over in it, began.
+        self._change_began = self._handover_began = 0.0
+
+    # ------------------------------------------------------------------ the session
+
+    def tell(self, change: Callable[[], Outcome]) -> None:
+        self._session.tell(change)
+
+    async def wait_for(self, condition: Callable[[], object]) -> None:
+        self._session.wait_for(condition)
+
+    async def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+        return self._session.next_request()
+
+    def set_between(self, between: bool) -> None:
+        self._session.set_between(between)
+
+    def begin_replace(self, generation: int) -> bool:
+        return self._session.begin_replace(generation)
+
+    # ------------------------------------------------------------------ the script's code between epochs
+
+    def begins_epoch(self, step: int) -> bool:
+        return self._member.begins_epoch(step)
+
+    def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
+        return self._interval.report(generation, step)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
+        return self._session.take_checkpoint_request()
+
+    def save(self, message: ring_pb2.Checkpoint) -> None:
+        """Copy this worker's shard now, and write it in the background."""
+        self._saver.write_shard(
+            message,
+            self._state.export(),
+            contexts={rank: dict(context.parts) for rank, context in self._contexts.now.items()},
+            ready_order=self._session.protocol.ready_order,
+        )
+
+    async def restore(self, message: ring_pb2.Load) -> LoadedCheckpoint | None:
+        self._change_began = perf_counter()
+        return restore_newest(message, self._state, num_ests=self._num_ests)
+
+    def loaded(self, loaded: ring_pb2.Loaded) -> None:
+        self._member.replaced(loaded.step)
+        self._session.spans.loaded(
+            loaded.generation,
+            perf_counter() - self._change_began,
+            step=loaded.step,
+            checkpoint=loaded.checkpoint,
+        )
+
+    # ------------------------------------------------------------------ rings
+
+    def drop_step(self) -> None:
+        self._change_began = perf_counter()
+        self._runner.drop()
+
+    async def form(self, go: ring_pb2.Go, me: int) -> None:
+        self._staged = None
+        self._transport = self._session.form(go, me)
+        seconds = perf_counter() - self._change_began
+        self._session.spans.formed(go.generation, seconds, workers=len(go.members))
+
+    async def send_state(self, go: ring_pb2.Go, donor: int) -> None:
+        """Send this donor's stripe of the state to each receiver."""
+        transport, exported = self._begin_handover(go), self._state.export()
+        send = partial(
+            send_state,
+            transport,
+            exported,
+            donor_index=donor,
+            donors=list(go.donors),
+            receivers=list(go.receivers),
+            tag_base=HANDOVER_TAG,
+            device=self._device,
+        )
+        finish_in_thread("elastane-send", transport, send)
+        start, end = StreamLayout(exported.specs).stripe(donor, len(go.donors))
+        sent = (end - start) * len(go.receivers)
+        self._figures.handover_bytes_sent += sent
+        self._note_handover("send", go, sent)
+        self._figures.handover_seconds += perf_counter() - self._handover_began
+
+    async def receive_state(self, go: ring_pb2.Go) -> None:
+        """Receive all donors' stripes; the live state is not touched."""
+        transport = self._begin_handover(go)
+        receive = partial(
+            receive_state, transport, donors=list(go.donors), tag_base=HANDOVER_TAG, device=self._device
+        )
+        self._staged = finish_in_thread("elastane-receive", transport, receive)
+
+    async def adopt_state(self, go: ring_pb2.Go) -> None:
+        received, self._staged = self._staged, None
+        assert received is not None
+        size = StreamLayout(received.specs).total_bytes
+        self._figures.handover_bytes_received += size
+        self._note_handover("receive", go, size)
+        self._state.load(received)
+        self._received = received
+        self._member.replaced(None)
+        self._figures.handover_seconds += perf_counter() - self._handover_began
+
+    def enter(self, go: ring_pb2.Go, me: int) -> bool:
+        """Let the reducer and the session use the group that has been formed."""
+        assert self._transport is not None
+        self._reducer.set_ring(self._transport, [(m.ests.start, m.ests.end) for m in go.members], me)
+        # The step that the bucket order was taken from may be replayed: the order is then known but not yet
+        # in use.
+        order_step = self._reducer.order_step
+        in_use = order_step is not None and go.resume_step > order_step
+        self._reducer.set_layout(list(go.extra.ready_order) if in_use else None)
+        is_entered = self._session.entered(go)
+        if is_entered:
+            self._session.spans.entered(go.generation)
+        return is_entered
+
+    def start_ests(self, step: int, go: ring_pb2.Go | None) -> None:
+        received, self._received = self._received, None
+        self._member.entered(step, received)
+        if go is None:
+            return
+        figures = self._figures
+        figures.generation, figures.step, figures.ests = go.generation, step, len(self._contexts.now)
+        figures.rings_formed += 1
+        figures.ring_change_seconds += perf_counter() - self._change_began
+        probes.reached("formed", step)
+
+    def _begin_handover(self, go: ring_pb2.Go) -> RingTransport:
+        assert self._transport is not None
+        self._handover_began = perf_counter()
+        probes.reached("hand_over", go.resume_step)
+        return self._transport
+
+    def _note_handover(self, direction: str, go: ring_pb2.Go, size_bytes: int) -> None:
+        self._session.spans.handed_over(
+            direction,
+            go.generation,
+            perf_counter() - self._handover_began,
+            size_bytes=size_bytes,
+            donors=len(go.donors),
+            receivers=len(go.receivers),
+        )
+
+
+def finish(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine of the step boundary to its end in this thread, which its actions block."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    coroutine.close()
+    raise AssertionError(f"{coroutine} was suspended")

@@ -1,0 +1,91 @@
+"""Contexts of the ESTs that a worker hosts, before and after the script's code between two epochs. Pure.
+
+The master stores the contexts of a step from before that code, and beside them how the code changed the
+generators of each EST. A context from after the code bears the step in an item of its own, so that the
+change is made once, wherever the context has been meanwhile.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from elastane.context import EstContext, Parts
+from elastane.rng_draws import advance
+from elastane_proto.v1 import ring_pb2
+
+Change = int | bytes
+"""What the code did to a generator or item: its number of raw draws, or its new state."""
+
+_BEHIND: Final = "item/@interval"
+_STEP: Final = struct.Struct("<q")
+
+
+@dataclass
+class HostedContexts:
+    """Contexts of this worker's ESTs, by virtual rank."""
+
+    #: At the start of the current step.
+    now: dict[int, EstContext] = field(default_factory=dict)
+    #: Bases of the deltas in reports of the current step, as the master has them.
+    known: dict[int, EstContext] = field(default_factory=dict)
+
+    def take(self, known: dict[int, EstContext], step: int, decided: ring_pb2.IntervalDecided | None) -> None:
+        """Adopt the master's contexts at the start of `step`, changed by the code that `decided` is about."""
+        self.now = known if decided is None else closed(known, decided)
+        self.known = reported_against(known, step)
+
+    def is_open(self, step: int) -> bool:
+        """True if contexts of `step`, the first of an epoch, are from before the code that precedes it."""
+        return any(not _is_behind(context, step) for context in self.now.values())
+
+
+def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided) -> dict[int, EstContext]:
+    """Return the contexts after the code, as decided; those already after it are unchanged."""
+    changes: dict[str, Change] = {
+        change.name: change.draws if change.WhichOneof("change") == "draws" else change.state
+        for change in decided.changes
+    }
+    result = {}
+    for rank, context in contexts.items():
+        if not _is_behind(context, decided.step):
+            context = behind(context, changed(context.parts, changes), decided.step)
+        result[rank] = context
+    return result
+
+
+def reported_against(contexts: Mapping[int, EstContext], step: int) -> dict[int, EstContext]:
+    """Return the bases of the deltas in which contexts after `step` are reported, from those before it.
+
+    For a context from after the code the base is empty, so that it is sent in full: a store that lost its
+    latest writes has the context before the code, and a delta on top of that would lack the code's draws.
+    """
+    return {
+        rank: EstContext(rank, context.step, {}) if _is_behind(context, step) else context
+        for rank, context in contexts.items()
+    }
+
+
+def behind(context: EstContext, states: Mapping[str, bytes], step: int) -> EstContext:
+    """Return the same context with these states, marked as after the code before `step`."""
+    return EstContext(
+        context.virtual_rank, context.step, {**context.parts, **states, _BEHIND: _STEP.pack(step)}
+    )
+
+
+def changed(parts: Mapping[str, bytes], changes: Mapping[str, Change]) -> Parts:
+    """Return generators and items after the changes, including the unchanged ones."""
+    states = {name: part for name, part in parts.items() if name.startswith("rng/") or _is_item(name)}
+    for name, change in changes.items():
+        states[name] = advance(name, parts[name], change) if isinstance(change, int) else change
+    return states
+
+
+def _is_behind(context: EstContext, step: int) -> bool:
+    return context.parts.get(_BEHIND) == _STEP.pack(step)
+
+
+def _is_item(name: str) -> bool:
+    return name.startswith("item/") and not name.startswith("item/@")

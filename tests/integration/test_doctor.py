@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import patience
 from elastane.diagnose.examine import Examination, ScriptFailedError
 from elastane.diagnose.findings import Finding, Report, Severity, is_fault
 from elastane_cli.commands.main import build_app
@@ -152,7 +153,7 @@ def test_a_script_that_never_ends_is_ended(servers: ForkServers, tmp_path: Path)
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return patience.run(
         [sys.executable, "-m", "elastane_cli", "doctor", *arguments],
         capture_output=True,
         text=True,

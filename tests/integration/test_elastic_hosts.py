@@ -26,6 +26,7 @@ from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_common.client import MasterClient
 from elastane_common.observe.figures import LINE
 from elastane_proto.v1 import job_pb2
+from patience import Patience
 from slow import slow
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
@@ -159,9 +160,9 @@ def assert_same_bits(run: Run, reports: Path) -> None:
 def assert_figures(run: Run, workers: set[str], step: int) -> None:
     """Workers of other hosts tell theirs every two seconds; those that left, with their hosts, do not."""
     (served,) = run.of("metrics_served")
-    deadline = time.monotonic() + 30.0
+    limit = Patience(30.0)
     found: dict[str, float] = {}
-    while time.monotonic() < deadline:
+    while limit.left():
         with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:
             text = answer.read().decode()
         samples = [one for family in text_string_to_metric_families(text) for one in family.samples]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+import patience
 from elastane_cli.verify.elastic_run import RunFailed
 from elastane_cli.verify.reference import (
     OriginalError,
@@ -148,7 +148,7 @@ def test_a_reference_that_gives_nothing_has_an_exit_code_of_its_own(
 ) -> None:
     command = [sys.executable, "-m", "elastane_cli", "verify", "--json", "--timeout", "2"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(
+    ran = patience.run(
         [*command, "--reference", reference, CONVERTED],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

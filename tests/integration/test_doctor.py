@@ -19,12 +19,11 @@ from integration.forkserver import ForkServers
 from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "doctor_faults.py"
-SECONDS = 120.0
 
 
 def examine(servers: ForkServers, faults: str, *, ests: int = 2) -> Report:
     command = [str(SCRIPT), *faults.split()]
-    return Examination(command, ests=ests, timeout_seconds=SECONDS, launch=servers.launch).inspect()
+    return Examination(command, ests=ests, launch=servers.launch).inspect()
 
 
 def of_kind(report: Report, kind: str) -> list[Finding]:
@@ -157,7 +156,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "elastane_cli", "doctor", *arguments],
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=120,
         env={**os.environ, "COLUMNS": "250"},
     )
 

@@ -28,7 +28,7 @@ MATRIX = str(SCRIPTS / "train_matrix.py")
 @pytest.fixture
 def prove(servers: ForkServers, tmp_path: Path):
     def run(*script: str, **options: object) -> VerifyResult:
-        settings = {"ests": 2, "seed": 5, "timeout_seconds": 120.0, "launch": servers.launch, **options}
+        settings = {"ests": 2, "seed": 5, "launch": servers.launch, **options}
         return run_verify(tmp_path / "verify", script, **settings)
 
     return run

@@ -190,9 +190,8 @@ async def test_a_master_that_stops_does_not_wait_for_those_who_look(tmp_path: Pa
         streams = [browser.live("/live"), browser.live("/jobs/j/live")]
         for events in streams:
             await anext(events)
-        began = asyncio.get_running_loop().time()
-        await master.stop()
-        assert asyncio.get_running_loop().time() - began < 5
+        async with patience.within(5):
+            await master.stop()
         for events in streams:
             await patience.wait_for(_drained(events), 10)
 

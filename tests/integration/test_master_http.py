@@ -7,7 +7,6 @@ import contextlib
 import socket
 import ssl
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -425,11 +424,9 @@ async def test_sigterm_ends_the_port_with_the_master_in_time(tmp_path: Path) -> 
         await kept[0].readuntil(b"ok\n")
         stuck = await asyncio.open_connection(host, int(port))
         stuck[1].write(b"GET /me")
-        began = time.monotonic()
-        log = await master.stop()
-        seconds = time.monotonic() - began
+        async with patience.within(8):  # compose and Kubernetes give 10 and 30 s
+            log = await master.stop()
         assert master.process.returncode == 0 and "master stopped" in log
-        assert seconds < 8.0  # compose and Kubernetes give 10 and 30 s
         assert await ended(kept[0]) == b"" and await ended(stuck[0]) == b""
         for _, writer in (kept, stuck):
             writer.close()

@@ -250,17 +250,17 @@ async def test_what_was_read_while_another_master_took_the_job_over_is_not_serve
 
 
 async def test_a_store_whose_clock_is_set_back_does_not_make_a_lease_longer(store: Store) -> None:
-    gone = LeaderLease(store.redis, Claimant("a:1", "a:7"), 0.2)
+    gone = LeaderLease(store.redis, Claimant("a:1", "a:7"), 1.0)
     waits = LeaderLease(store.redis, Claimant("b:1", "b:7"), 60.0)
     assert (await gone.claim()).token == 1
-    assert 0 < (await waits.claim()).left_seconds <= 0.2
+    assert 0 < (await waits.claim()).left_seconds <= 1.0
     for seconds_left in (3600, None):  # as it looks after the clock was set back, or a backup was restored
         if seconds_left is None:
             await store.redis.persist(LEASE_KEY)
         else:
             await store.redis.expire(LEASE_KEY, seconds_left)
         reply = await waits.claim()
-        assert reply.token == 0 and 0 < reply.left_seconds <= 0.2
+        assert reply.token == 0 and 0 < reply.left_seconds <= 1.0
     await waits.released((await waits.claim()).left_seconds)
     async with patience.within(20):
         while not (await waits.claim()).token:

@@ -40,10 +40,11 @@ def usage_of(*process_ids: int) -> dict[str, Usage]:
     """Return the usage of each living thread of these processes; empty where the kernel does not count it."""
     found = {}
     for process_id in process_ids:
-        for path in Path(f"/proc/{process_id}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):  # it ended while we looked
-                ran, waited, _ = path.read_text().split()
-                found[str(path)] = Usage(int(ran), int(waited))
+        with contextlib.suppress(OSError):  # the process has ended
+            for thread in Path(f"/proc/{process_id}/task").iterdir():
+                with contextlib.suppress(OSError):  # the thread has
+                    ran, waited, _ = (thread / "schedstat").read_text().split()
+                    found[thread.name] = Usage(int(ran), int(waited))
     return found
 
 
@@ -65,7 +66,7 @@ class Patience:
     ) -> None:
         self._left = seconds
         self._now, self._usage = now, usage
-        # That of the descendants counts from their start: every test begins here, and it must cost nothing.
+        # Without the descendants, whose usage counts from their start: every test begins here, at no cost.
         self._looked_at, self._seen = now(), usage_of(os.getpid())
 
     def left(self) -> float:

@@ -10,11 +10,12 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyte
+
+from patience import Patience
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = os.pathsep.join(str(ROOT / root) for root in ("common", "proto", "shard_service", "master", "worker"))
@@ -86,10 +87,10 @@ class Terminal:
 
     def until(self, *texts: str, gone: str = "", seconds: float = WAIT_SECONDS) -> str:
         """Reads until all texts stand on the screen, and `gone` does not."""
-        deadline = time.monotonic() + seconds
+        limit = Patience(seconds)
         while not all(text in self.text for text in texts) or (gone and gone in self.text):
             over = self.process.poll()
-            if not self.read(0.2) and (over is not None or time.monotonic() > deadline):
+            if not self.read(0.2) and (over is not None or not limit.left()):
                 raise AssertionError(f"no {texts} (exit code {over}) on:\n{self.text}")
         return self.text
 
@@ -104,9 +105,9 @@ class Terminal:
 
     def wait(self) -> int:
         """Its exit code; what it writes meanwhile is read."""
-        deadline = time.monotonic() + WAIT_SECONDS
+        limit = Patience(WAIT_SECONDS)
         while self.process.poll() is None:
-            if time.monotonic() > deadline:
+            if not limit.left():
                 raise AssertionError(f"it goes on:\n{self.text}")
             self.read(0.05)
         while self.read(0):

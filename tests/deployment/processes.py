@@ -19,6 +19,7 @@ from redis.retry import Retry
 
 from deployment.kustomize import Resource, containers, render
 from elastane_master.store.embedded import find_server_binary
+from patience import Patience, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS_MAX = 20.0
@@ -40,7 +41,7 @@ class _Process:
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return wait(self.process.wait, 20)
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -95,14 +96,14 @@ class RedisOfTheManifest(_Process):
     def start(self) -> None:
         """Returns when it answers."""
         self.process = subprocess.Popen(self._command, stdout=sys.stderr)
-        deadline = time.monotonic() + START_SECONDS_MAX
+        limit = Patience(START_SECONDS_MAX)
         while True:
             try:
                 assert self.connect("elastane", self._password).ping()
                 return
             except (redis.ConnectionError, redis.BusyLoadingError):
                 assert self.process.poll() is None
-                assert time.monotonic() < deadline
+                assert limit.left()
                 time.sleep(_POLL_SECONDS)
 
     def connect(self, user: str | None, password: str | None) -> redis.Redis:
@@ -138,8 +139,8 @@ class MasterOfTheManifest(_Process):
             [sys.executable, "-m", "elastane_master", "--port-file", str(port_file)],
             env=clean | self.variables | {"PYTHONPATH": os.pathsep.join(sys.path)},
         )
-        deadline = time.monotonic() + START_SECONDS_MAX
+        limit = Patience(START_SECONDS_MAX)
         while not (port_file.exists() and port_file.read_text()):
             assert self.process.poll() is None
-            assert time.monotonic() < deadline
+            assert limit.left()
             time.sleep(_POLL_SECONDS)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import patience
 from deployment.product import master_variables, worker_variables
 from elastane_cli.commands.catalogue import load
 
@@ -163,7 +164,7 @@ def has_compose() -> bool:
 @pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "compose.secure.yaml"]])
 def test_compose_reads_it(files: list[str]) -> None:
     named = [part for file in files for part in ("-f", str(DEPLOY / file))]
-    done = subprocess.run(
+    done = patience.run(
         ["docker", "compose", *named, "config", "--quiet"],
         capture_output=True, text=True, timeout=60, env={**os.environ, "COMPOSE_PROJECT_NAME": "elastane"},
     )  # fmt: skip

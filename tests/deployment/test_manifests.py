@@ -6,7 +6,6 @@ import functools
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from kubernetes_validate.utils import all_versions
 
+import patience
 from deployment.kustomize import (
     NotUnderstoodError,
     Resource,
@@ -108,7 +108,7 @@ def test_a_misspelt_field_is_found(everything: list[Resource]) -> None:
     shutil.which("kubectl") is None, reason="needs kubectl, whose kustomize it is held against"
 )
 def test_kustomize_renders_the_same(overlay: Path) -> None:
-    done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, timeout=60)
+    done = patience.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, timeout=60)
     if "unknown" in done.stderr and done.returncode:
         pytest.skip(f"this kubectl is too old: {done.stderr.splitlines()[0]}")
     assert done.returncode == 0, done.stderr

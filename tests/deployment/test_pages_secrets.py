@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import ssl
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import patience
 from deployment.processes import ROOT, MasterOfTheManifest, RedisOfTheManifest
 from elastane_common.client import MasterClient, RequestRefusedError
 from elastane_proto.v1 import job_pb2
@@ -52,7 +52,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         command.chmod(0o755)
     page = (ROOT / "docs/deploy.md").read_text().partition("\n## Kubernetes\n")[2]
     first, second = re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)[:2]
-    done = subprocess.run(
+    done = patience.run(
         ["bash", "-e", "-c", first + second],
         cwd=folder,
         env={
@@ -139,7 +139,7 @@ def test_nobody_is_let_in_without_a_token(master: MasterOfTheManifest, caller: p
 
 def test_a_command_in_the_pod_finds_its_master_healthy(master: MasterOfTheManifest) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, "-m", "elastane_cli", "health", "--master", master.address],
         env=clean | master.variables | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, timeout=60,

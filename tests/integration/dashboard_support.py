@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+import patience
 from elastane_master.app import Master
 from elastane_master.security.settings import SecuritySettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
@@ -59,7 +60,7 @@ async def train(channel: grpc.aio.Channel, worker: Worker, steps: int = 2) -> ri
         await worker.receive("prepared")
     await worker.send(heartbeat=ring_pb2.Heartbeat(generation=go.generation, applied_step=steps))
     stub = job_pb2_grpc.JobServiceStub(channel)
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while (await stub.Get(job_pb2.JobServiceGetRequest(name=worker.job))).job.step < steps:
             await asyncio.sleep(0.01)
     return go

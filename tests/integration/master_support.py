@@ -14,6 +14,7 @@ import grpc
 import msgspec
 from grpc_status import rpc_status
 
+import patience
 from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store, StoreOptions
@@ -177,7 +178,7 @@ class MasterProcess:
                 env=environment,
                 stderr=log,
             )
-        async with asyncio.timeout(60):
+        async with patience.within(60):
             while not port_file.exists():
                 if self.process.returncode is not None:
                     raise AssertionError(self.log_path.read_text())
@@ -192,7 +193,7 @@ class MasterProcess:
     async def stop(self) -> str:
         """SIGTERM; returns what it logged."""
         self.process.terminate()
-        async with asyncio.timeout(30):
+        async with patience.within(30):
             await self.process.wait()
         return self.log_path.read_text()
 
@@ -237,7 +238,7 @@ class Worker:
         await self.call.write(ring_pb2.AttendRequest(**message))
 
     async def receive(self, kind: str = "") -> ring_pb2.AttendResponse:
-        response = await asyncio.wait_for(self.call.read(), 20)
+        response = await patience.wait_for(self.call.read(), 20)
         assert response is not grpc.aio.EOF, f"the stream ended, {kind or 'a message'} was expected"
         assert kind in ("", response.WhichOneof("message")), response
         return response
@@ -245,6 +246,6 @@ class Worker:
     async def ended(self) -> grpc.StatusCode:
         """Waits for the end of the stream."""
         with contextlib.suppress(grpc.aio.AioRpcError):
-            while await asyncio.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
+            while await patience.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
                 pass
         return await self.call.code()

@@ -29,6 +29,7 @@ import grpc
 import psutil
 import structlog
 
+import patience
 from elastane_master.app import Master
 from elastane_master.decisions import operators as operators_module
 from elastane_master.jobs import job_server as host_module
@@ -257,7 +258,7 @@ def _context(step: int) -> common_pb2.EstContext:
 async def settle(master: Master) -> None:
     """Until the master has seen that all are gone: it hears of broken streams when it does."""
     assert master._hosts is not None
-    async with asyncio.timeout(120):
+    async with patience.within(120):
         for host in master._hosts.all():
             while host._streams or host.sessions or host.watchers or host.task_waiters.count:
                 await asyncio.sleep(0.01)

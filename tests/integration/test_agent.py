@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+import patience
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_cli.audit import audit
 from elastane_cli.explain import explain
@@ -58,9 +59,12 @@ class Run:
             self._news.put(json.loads(text))
         self._news.put(None)
 
+    def _next(self) -> Line | None:
+        return patience.wait(lambda seconds: self._news.get(timeout=seconds), WAIT_SECONDS)
+
     def until(self, event: str, **facts: object) -> Line:
         """The next line of that event with those facts."""
-        while (line := self._news.get(timeout=WAIT_SECONDS)) is not None:
+        while (line := self._next()) is not None:
             self.lines.append(line)
             if line["event"] == event and all(line.get(name) == value for name, value in facts.items()):
                 return line
@@ -68,9 +72,9 @@ class Run:
 
     def end(self) -> int:
         """The exit code, once it has ended."""
-        while (line := self._news.get(timeout=WAIT_SECONDS)) is not None:
+        while (line := self._next()) is not None:
             self.lines.append(line)
-        return self._process.wait(WAIT_SECONDS)
+        return patience.wait(self._process.wait, WAIT_SECONDS)
 
     def wait(self, seconds: float) -> None:
         """A moment, for what shows elsewhere; fails when the command has ended meanwhile."""
@@ -360,7 +364,7 @@ def test_looking_at_a_job(start: Callable[..., Run]) -> None:
         address = client.addresses[0]
 
     def elastane(*arguments: str) -> str:
-        done = subprocess.run(
+        done = patience.run(
             [sys.executable, "-m", "elastane_cli", *arguments, "--master", address],
             env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS,
         )  # fmt: skip

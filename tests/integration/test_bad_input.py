@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from test_matrix import Config
 
+import patience
 from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
 from elastane_common.client import RequestRefusedError
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
@@ -30,7 +31,7 @@ def run_script(
     script: Sequence[str] = tuple(CONFIG.arguments),
     timeout_seconds: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return patience.run(
         [sys.executable, *script, *arguments],
         env={**os.environ, **environment},
         capture_output=True,

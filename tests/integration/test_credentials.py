@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import patience
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.runtime.session import MasterSession
 from elastane_agent.supervisor.master_process import EmbeddedMaster
@@ -244,7 +245,7 @@ def test_workers_get_their_own_token_and_not_the_agents() -> None:
 
 
 def elastane(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return patience.run(
         [sys.executable, "-m", "elastane_cli", *arguments],
         env={**os.environ, **environment},
         capture_output=True,

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+import patience
 from compared_runs import compare_runs
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
@@ -166,7 +167,7 @@ def test_at_d2_agents_of_unlike_machines_give_the_same_bits(tmp_path: Path) -> N
     reports = tmp_path / "reports"
     agents = [run_agent(master.address, reports, shell) for shell in (newer, OLDER)]
     try:
-        said = [agent.communicate(timeout=120)[0] for agent in agents]
+        said = [patience.communicate(agent, 120)[0] for agent in agents]
         assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
         with MasterClient(master.address, timeout_seconds=30.0) as client:
             job = client.get_job("unlike")

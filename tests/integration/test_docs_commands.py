@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+import patience
 from elastane_cli.commands.catalogue import COMMANDS, load
 from integration.forked_cli import shared_server
 from slow import slow
@@ -70,7 +71,7 @@ def run(script: str, folder: Path) -> str:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
     clean |= {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     with shared_server(folder, clean) as (variables, server):
-        done = subprocess.run(
+        done = patience.run(
             ["bash", "-e", "-c", 'trap "kill \\$agent \\$master 2>/dev/null || true; wait" EXIT\n' + script],
             cwd=folder,
             env=clean | variables,

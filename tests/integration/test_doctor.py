@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import patience
 from elastane.diagnose.examine import Examination, ScriptFailedError
 from elastane.diagnose.findings import Finding, Report, Severity, is_fault
 from elastane_cli.commands.main import build_app
@@ -18,12 +19,11 @@ from integration.forkserver import ForkServers
 from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "doctor_faults.py"
-SECONDS = 120.0
 
 
 def examine(servers: ForkServers, faults: str, *, ests: int = 2) -> Report:
     command = [str(SCRIPT), *faults.split()]
-    return Examination(command, ests=ests, timeout_seconds=SECONDS, launch=servers.launch).inspect()
+    return Examination(command, ests=ests, launch=servers.launch).inspect()
 
 
 def of_kind(report: Report, kind: str) -> list[Finding]:
@@ -152,11 +152,11 @@ def test_a_script_that_never_ends_is_ended(servers: ForkServers, tmp_path: Path)
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return patience.run(
         [sys.executable, "-m", "elastane_cli", "doctor", *arguments],
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=120,
         env={**os.environ, "COLUMNS": "250"},
     )
 

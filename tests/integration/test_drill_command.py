@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from test_agent import ENVIRONMENT
 
+import patience
 from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
 
 @slow
 def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = patience.run(
         [
             *(sys.executable, "-m", "elastane_cli", "drill", "--json", "--ests", "2", "--seed", "7"),
             *("--spot-price", "36", "--on-demand-price", "108", "--keep", str(tmp_path / "kept")),

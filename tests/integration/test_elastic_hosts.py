@@ -25,6 +25,7 @@ from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
+from patience import Patience
 from slow import slow
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
@@ -158,9 +159,9 @@ def assert_same_bits(run: Run, reports: Path) -> None:
 def assert_figures(run: Run, workers: set[str], step: int) -> None:
     """The agent serves those of workers on other hosts; not of those that left, with their hosts."""
     (served,) = run.of("metrics_served")
-    deadline = time.monotonic() + 30.0
+    limit = Patience(30.0)
     found: dict[str, float] = {}
-    while time.monotonic() < deadline:
+    while limit.left():
         with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:
             text = answer.read().decode()
         samples = [one for family in text_string_to_metric_families(text) for one in family.samples]

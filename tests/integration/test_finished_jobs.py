@@ -14,6 +14,7 @@ import pytest
 from redis.exceptions import ConnectionError
 
 import elastane_master.jobs.job_servers as hosts_module
+import patience
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import VERSION
@@ -105,7 +106,7 @@ class Api:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with patience.within(60):
         while not condition():
             await asyncio.sleep(0.02)  # a job that is closed tells nobody: nobody follows it
 
@@ -197,8 +198,8 @@ async def test_a_store_that_lost_the_last_write_is_given_it_again(api: Api) -> N
         return await close(job, token, sequence + 1, record)
 
     api.hosts._records.close = lost
-    await asyncio.wait_for(asked.wait(), 30)
-    async with asyncio.timeout(30):
+    await patience.wait_for(asked.wait(), 30)
+    async with patience.within(30):
         while "snapshot" not in await api.keys("j"):  # the store tells nobody
             await asyncio.sleep(0.02)
     assert (await api.hosts.find("j")).machine.state.phase == "cancelled"
@@ -220,7 +221,7 @@ async def test_a_leader_whose_job_is_taken_while_it_writes_it_anew_gives_up_lead
         raise Fenced("another master took it", job="j", token=1, holder="2")
 
     api.hosts._records.close = lost
-    assert isinstance(await asyncio.wait_for(failed, 30), Fenced)
+    assert isinstance(await patience.wait_for(failed, 30), Fenced)
 
 
 async def test_delete(api: Api) -> None:

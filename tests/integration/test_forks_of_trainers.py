@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+
+import patience
 
 #: It forks when a gloo group and a call are garbage. What the child does first, in a handler that is older
 #: than ours, sets off a collection if the collector is on.
@@ -89,7 +90,7 @@ os._exit(0)
 
 def _run(collector: str) -> tuple[str, str]:
     worker = {"ELASTANE_MODE": "elastic", "ELASTANE_MASTER": "127.0.0.1:1", "ELASTANE_ESTS": "1"}
-    ended = subprocess.run(
+    ended = patience.run(
         [sys.executable, "-c", FORKS, collector],
         env=os.environ | worker,
         capture_output=True, text=True, timeout=120, check=False,

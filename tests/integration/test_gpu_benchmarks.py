@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import patience
 from slow import slow
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
@@ -20,7 +21,7 @@ DRY += ["--steps", "6", "--data-workers", "1"]
 def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(FOLDER / script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    return patience.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_without_a_gpu_the_reason_is_said():

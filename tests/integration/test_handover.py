@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import patience
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.ring_errors import RingAborted, RingBroken
 from elastane.collective.transport import HANDOVER_TAG, RingTransport, Transfer
@@ -129,7 +130,7 @@ def run_members(
     try:
         for process in members:
             process.start()
-        found = dict(results.get(timeout=120) for _ in range(answers))
+        found = dict(patience.wait(lambda s: results.get(timeout=s), 120) for _ in range(answers))
         for process in members:
             process.join(timeout=60)
         return found, [process.exitcode for process in members]

@@ -18,6 +18,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import patience
 from elastane_master.app import Master
 from elastane_master.security import front
 from elastane_master.security.front import ANSWER_SECONDS, Front
@@ -87,7 +88,7 @@ async def stranger(master: Master) -> Stranger:
 async def ended(one: Stranger) -> None:
     """Waits until the master has ended the connection."""
     with contextlib.suppress(OSError, EOFError):
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with patience.within(WAIT_SECONDS):
             async for _ in one.frames():
                 pass
     one.writer.transport.abort()
@@ -145,7 +146,7 @@ def watched_calls(monkeypatch: pytest.MonkeyPatch) -> list[grpc.HandlerCallDetai
 
 async def test_a_request_that_announces_two_gibibytes_is_answered_unread(master: Master) -> None:
     one = await stranger(master)
-    async with asyncio.timeout(WAIT_SECONDS):
+    async with patience.within(WAIT_SECONDS):
         await hostile.bodies(one)  # returns when the master has ended the call
     one.writer.transport.abort()
 
@@ -192,14 +193,14 @@ async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(mas
                 idle.append(await stranger(master))
         turned_away = 100 - len(idle)
         ending = [asyncio.create_task(ended(one)) for one in idle]
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with patience.within(WAIT_SECONDS):
             while turned_away + sum(task.done() for task in ending) < 36:
                 await asyncio.sleep(0.02)
         # Below the limit nobody is drawn to go, as the next newcomer could be before its first call.
         for one, task in zip(idle, ending, strict=True):
             if not task.done():
                 one.writer.transport.abort()
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with patience.within(WAIT_SECONDS):
             await asyncio.wait(ending)
         # The first call of a connection, whose request is more than a stranger may send.
         async with own_channel(master) as new:
@@ -210,7 +211,7 @@ async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(mas
         await jobs.Scale(
             job_pb2.JobServiceScaleRequest(name="mine", workers_min=1, workers_max=1), metadata=TOKEN
         )
-        assert await asyncio.wait_for(watch.read(), WAIT_SECONDS) is not grpc.aio.EOF
+        assert await patience.wait_for(watch.read(), WAIT_SECONDS) is not grpc.aio.EOF
 
 
 async def test_a_probe_is_answered_whatever_service_it_names(master: Master) -> None:
@@ -228,7 +229,7 @@ async def test_a_caller_with_a_token_may_begin_many_calls_before_it_is_known(mas
         async with own_channel(master) as channel:
             stub = job_pb2_grpc.JobServiceStub(channel)
             asked = [stub.Get(job_pb2.JobServiceGetRequest(name="mine"), metadata=TOKEN) for _ in range(60)]
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with patience.within(WAIT_SECONDS):
                 assert {answer.job.name for answer in await asyncio.gather(*asked)} == {"mine"}
 
 
@@ -286,7 +287,7 @@ async def test_calls_that_are_taken_back_are_not_answered(
             if kind == PING:
                 break
         one.writer.transport.abort()
-    async with asyncio.timeout(WAIT_SECONDS):  # of one that waits
+    async with patience.within(WAIT_SECONDS):  # of one that waits
         one = await stranger(master)
         await one.send(frame(HEADERS, END_HEADERS, 1, request(hostile.LIST)))
         while not answered:
@@ -305,7 +306,7 @@ async def test_who_was_given_up_while_the_master_was_busy_is_heard_on_a_new_conn
         asked = [stub.Get(request, metadata=TOKEN, wait_for_ready=True) for _ in range(10)]
         await asyncio.sleep(0)
         time.sleep(1.0)
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with patience.within(WAIT_SECONDS):
             answers = await asyncio.gather(*asked, return_exceptions=True)
             assert (await stub.Get(request, metadata=TOKEN, wait_for_ready=True)).job.name == "mine"
         codes = {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)}
@@ -323,7 +324,7 @@ async def test_who_calls_grpc_past_the_port_is_nobody_whatever_token_it_has(mast
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
     others = set(front._peers)
     one = await stranger(master)
-    async with asyncio.timeout(WAIT_SECONDS):
+    async with patience.within(WAIT_SECONDS):
         while not (peers := {peer for peer in front._peers if peer not in others and front.vouches(peer)}):
             await asyncio.sleep(0.02)
         (peer,) = peers

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
+import patience
 from elastane.runtime.session import MasterSession
 from elastane_common.client import MasterClient, RequestRefusedError
 from elastane_common.errors import ElastaneError
@@ -252,7 +253,7 @@ async def test_watchers_beyond_the_limit_are_refused_until_one_leaves(tmp_path: 
             await busy(act, "watchers_per_job_max")
         watch.cancel()
         host = served.master._hosts.get("j")
-        async with asyncio.timeout(20):
+        async with patience.within(20):
             while host.watchers > 1:
                 await asyncio.sleep(0.01)  # the server hears of a cancelled call when it does
         assert await served.jobs.Watch(job_pb2.JobServiceWatchRequest(name="j")).read()
@@ -263,7 +264,7 @@ async def test_calls_that_wait_for_tasks_are_limited(tmp_path: Path) -> None:
         assert len((await served.lease("a", max_tasks=4)).tasks) == 4
         waiting = asyncio.create_task(served.lease("b", max_tasks=1))
         host = served.master._hosts.get("j")
-        async with asyncio.timeout(20):
+        async with patience.within(20):
             while host.task_waiters.count < 1:
                 await asyncio.sleep(0.01)
         await busy(lambda: served.lease("c", max_tasks=1), "lease_waiters_per_job_max")
@@ -298,7 +299,7 @@ async def test_a_watcher_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
             )
             await watch.read()
             host = served.master._hosts.get("j")
-            async with asyncio.timeout(60):
+            async with patience.within(60):
                 while host.watchers:
                     worker = Worker(served.channel, "a")
                     await worker.hello()

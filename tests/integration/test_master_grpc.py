@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
+import patience
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.servers import ring_service
 from elastane_proto.v1 import (
@@ -274,7 +275,7 @@ async def test_a_worker_waits_on_the_server_for_a_task_that_comes_back(api: Simp
     assert (task.index, task.attempt) == (0, 2)
     holder = (await api.shards.GetProgress(shard_pb2.GetProgressRequest(job="j"))).datasets[0].holders[0]
     await api.shards.LeaseTasks(lease(holder.worker_id, max_tasks=0, completed=[done(task)]))
-    replies = await asyncio.wait_for(asyncio.gather(*pending), 10)
+    replies = await patience.wait_for(asyncio.gather(*pending), 10)
     assert all(reply.complete and not reply.tasks for reply in replies)
 
 
@@ -286,7 +287,7 @@ async def test_a_waiter_that_left_does_not_swallow_the_task(api: SimpleNamespace
     await asyncio.sleep(0.2)
     leaver.cancel()
     await api.shards.LeaseTasks(lease("a", max_tasks=0, completed=[done(held, error="x")]))
-    assert (await asyncio.wait_for(stayer, 10)).tasks[0].index == 0
+    assert (await patience.wait_for(stayer, 10)).tasks[0].index == 0
 
 
 async def test_an_empty_answer_comes_when_the_wait_is_over(api: SimpleNamespace) -> None:
@@ -321,7 +322,7 @@ async def test_a_stream_dataset_wakes_its_waiters_when_it_grows(api: SimpleNames
     await api.shards.ExtendDataset(
         shard_pb2.ExtendDatasetRequest(job="j", dataset="d", watermark=10, closed=True)
     )
-    task = (await asyncio.wait_for(waiting, 10)).tasks[0]
+    task = (await patience.wait_for(waiting, 10)).tasks[0]
     assert (task.range.start, task.range.end) == (0, 10)
     final = await api.shards.LeaseTasks(lease("a", completed=[done(task)]))
     assert final.complete
@@ -369,9 +370,9 @@ async def test_watches_show_now_and_then_every_change(api: SimpleNamespace) -> N
     assert (await job.read()).job.phase == job_pb2.JOB_PHASE_WAITING
     assert (await progress.read()).datasets[0].doing == 0
     await api.shards.LeaseTasks(lease())
-    assert (await asyncio.wait_for(progress.read(), 10)).datasets[0].doing == 1
+    assert (await patience.wait_for(progress.read(), 10)).datasets[0].doing == 1
     await api.jobs.Cancel(job_pb2.JobServiceCancelRequest(name="j"))
-    async with asyncio.timeout(10):
+    async with patience.within(10):
         while (await job.read()).job.phase != job_pb2.JOB_PHASE_CANCELLED:
             pass
     job.cancel()
@@ -384,7 +385,7 @@ async def test_past_and_new_events_are_followed_without_a_gap(api: SimpleNamespa
     assert (first.sequence, first.kind) == (1, "job_created")
     for number in range(5):
         await api.shards.CreateDataset(dataset(f"d{number}"))
-    numbers = [(await asyncio.wait_for(follower.read(), 10)).event.sequence for _ in range(5)]
+    numbers = [(await patience.wait_for(follower.read(), 10)).event.sequence for _ in range(5)]
     assert numbers == [2, 3, 4, 5, 6]
     past = [
         reply.event async for reply in api.ring.WatchEvents(ring_pb2.WatchEventsRequest(job="j", since=3))
@@ -435,12 +436,12 @@ async def test_without_its_store_the_master_says_that_it_does_not_serve(api: Sim
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     async with store_down(api.master):
         write = asyncio.ensure_future(api.shards.CreateDataset(dataset()))
-        status = (await asyncio.wait_for(watch.read(), 10)).status
+        status = (await patience.wait_for(watch.read(), 10)).status
         assert status == health_pb2.HealthCheckResponse.NOT_SERVING
         assert (await api.jobs.Get(job_pb2.JobServiceGetRequest(name="j"))).job.name == "j"  # reads go on
         assert not write.done()
-    assert (await asyncio.wait_for(watch.read(), 10)).status == health_pb2.HealthCheckResponse.SERVING
-    assert (await asyncio.wait_for(write, 10)).created
+    assert (await patience.wait_for(watch.read(), 10)).status == health_pb2.HealthCheckResponse.SERVING
+    assert (await patience.wait_for(write, 10)).created
     watch.cancel()
 
 
@@ -457,8 +458,8 @@ async def test_a_caller_who_leaves_does_not_take_the_write_of_others_along(api: 
         leaver.cancel()
         await asyncio.sleep(0.1)
         assert not stayer.done()
-    assert (await asyncio.wait_for(in_flight, 10)).created
-    assert (await asyncio.wait_for(stayer, 10)).created
+    assert (await patience.wait_for(in_flight, 10)).created
+    assert (await patience.wait_for(stayer, 10)).created
 
 
 async def test_a_hello_that_is_read_after_its_call_has_ended_admits_nobody(
@@ -475,7 +476,7 @@ async def test_a_hello_that_is_read_after_its_call_has_ended_admits_nobody(
     messages: queue.SimpleQueue[ring_pb2.AttendRequest | None] = queue.SimpleQueue()
     with grpc.insecure_channel(api.master.address) as channel:
         call = ring_pb2_grpc.RingServiceStub(channel).Attend(iter(messages.get, None))
-        await asyncio.wait_for(begun.wait(), 20)
+        await patience.wait_for(begun.wait(), 20)
         # The master is busy, as with a large decision; gRPC's threads take in what arrives meanwhile.
         messages.put(ring_pb2.AttendRequest(hello=hello))
         time.sleep(0.3)

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import aiohttp
 import pytest
 from prometheus_client import parser
 
+import patience
 from elastane_master.app import Master
 from elastane_master.decisions.events import SuspendRequested
 from elastane_master.errors import CannotListen
@@ -220,7 +219,7 @@ asyncio.run(main())
 loaded = [name for name in ("aiohttp", "prometheus_client", "elastane_master.http") if name in sys.modules]
 sys.exit(", ".join(loaded) or None)
 """
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, "-c", script],
         env=ENVIRONMENT,
         capture_output=True,
@@ -249,7 +248,7 @@ async def test_a_standby_says_who_leads_until_it_leads_itself(tmp_path: Path) ->
             await first.hosts.create("j", JobSettings(ests=1))
             assert jobs_told((await get(addresses[1], "/metrics"))[1]) == set()
             await first.stop()
-            async with asyncio.timeout(20):
+            async with patience.within(20):
                 while (await get(addresses[1], "/readyz"))[0] != 200:
                     await asyncio.sleep(0.02)
             leads = (await get(addresses[1], "/metrics"))[1]
@@ -279,7 +278,7 @@ async def test_a_store_that_is_away_is_not_ready_but_alive(tmp_path: Path) -> No
         async with store_down(master):
             # Something has to be written before it is known.
             asking = asyncio.create_task(master.hosts.get("j").submit(SuspendRequested("r")))
-            async with asyncio.timeout(20):
+            async with patience.within(20):
                 while (await get(address, "/readyz"))[0] == 200:
                     await asyncio.sleep(0.02)
             assert await get(address, "/readyz") == (503, "the store does not answer\n")
@@ -287,8 +286,8 @@ async def test_a_store_that_is_away_is_not_ready_but_alive(tmp_path: Path) -> No
             text = (await get(address, "/metrics"))[1]
             assert "elastane_store_up 0.0" in text and "elastane_store_outages_total 1.0" in text
             assert 'elastane_job_pending_appends{job_name="j"} 0.0' not in text
-        await asyncio.wait_for(asking, 20)
-        async with asyncio.timeout(20):
+        await patience.wait_for(asking, 20)
+        async with patience.within(20):
             while (await get(address, "/readyz"))[0] != 200:
                 await asyncio.sleep(0.02)
         assert "elastane_store_up 1.0" in (await get(address, "/metrics"))[1]
@@ -327,7 +326,7 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
     """What came until the other side ended the connection."""
     received = b""
     with contextlib.suppress(ConnectionError):
-        received = await asyncio.wait_for(reader.read(), 20)
+        received = await patience.wait_for(reader.read(), 20)
     return received
 
 
@@ -370,7 +369,7 @@ async def test_probes_answer_under_idle_connections_and_live_pages(tmp_path: Pat
                 assert (await get(f"{host}:{port}", path))[0] == 200
         # The live pages that were let in go on; idle connections do not take their place.
         for reader in live:
-            assert b"event: parts" in await asyncio.wait_for(reader.readuntil(b"event: parts"), 20)
+            assert b"event: parts" in await patience.wait_for(reader.readuntil(b"event: parts"), 20)
         assert master.measures.http.connections <= master.settings.http_connections_max
 
 
@@ -404,7 +403,7 @@ async def test_a_client_that_does_not_read_its_answers_is_ended() -> None:
             request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
             loop = asyncio.get_running_loop()
             with contextlib.suppress(OSError):
-                async with asyncio.timeout(20):
+                async with patience.within(20):
                     while not served.measures.http.refused:
                         await loop.sock_sendall(client, request)
                         await asyncio.sleep(0.001)
@@ -425,11 +424,9 @@ async def test_sigterm_ends_the_port_with_the_master_in_time(tmp_path: Path) -> 
         await kept[0].readuntil(b"ok\n")
         stuck = await asyncio.open_connection(host, int(port))
         stuck[1].write(b"GET /me")
-        began = time.monotonic()
-        log = await master.stop()
-        seconds = time.monotonic() - began
+        async with patience.within(8):  # compose and Kubernetes give 10 and 30 s
+            log = await master.stop()
         assert master.process.returncode == 0 and "master stopped" in log
-        assert seconds < 8.0  # compose and Kubernetes give 10 and 30 s
         assert await ended(kept[0]) == b"" and await ended(stuck[0]) == b""
         for _, writer in (kept, stuck):
             writer.close()

@@ -15,6 +15,7 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
+import patience
 from elastane_agent.supervisor.first_checks import is_full
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_master.store.embedded import EmbeddedStore
@@ -35,7 +36,7 @@ async def run_cli(*arguments: str, **environment: str) -> tuple[int, str]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(60):
+        async with patience.within(60):
             _, errors = await process.communicate()
     finally:
         if process.returncode is None:
@@ -139,7 +140,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_by_kills(tmp_path: Path, 
         acknowledged = 0
         for _ in range(kills):
             acknowledged += moments.randint(100, 400)
-            async with asyncio.timeout(60):
+            async with patience.within(60):
                 while sum(len(leaser.done) for leaser in leasers) < acknowledged and not running.done():
                     await asyncio.sleep(0.002)
             if victim == "master":
@@ -147,7 +148,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_by_kills(tmp_path: Path, 
                 await master.start()
             else:
                 os.kill(EmbeddedStore(tmp_path).server_pid(), signal.SIGKILL)
-        await asyncio.wait_for(running, 120)
+        await patience.wait_for(running, 120)
         progress, history = await progress_and_history(master)
     assert (progress.done, progress.todo, progress.doing, progress.failed) == (size, 0, 0, 0)
     assert history == Counter(range(size))

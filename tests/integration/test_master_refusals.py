@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import patience
 from elastane_master.decisions import operators
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
@@ -112,7 +113,7 @@ async def test_nobody_is_told_of_a_phase_before_it_is_durable(
     done, _ = await asyncio.wait(told, timeout=0.5)
     assert not done
     may_write.set()
-    seen, got, listed = await asyncio.wait_for(asyncio.gather(*told), 10)
+    seen, got, listed = await patience.wait_for(asyncio.gather(*told), 10)
     assert {seen.job.phase, got.job.phase, listed.jobs[0].phase} == {job_pb2.JOB_PHASE_CANCELLED}
     await watched.aclose()
 

@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+import patience
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
 from elastane_master.security import policy
@@ -278,7 +279,7 @@ async def test_a_changed_file_is_noticed_without_a_signal(tmp_path: Path) -> Non
         jobs = job_pb2_grpc.JobServiceStub(new)
         assert (await refused(jobs.List(job_pb2.JobServiceListRequest())))[1] == "UNAUTHENTICATED"
         (tmp_path / "tokens.toml").write_text(entry("b", ["reader"], ["*"]))
-        async with asyncio.timeout(60):
+        async with patience.within(60):
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await jobs.List(job_pb2.JobServiceListRequest())
@@ -342,7 +343,7 @@ async def test_a_token_gets_its_quotas_and_no_more(tmp_path: Path) -> None:
         await first.hello()
         assert (await refused(second.hello()))[2].facts["quota"] == "sessions_max"
         first.call.cancel()
-        async with asyncio.timeout(60):
+        async with patience.within(60):
             while True:  # the end of a session reaches the master when it does
                 again = attending(plain, "w1", "small")
                 again.job = there[0]

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
+import patience
 from elastane_master.app import Master
 from elastane_proto import contexts
 from elastane_proto.v1 import (
@@ -62,7 +63,7 @@ async def get_job(channel: grpc.aio.Channel) -> job_pb2.Job:
 
 async def wait_for_workers(channel: grpc.aio.Channel, names: set[str]) -> job_pb2.Job:
     watch = job_pb2_grpc.JobServiceStub(channel).Watch(job_pb2.JobServiceWatchRequest(name="j"))
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while True:
             job = (await watch.read()).job
             if {worker.worker_id for worker in job.workers} == names:
@@ -214,7 +215,7 @@ async def test_a_broken_stream_returns_the_tasks_at_once(tmp_path: Path) -> None
             waiting = asyncio.ensure_future(lease_one(channel, "b"))
             await asyncio.sleep(0.1)
             assert not waiting.done()
-        assert (await asyncio.wait_for(waiting, 5)).tasks[0].attempt == 2
+        assert (await patience.wait_for(waiting, 5)).tasks[0].attempt == 2
         await wait_for_workers(channel, set())
 
 
@@ -301,7 +302,7 @@ async def test_a_later_message_that_is_refused_ends_the_stream(tmp_path: Path, m
         await worker.receive("prepare")
         await worker.send(**message)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            while await asyncio.wait_for(worker.call.read(), 10) is not grpc.aio.EOF:
+            while await patience.wait_for(worker.call.read(), 10) is not grpc.aio.EOF:
                 pass
         assert reason_of(refused.value)[1] == ("STALE" if "ready" in message else "INVALID_ARGUMENT")
         await wait_for_workers(channel, set())

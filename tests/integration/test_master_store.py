@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from redis.exceptions import RedisError
 
+import patience
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import (
@@ -93,7 +94,7 @@ async def test_a_snapshot_trims_the_log_and_is_taken_without_new_records(store: 
     await ledger.append(b"a")
     await ledger.append(b"b")
     assert await store.redis.xlen(KEYS.log) == 1
-    async with asyncio.timeout(5):
+    async with patience.within(5):
         while await store.redis.xlen(KEYS.log):
             await asyncio.sleep(0.02)
     _, recovered = await JobLog.open(store.redis, "j")
@@ -121,7 +122,7 @@ async def test_a_snapshot_waits_until_the_log_is_as_large_or_its_patience_is_ove
 
     log = await log_of(0.05)
     await log.append(b"small")
-    async with asyncio.timeout(5):
+    async with patience.within(5):
         while await store.redis.xlen(KEYS.log):
             await asyncio.sleep(0.01)
     await log.close()
@@ -173,7 +174,7 @@ async def test_an_idle_master_learns_that_it_is_fenced(store: Store) -> None:
 
     await open_ledger(store, options=LogOptions(check_seconds=0.05), listener=Listener())
     await open_ledger(store)
-    await asyncio.wait_for(fenced.wait(), 5)
+    await patience.wait_for(fenced.wait(), 5)
 
 
 @pytest.mark.parametrize("losses", [1, 3])
@@ -227,7 +228,7 @@ async def test_a_killed_server_comes_back_and_nothing_acknowledged_is_lost(store
         await asyncio.shield(pending[-1])
         os.kill(store.embedded.server_pid(), signal.SIGKILL)
         more = [ledger.append(record) for record in numbered(50, 100 * round_number + 50)]
-        await asyncio.wait_for(asyncio.gather(*more), 30)
+        await patience.wait_for(asyncio.gather(*more), 30)
     assert changes in ([False, True] * count for count in (1, 2, 3))
     assert (await open_ledger(store)).records == numbered(300)
     assert await store.redis.xlen(KEYS.history) == 300
@@ -272,11 +273,11 @@ async def test_nothing_is_acknowledged_while_the_server_is_down(store: Store) ->
     await ledger.append(b"a")
     os.kill(store.embedded.server_pid(), signal.SIGKILL)
     future = ledger.append(b"b")
-    await asyncio.wait_for(ledger.log.settled(), 10)  # returns since the store is known to be down
+    await patience.wait_for(ledger.log.settled(), 10)  # returns since the store is known to be down
     assert not ledger.log.reachable
     assert not future.done()
     await store.revive()
-    await asyncio.wait_for(future, 10)
+    await patience.wait_for(future, 10)
     assert ledger.log.reachable
 
 
@@ -305,7 +306,7 @@ async def test_an_idle_master_mends_a_store_that_lost_its_last_write(store: Stor
     replica = await copied(store)
     await ledger.append(b"b")
     await put_back(store, replica)
-    async with asyncio.timeout(5):
+    async with patience.within(5):
         while await store.redis.hget(KEYS.fence, "sequence") != b"3":
             await asyncio.sleep(0.02)
     assert (await open_ledger(store)).records == [b"a", b"b"]

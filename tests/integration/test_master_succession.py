@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import patience
 from elastane_common.client import MasterClient
 from elastane_master.store.connection import Store
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
@@ -58,11 +59,10 @@ async def health(master: MasterProcess) -> int:
 
 async def serving(master: MasterProcess, wanted: int = SERVING) -> None:
     """Returns once the master's health says SERVING, or what is wanted: it tells changes by itself."""
-    async with grpc.aio.insecure_channel(master.address) as channel:
-        async with asyncio.timeout(60):
-            async for reply in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
-                if reply.status == wanted:
-                    return
+    async with grpc.aio.insecure_channel(master.address) as channel, patience.within(60):
+        async for reply in health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()):
+            if reply.status == wanted:
+                return
 
 
 async def refusal(master: MasterProcess) -> tuple[grpc.StatusCode, str, object]:
@@ -133,7 +133,7 @@ async def test_a_leader_that_slept_has_acknowledged_nothing_and_stands_by(
         assert (progress.doing, progress.todo) == (30, 70)
         assert len(leased) == 30
         assert first.process.returncode is None
-        async with asyncio.timeout(30):
+        async with patience.within(30):
             while (await refusal(first))[2].facts.get("leader") != second.address:
                 await asyncio.sleep(0.05)
         # And it is the next leader.
@@ -289,7 +289,7 @@ async def test_a_leader_that_alone_is_cut_off_from_the_store_is_replaced(
             assert len(await lease_all(second, 4)) == 4
             assert (await refusal(first))[1] == "NOT_LEADING"
             await partition.heal()
-            async with asyncio.timeout(60):
+            async with patience.within(60):
                 while (await refusal(first))[2].facts.get("leader") != second.address:
                     await asyncio.sleep(0.05)
             progress = (await progress_and_history(second))[0]
@@ -350,7 +350,7 @@ async def test_leasers_lose_nothing_over_many_successions(store: Store, tmp_path
         leasers = [FollowingLeaser(masters, f"w{number}") for number in range(3)]
         running = asyncio.gather(*[leaser.run() for leaser in leasers])
         for change in range(changes):
-            async with asyncio.timeout(120):
+            async with patience.within(120):
                 while sum(len(leaser.done) for leaser in leasers) < 200 * (change + 1):
                     await asyncio.sleep(0.01)
             leader, standby = masters[change % 2], masters[1 - change % 2]
@@ -358,7 +358,7 @@ async def test_leasers_lose_nothing_over_many_successions(store: Store, tmp_path
             await leader.process.wait()
             await serving(standby)
             await leader.start()
-        await asyncio.wait_for(running, 120)
+        await patience.wait_for(running, 120)
         progress, history = await progress_and_history(masters[changes % 2])
     assert (progress.done, progress.todo, progress.doing, progress.failed) == (size, 0, 0, 0)
     assert sorted(history.elements()) == list(range(size))

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+import patience
 from elastane_master.servers import metric_service
 from elastane_master.store.history import JobHistory
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, metric_pb2, metric_pb2_grpc, ring_pb2
@@ -39,13 +40,13 @@ async def train(worker: Worker, go: ring_pb2.Go, steps: range, loss: float) -> N
 async def committed(worker: Worker, go: ring_pb2.Go, step: int, channel: grpc.aio.Channel) -> None:
     """Tells that the steps before `step` are applied, and waits until they are committed."""
     await worker.send(heartbeat=ring_pb2.Heartbeat(generation=go.generation, applied_step=step))
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while (await get_job(channel)).step < step:
             await asyncio.sleep(0.01)
 
 
 async def read(watch: Any) -> metric_pb2.WatchStepsResponse:
-    answer = await asyncio.wait_for(watch.read(), 20)
+    answer = await patience.wait_for(watch.read(), 20)
     assert answer is not grpc.aio.EOF
     return answer
 
@@ -112,7 +113,7 @@ async def test_curves_are_watched(tmp_path: Path) -> None:
         request = metric_pb2.WatchSeriesRequest(job="j")
         request.interval.FromMilliseconds(50)
         watch = stub(channel).WatchSeries(request)
-        assert (await asyncio.wait_for(watch.read(), 20)).step == 0
+        assert (await patience.wait_for(watch.read(), 20)).step == 0
         worker = Worker(channel, "a")
         await worker.hello(RING, signature=SIGNATURE)
         go = await form_ring(worker)
@@ -120,7 +121,7 @@ async def test_curves_are_watched(tmp_path: Path) -> None:
         await committed(worker, go, 2, channel)
         steps = 0
         while steps < 2:
-            answer = await asyncio.wait_for(watch.read(), 20)
+            answer = await patience.wait_for(watch.read(), 20)
             assert answer.step > steps  # nothing is told twice
             steps = answer.step
         assert [point.step for one in answer.series if one.name == "loss" for point in one.points] == [0, 1]
@@ -168,7 +169,7 @@ async def test_watches_of_more_jobs_than_are_kept_do_not_read_everything_again(
         request = metric_pb2.WatchSeriesRequest(job="j")
         request.interval.FromMilliseconds(50)
         watch = stub(channel).WatchSeries(request)
-        assert (await asyncio.wait_for(watch.read(), 20)).step == 1
+        assert (await patience.wait_for(watch.read(), 20)).step == 1
         jobs = job_pb2_grpc.JobServiceStub(channel)
         settings = job_pb2.JobSettings(ests=1)
         await jobs.Create(job_pb2.JobServiceCreateRequest(name="other", settings=settings))
@@ -176,5 +177,5 @@ async def test_watches_of_more_jobs_than_are_kept_do_not_read_everything_again(
         asked.clear()
         await train(worker, go, range(1, 2), 1.0)
         await committed(worker, go, 2, channel)
-        assert (await asyncio.wait_for(watch.read(), 20)).step == 2
+        assert (await patience.wait_for(watch.read(), 20)).step == 2
         assert asked and "" not in asked

@@ -31,6 +31,7 @@ from elastane_common.client import MasterClient
 from elastane_common.observe import catalogue as agents
 from elastane_master.metrics import catalogue
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2, shard_pb2_grpc
+from patience import Patience
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
 SCRIPT = Path(__file__).parent / "scripts" / "steady_linear.py"
@@ -108,8 +109,8 @@ def wait_for(client: MasterClient, step: int, members: int, generation: int = 0)
 
 def told_by_agent(address: str, job: job_pb2.Job) -> Scrape:
     """A scrape of the agent, once both workers have told of the ring they are in: they do so every second."""
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
+    limit = Patience(60.0)
+    while limit.left():
         scrape = Scrape(fetch(address)[0])
         told = [one.value for one in scrape.samples if one.name == "elastane_worker_generation"]
         steps = [one.value for one in scrape.samples if one.name == "elastane_worker_step"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import patience
 from elastane_master.security.tokens import TokenTable
 from slow import slow
 
@@ -50,7 +50,7 @@ def test_the_commands_work_as_written(tmp_path: Path) -> None:
     (commands / "elastane").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m elastane_cli "$@"\n')
     (commands / "elastane").chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
-    done = subprocess.run(
+    done = patience.run(
         # The master must not outlive a command that fails.
         ["bash", "-e", "-c", 'trap "kill \\$master 2>/dev/null || true" EXIT\n' + block("sh")],
         cwd=tmp_path,

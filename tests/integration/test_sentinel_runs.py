@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import patience
 from compared_runs import compare_runs
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_cli.rehearse.results import Comparison
@@ -68,7 +69,7 @@ def run(
         )
         next(now for now in client.watch_job("sums") if now.generation > 0)
         client.scale_job("sums", 1, workers)
-    said, _ = agent.communicate(timeout=120)
+    said, _ = patience.communicate(agent, 120)
     return agent.returncode, said
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+import patience
 from elastane_master.jobs.sessions import Session
 from integration.soak import Sample, growth, soak
 from slow import slow
@@ -30,7 +30,7 @@ def quiet() -> Iterator[None]:
 @slow
 def test_nothing_grows_while_workers_and_watchers_come_and_go() -> None:
     # A process of its own: descriptors that other tests left here come and go.
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, "-m", "integration.soak", "--minutes", "6", "--json"],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, check=False, timeout=200,

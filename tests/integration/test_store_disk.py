@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import patience
 from elastane_master.store.connection import Store
 from elastane_master.store.log import LogOptions
 from integration.master_support import open_ledger, private_store
@@ -43,7 +44,7 @@ def newest_file(store: Store) -> Path:
 
 async def rewritten(store: Store, than: Path) -> None:
     """Returns once the file that is appended to is a newer one, and the rewrite is over."""
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while (
             newest_file(store) == than or (await store.redis.info("persistence"))["aof_rewrite_in_progress"]
         ):
@@ -61,7 +62,7 @@ async def test_a_file_with_a_gap_is_written_anew_once_the_disk_has_room(store: S
     room = os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize
     (disk / "others").write_bytes(bytes(room - 8192))
     written = ledger.append(os.urandom(16_384))
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while (await store.redis.info("persistence"))["aof_last_write_status"] == "ok":
             await asyncio.sleep(0.02)
         more = ledger.append(b"while there is no room")
@@ -69,7 +70,7 @@ async def test_a_file_with_a_gap_is_written_anew_once_the_disk_has_room(store: S
             await asyncio.sleep(0.02)
     assert not more.done()
     (disk / "others").unlink()
-    await asyncio.wait_for(asyncio.gather(written, more), 20)
+    await patience.wait_for(asyncio.gather(written, more), 20)
     await rewritten(store, damaged)
     await ledger.append(b"after")
     os.kill(store.embedded.server_pid(), signal.SIGKILL)

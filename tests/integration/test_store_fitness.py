@@ -14,6 +14,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+import patience
 from elastane_master.cli import EXIT_UNFIT
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import find_server_binary
@@ -40,7 +41,7 @@ async def server(folder: Path, *options: str, port: int = 0) -> AsyncIterator[tu
         find_server_binary(), *words, stdout=asyncio.subprocess.DEVNULL
     )
     try:
-        async with asyncio.timeout(20), Redis(host="127.0.0.1", port=port) as redis:
+        async with patience.within(20), Redis(host="127.0.0.1", port=port) as redis:
             while True:
                 with contextlib.suppress(RedisError):
                     await redis.ping()
@@ -134,17 +135,17 @@ async def test_nothing_is_acknowledged_that_too_few_replicas_have(tmp_path: Path
     ):
         store = await Store.open(StoreOptions(url=url))
         ledger = await open_ledger(store, options=LogOptions(3600.0, replicas=1), listener=Listener())
-        async with asyncio.timeout(20):
+        async with patience.within(20):
             await ledger.append(b"a")
         failed = 0
         away.clear()
         os.kill(pid, signal.SIGSTOP)
         future = ledger.append(b"b")
-        async with asyncio.timeout(20):
+        async with patience.within(20):
             await away.wait()
         assert not future.done()
         os.kill(pid, signal.SIGCONT)
-        async with asyncio.timeout(20):
+        async with patience.within(20):
             await asyncio.shield(future)
         await ledger.log.close()
         assert (await open_ledger(store)).records == [b"a", b"b"]

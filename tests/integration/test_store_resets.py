@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from redis.exceptions import ConnectionError as ConnectionLost
 
+import patience
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.lease import LEASE_KEY
 from integration.master_support import master_process, private_store
@@ -35,7 +36,7 @@ def test_a_connection_that_was_reset_while_idle_is_a_lost_one(run: Run, tmp_path
                     idle = [*store.redis.script_connections._free, *pooled(store)]
                     assert len(idle) == 2
                     way.reset()
-                    async with asyncio.timeout(20):
+                    async with patience.within(20):
                         while not all(connection._writer.is_closing() for connection in idle):
                             await asyncio.sleep(0.01)
                     assert await script(keys=["k"]) == 7, "it asks once more over a new connection"
@@ -54,7 +55,7 @@ def pooled(store: Store) -> list[Any]:
 
 async def renewed(store: Store) -> None:
     """Returns once the lease has more time left than before."""
-    async with asyncio.timeout(60):
+    async with patience.within(60):
         left = await store.redis.pttl(LEASE_KEY)
         while (now := await store.redis.pttl(LEASE_KEY)) <= left:
             left = now
@@ -77,7 +78,7 @@ async def test_a_leader_whose_idle_connections_are_reset_leads_on(size: int, tmp
                 await create(master, size or 30)
                 assert master.process is not None and master.process.returncode is None
                 leaser = Leaser(master, "w")
-                await asyncio.wait_for(leaser.run(), 60)
+                await patience.wait_for(leaser.run(), 60)
                 assert len(leaser.done) == (size or 30)
                 said = await master.stop()
     assert "role=unsure" not in said and "Traceback" not in said and "bug in the master" not in said, said

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+import patience
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
@@ -105,7 +106,7 @@ async def test_a_request_that_waits_holds_up_those_behind_it_until_a_task_comes_
     await call.write(request(2, wait_seconds=300))
     # If the task came back before both wait, the second could be given it as it arrives; the first would then
     # be answered without tasks.
-    async with asyncio.timeout(60):
+    async with patience.within(60):
         while waiters.count < 2:
             await asyncio.sleep(0.005)
     failed = done(other.tasks[7])
@@ -130,13 +131,13 @@ async def test_a_request_that_waits_holds_no_answer_up_that_is_known(
     failed = done(held.tasks[7])
     failed.error = "bad sample"
     await call.write(request(2, [failed], wait_seconds=300, unanswered=1))
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         first, second = [(await call.read()).response for _ in range(2)]
     assert not first.tasks and not first.complete
     assert [task.index for task in second.tasks] == [7]
     await call.write(request(3, wait_seconds=300))
     await call.write(request(4, [done(held.tasks[8])], tasks=0, unanswered=1))
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         first, second = [(await call.read()).response for _ in range(2)]
     assert not first.tasks and [outcome.index for outcome in second.outcomes] == [8]
 
@@ -150,7 +151,7 @@ async def test_a_request_that_is_given_tasks_late_makes_nobody_forget_those_behi
     await call.write(request(1))
     behind = request(2, [done(mine.tasks[0])], unanswered=1)
     await call.write(behind)
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while (await progress(shards)).done == 0:
             await asyncio.sleep(0.005)
     failed = done(other.tasks[0])
@@ -177,7 +178,7 @@ async def test_a_job_that_is_paused_sends_streams_of_tasks_away(
     await writing.write(request(1, worker_id="writing"))
     (task,) = (await writing.read()).response.tasks
     await waiting.write(request(2, worker_id="waiting", wait_seconds=300))
-    async with asyncio.timeout(20), store_down(master):
+    async with patience.within(20), store_down(master):
         await writing.write(request(3, [done(task)], tasks=0, worker_id="writing"))
         while host.log.appended == host.log.durable or not host.task_waiters.count:
             await asyncio.sleep(0.005)
@@ -187,7 +188,7 @@ async def test_a_job_that_is_paused_sends_streams_of_tasks_away(
                 await call.read()
             assert reason_of(refused.value)[2].reason == errors_pb2.ERROR_REASON_NOT_LEADING
     master._hosts.resume()
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         await shards.LeaseTasks(request(4, tasks=0).request)
     assert not host._ends
 
@@ -243,6 +244,6 @@ async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
     # Whoever had left must not have been given it.
     answer = await shards.LeaseTasks(request(2, worker_id="third").request)
     assert answer.tasks[0].index == 0
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while len(asyncio.all_tasks()) > tasks_before:
             await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ from elastane_common.logged import StepStream, get_series
 from elastane_proto.history_wire import told_of
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers
+from patience import Patience
 from slow import slow
 from tensorboard_files import shown
 
@@ -28,8 +29,8 @@ STEPS = 32
 
 def wait_for_trackers(folder: Path, steps: int) -> None:
     """Until all three have that many steps."""
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
+    limit = Patience(60.0)
+    while limit.left():
         with contextlib.suppress(OSError, ValueError, StopIteration):
             runs = json.loads((folder / "mlflow.json").read_text())["runs"]
             rows = json.loads(next(folder.glob("wandb-*.json")).read_text())["rows"]

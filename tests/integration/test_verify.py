@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import patience
 from elastane_cli.rehearse.watcher import Watcher
 from elastane_cli.verify.run import RunFailed, Verdict, VerifyResult, run_verify
 from integration.forkserver import ForkServers
@@ -27,7 +28,7 @@ MATRIX = str(SCRIPTS / "train_matrix.py")
 @pytest.fixture
 def prove(servers: ForkServers, tmp_path: Path):
     def run(*script: str, **options: object) -> VerifyResult:
-        settings = {"ests": 2, "seed": 5, "timeout_seconds": 120.0, "launch": servers.launch, **options}
+        settings = {"ests": 2, "seed": 5, "launch": servers.launch, **options}
         return run_verify(tmp_path / "verify", script, **settings)
 
     return run
@@ -159,7 +160,7 @@ def left_over() -> list[psutil.Process]:
 def elastane(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "elastane_cli", "verify", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(
+    return patience.run(
         command, env=environment, capture_output=True, text=True, timeout=280, check=False, **options
     )
 
@@ -256,7 +257,7 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int, 
         children = psutil.Process(process.pid).children(recursive=True)
         assert any(FLAWED in child.cmdline() for child in children)
         process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
+        _, said = patience.communicate(process, 60)
     assert process.returncode == code, said
     assert "Traceback" not in said
     assert psutil.wait_procs(children, timeout=10)[1] == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+import patience
 from kube.api import CORE, JOBS, Api, ApiError, Object
 
 OVER = ("Succeeded", "Failed")
@@ -103,7 +104,7 @@ class Mirror:
         condition.
         """
         try:
-            async with asyncio.timeout(seconds), self._condition:
+            async with patience.within(seconds), self._condition:
                 found = None
 
                 def holds() -> bool:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import patience
 from integration.forkserver import ForkServer
 from integration.master_support import ROOT
 from kube.api import Api, kubeconfig
@@ -109,7 +110,7 @@ class OperatorProcess:
         loop = asyncio.get_running_loop()
         loop.add_reader(descriptor, over.set)
         try:
-            async with asyncio.timeout(STOP_SECONDS):
+            async with patience.within(STOP_SECONDS):
                 await over.wait()
         except TimeoutError:
             os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+import patience
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 from kube.api import CORE, JOBS, ApiError, Object
 from kube.kubelet import Kubelet
@@ -153,7 +154,7 @@ class Scene:
         """Poll `look` until the condition is true, for states without a watch; return what was found."""
         found: Any = None
         try:
-            async with asyncio.timeout(seconds):
+            async with patience.within(seconds):
                 while not condition(found := await look()):
                     await asyncio.sleep(0.05)
         except TimeoutError:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import pytest
 
+import patience
 from elastane_proto.v1 import job_pb2
 from kube.gateway import Cut
 from kube.operator_process import Cluster, operator_process
@@ -188,7 +189,7 @@ async def test_an_api_server_that_is_killed_and_started_again(scene: Scene) -> N
 async def command(line: str) -> None:
     process = await asyncio.create_subprocess_shell(line)
     try:
-        async with asyncio.timeout(90):
+        async with patience.within(90):
             assert await process.wait() == 0, line
     finally:
         with contextlib.suppress(ProcessLookupError):

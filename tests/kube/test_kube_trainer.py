@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 
+import patience
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 from integration.master_support import serving_master
 from kube.trainer import Script, Trainer
@@ -23,14 +24,14 @@ async def test_trainers_form_a_ring_drain_save_and_end(tmp_path: Path) -> None:
         runs = [asyncio.create_task(trainer.run()) for trainer in trainers]
         await until(jobs, lambda job: len(job.workers) == 3 and job.step > 3)
         trainers[1].leave("spot notice", 30.0)
-        assert await asyncio.wait_for(runs[1], 20) == 0
+        assert await patience.wait_for(runs[1], 20) == 0
         runs[2].cancel()
         job = await until(jobs, lambda job: len(job.workers) == 1)
         await until(jobs, lambda now: now.step > job.step + 2)
         saved = await jobs.Checkpoint(job_pb2.JobServiceCheckpointRequest(name="j", request_id="c"))
         assert saved.step in script.checkpoints.values()
         script.steps = trainers[0].protocol.applied_step + 3
-        assert await asyncio.wait_for(runs[0], 20) == 0
+        assert await patience.wait_for(runs[0], 20) == 0
         await until(jobs, lambda job: job.phase == job_pb2.JOB_PHASE_SUCCEEDED)
 
 
@@ -38,7 +39,7 @@ async def until(jobs: job_pb2_grpc.JobServiceStub, condition: object) -> job_pb2
     watch = jobs.Watch(job_pb2.JobServiceWatchRequest(name="j"))
     job = None
     try:
-        async with asyncio.timeout(20):
+        async with patience.within(20):
             while True:
                 job = (await watch.read()).job
                 if condition(job):

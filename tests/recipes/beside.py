@@ -32,6 +32,7 @@ from pathlib import Path
 from elastane_common.processes.child import ChildProcess
 from integration.forked_cli import shared_server
 from integration.forkserver import ForkServer, start_forked
+from patience import Patience, communicate, wait
 from recipes import strikes
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
@@ -111,10 +112,10 @@ class Ground:
         said: list[str] = []
         running = start(folder, recipe.original, ests, lines)
         left = len(running)
-        deadline = time.monotonic() + ORIGINAL_SECONDS_MAX
+        limit = Patience(ORIGINAL_SECONDS_MAX)
         try:
             while left:
-                line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+                line = wait(lambda seconds: lines.get(timeout=seconds), limit.left())
                 left -= line is None
                 said.append(line or "")
                 if (found := _digests(line or "")) is not None:
@@ -146,7 +147,7 @@ class Ground:
             )
             with done:
                 try:
-                    said, _ = done.communicate(timeout=RUN_SECONDS_MAX)
+                    said, _ = communicate(done, RUN_SECONDS_MAX)
                 except subprocess.TimeoutExpired:
                     done.send_signal(signal.SIGINT)
                     said = f"no end after {RUN_SECONDS_MAX:g} s\n{done.communicate()[0]}"

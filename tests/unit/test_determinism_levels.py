@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import patience
 from elastane.runtime.environment import read_environment
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.determinism import (
@@ -58,7 +58,7 @@ def outside() -> dict[str, str]:
 
 def said_by(environment: dict[str, str], *lines: str) -> list[dict[str, object]]:
     """What a process says of itself that was started with those variables, after each of the lines."""
-    run = subprocess.run(
+    run = patience.run(
         [sys.executable, "-c", PROGRAM, *lines],
         env=outside() | environment,
         capture_output=True,

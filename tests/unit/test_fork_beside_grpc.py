@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+
+import patience
 
 FORKS = """
 import elastane, os, threading, time, grpc
@@ -34,7 +35,7 @@ os._exit(0)
 def test_grpcs_handlers_take_no_part_in_a_fork() -> None:
     """They speak on stderr where other threads are in gRPC; where none is, they end and start its threads."""
     without = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
-    ended = subprocess.run(
+    ended = patience.run(
         [sys.executable, "-c", FORKS],
         env={**without, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, timeout=60, check=False,

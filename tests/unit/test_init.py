@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+
+import patience
 
 
 def test_init_without_a_seed_draws_from_no_generator() -> None:
@@ -19,7 +20,7 @@ def test_init_without_a_seed_draws_from_no_generator() -> None:
         "raise SystemExit(0 if take() == before else 'a generator has moved')\n"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+import patience
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,7 +33,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def python(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
-    return subprocess.run(
+    return patience.run(
         [sys.executable, *arguments],
         cwd=installed.parent,
         env=clean | {"PYTHONPATH": str(installed)},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import patience
 from elastane.runtime.rehearsal import VARIABLE, Gate, Rehearsal, give_order
 from elastane_common.errors import RefusedError
 
@@ -47,7 +48,7 @@ def read_until(process: subprocess.Popen[str], line: str) -> list[str]:
 @pytest.mark.parametrize("point", ["forward", "all_reduce", "prepared", "applied"])
 def test_a_kill_is_at_its_point_and_step(point: str) -> None:
     process = start(Rehearsal(kill=f"{point}:2"))
-    assert process.communicate(timeout=60)[0].splitlines()[-1] == f"{point} 2"
+    assert patience.communicate(process, 60)[0].splitlines()[-1] == f"{point} 2"
     assert process.returncode == -signal.SIGKILL
 
 
@@ -61,7 +62,7 @@ def test_gates_hold_after_the_report_until_they_are_opened(tmp_path: Path) -> No
     assert is_waiting_for_a_lock(process.pid)
     third.open()
     third.open()
-    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"
+    assert patience.communicate(process, 60)[0].splitlines()[-1] == "end"
     assert process.returncode == 0
 
 
@@ -71,13 +72,13 @@ def test_a_newcomer_waits_at_its_door(tmp_path: Path) -> None:
     read_until(process, "started")
     assert is_waiting_for_a_lock(process.pid)
     door.open()
-    assert process.communicate(timeout=60)[0].splitlines()[0] == "entered"
+    assert patience.communicate(process, 60)[0].splitlines()[0] == "entered"
 
 
 def test_nothing_is_installed_without_the_variable(tmp_path: Path) -> None:
     assert Rehearsal().environment() == {}
     process = start(Rehearsal())
-    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"
+    assert patience.communicate(process, 60)[0].splitlines()[-1] == "end"
 
 
 def is_waiting_for_a_lock(pid: int) -> bool:
@@ -105,10 +106,10 @@ def test_orders_are_obeyed_while_they_stand(tmp_path: Path) -> None:
     read_until(process, "forward 0")
     assert process.poll() is None
     give_order(orders, "slow 0.01")
-    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"
+    assert patience.communicate(process, 60)[0].splitlines()[-1] == "end"
     assert process.returncode == 0
 
 
 def test_orders_that_do_not_exist_are_none(tmp_path: Path) -> None:
     process = start(Rehearsal(orders=str(tmp_path / "nobody")))
-    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"
+    assert patience.communicate(process, 60)[0].splitlines()[-1] == "end"

@@ -6,7 +6,6 @@ import itertools
 import os
 import queue
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import grpc
 import pytest
 from google.rpc import code_pb2
 
+import patience
 from elastane_common.client import ClientClosedError, MasterClient, RequestRefusedError
 from elastane_common.errors import MasterUnreachableError, RefusedError
 from elastane_proto.v1 import errors_pb2, job_pb2, ring_pb2, shard_pb2
@@ -153,7 +153,7 @@ except ClientClosedError as error:
 
 def test_a_client_that_is_closed_while_a_call_begins_does_not_end_the_process() -> None:
     """gRPC makes a stub of a closed channel by reading through a null pointer."""
-    ended = subprocess.run(
+    ended = patience.run(
         [sys.executable, "-c", CLOSED_BETWEEN],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, timeout=60, check=False,

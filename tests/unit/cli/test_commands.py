@@ -20,6 +20,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import patience
 from elastane_cli.audit import EpochAudit
 from elastane_cli.commands import events as events_command
 from elastane_cli.commands.audit import fold_epochs
@@ -455,7 +456,7 @@ def test_ctrl_c_leaves_quietly(master: FakeMaster) -> None:
     for _ in range(3):
         watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
-    _, errors = watching.communicate(timeout=60)
+    _, errors = patience.communicate(watching, 60)
     assert watching.returncode == 130
     assert "Traceback" not in errors
 
@@ -472,7 +473,7 @@ def test_master_becomes_the_masters_program(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    said, _ = process.communicate(timeout=60)
+    said, _ = patience.communicate(process, 60)
     assert said.strip() == f"{process.pid} ['--listen', ':1', '--help', 'x']"
 
 

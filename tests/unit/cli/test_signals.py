@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 
 import pytest
+
+import patience
 
 COMMAND = """
 import signal, sys, threading
@@ -31,7 +32,7 @@ cli.main(["x"])
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_that_arrives_in_a_finalizer_is_not_lost(number: signal.Signals, code: int) -> None:
-    ran = subprocess.run(
+    ran = patience.run(
         [sys.executable, "-c", COMMAND.format(number=int(number))], capture_output=True, text=True, timeout=60
     )
     assert (ran.returncode, ran.stderr) == (code, "")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+
+import patience
 
 
 def test_the_end_of_a_script_waits_for_the_warm_up() -> None:
@@ -18,5 +19,5 @@ def test_the_end_of_a_script_waits_for_the_warm_up() -> None:
         "warming.warm_up = slow\n"
         "assert warming.begin() is warming.begin()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    ended = patience.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stdout) == (0, "warm\n"), ended.stderr

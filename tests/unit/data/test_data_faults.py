@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
+import patience
 from elastane.context import ContextError, EstContext
 from elastane.data import BatchSource, DataWorkerError
 from elastane.data.batch_maker import DataWork, StreamTask
@@ -284,7 +284,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_data_workers_end_with_their_trainer(how: str) -> None:
     """Their copies of stdout keep this pipe open for as long as they live."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, "-c", ORPHANS, how], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -313,7 +313,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_data_workers_say_nothing_when_their_trainer_dies() -> None:
     """They have answers unread and tasks to come: their connection is reset, which is no error of theirs."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, "-c", QUIET], env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == -signal.SIGKILL and done.stderr == "", done.stderr

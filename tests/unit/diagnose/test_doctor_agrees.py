@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import patience
 from elastane.diagnose.findings import is_fault
 from elastane.diagnose.source import examine_source
 
@@ -84,7 +84,7 @@ def test_doctor_and_worker_refuse_the_same_lines(tmp_path: Path) -> None:
         "ELASTANE_ESTS": "2",
         "REACHED": "1",
     }
-    ran = subprocess.run(
+    ran = patience.run(
         [sys.executable, "-c", RUNNER, *map(str, paths)],
         env=os.environ | worker,
         capture_output=True,

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from redis.exceptions import ConnectionError as ConnectionLost
 
+import patience
 from elastane_master import cancellation
 from elastane_master.store import connection
 from elastane_master.store.errors import StoreUnreachable
@@ -27,7 +28,7 @@ async def test_a_task_that_did_not_hear_it_is_cancelled_again(monkeypatch: pytes
     monkeypatch.setattr(cancellation, "AGAIN_SECONDS", 0.01)
     tasks = [asyncio.create_task(deaf(times)) for times in (0, 1, 3)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with patience.within(10):
         await cancellation.cancel(*tasks)
     assert all(task.cancelled() for task in tasks)
 
@@ -48,6 +49,6 @@ async def test_a_store_is_not_tried_for_ever_when_the_client_swallows_the_time_o
             except asyncio.CancelledError:
                 raise ConnectionLost("reset by peer") from None
 
-    async with asyncio.timeout(10):
+    async with patience.within(10):
         with pytest.raises(StoreUnreachable, match=r"within 0\.1 s: reset by peer"):
             await connection._reach(Swallowing(), "redis://127.0.0.1:1/0", 0.1)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import patience
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.job_servers import JobServers, LeaseOver
 from elastane_master.jobs.succession import Follower, SuccessionKeeper
@@ -73,7 +74,7 @@ class Owner(Follower):
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with patience.within(20):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -92,7 +93,7 @@ async def test_a_takeover_that_was_cut_off_is_begun_again_when_the_lease_is_ours
     lease.answer = OURS
     await until(lambda: len(owner.did) == 2 and keeper.state.role == "unsure")  # cut off once more
     lease.answer = OURS
-    await asyncio.wait_for(owner.leading.wait(), 20)
+    await patience.wait_for(owner.leading.wait(), 20)
     assert owner.did == ["lead"] * 3
     await keeper.release()
 
@@ -107,7 +108,7 @@ async def test_whoever_is_fenced_in_a_takeover_gives_way_and_leaves_the_lease_to
     owner.until = fenced
     await keeper.start()
     assert owner.did == ["lead", "give way"] and lease.released_at
-    await asyncio.wait_for(owner.leading.wait(), 20)
+    await patience.wait_for(owner.leading.wait(), 20)
     assert time.monotonic() - lease.released_at[0] >= LEASE_SECONDS - 0.05
     assert owner.did == ["lead", "give way", "lead"]
     await keeper.release()
@@ -142,7 +143,7 @@ async def test_a_keeper_that_cannot_ask_any_more_ends_its_owner() -> None:
 
     lease.wait = broken
     with pytest.raises(RuntimeError, match="nobody expected this"):
-        await asyncio.wait_for(keeper.failure, 20)
+        await patience.wait_for(keeper.failure, 20)
     await keeper.release()
 
 

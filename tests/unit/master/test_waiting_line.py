@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+import patience
 from elastane_master.decisions.effects import Drain
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.sessions import Session
@@ -19,7 +20,7 @@ async def test_a_signal_announced_before_the_wait_is_not_missed() -> None:
     seen = signal.count
     signal.announce()
     signal.announce()
-    assert await asyncio.wait_for(signal.beyond(seen), 1) == 2
+    assert await patience.wait_for(signal.beyond(seen), 1) == 2
 
 
 async def test_a_signal_wakes_all_who_wait() -> None:
@@ -68,7 +69,7 @@ async def test_a_woken_waiter_that_is_cancelled_hands_its_turn_on() -> None:
     waiting.waiters.check()
     first.cancel()
     await asyncio.wait({first})
-    await asyncio.wait_for(second, 1)
+    await patience.wait_for(second, 1)
 
 
 async def test_a_wait_that_times_out_leaves_nothing_behind() -> None:
@@ -83,12 +84,12 @@ async def test_whoever_is_answered_hurries_those_of_its_stream_before_it() -> No
     asleep = [asyncio.create_task(place.sleep(waiting.waiters, "d", 60)) for place in places]
     await asyncio.sleep(0)
     line.answered(places[1])
-    await asyncio.wait_for(asleep[0], 1)
+    await patience.wait_for(asleep[0], 1)
     assert [place.hurried for place in places] == [True, False, False, False]
     line.answered(places[0])  # it was let go already: nobody else is hurried for it
     assert not places[2].hurried
     line.answered()
-    await asyncio.wait_for(asyncio.gather(*asleep[2:]), 1)
+    await patience.wait_for(asyncio.gather(*asleep[2:]), 1)
     assert places[2].hurried and places[3].hurried
     asleep[1].cancel()
     await asyncio.wait({asleep[1]})
@@ -104,7 +105,7 @@ async def test_one_that_is_hurried_as_it_is_woken_hands_its_turn_on() -> None:
     waiting.wanted = "one"
     waiting.waiters.check()
     line.answered()
-    await asyncio.wait_for(asyncio.gather(hurried, other), 1)
+    await patience.wait_for(asyncio.gather(hurried, other), 1)
 
 
 async def read(session: Session) -> list[object]:

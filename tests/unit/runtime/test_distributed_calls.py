@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 
 import pytest
+
+import patience
 
 SCRIPT = """
 import json, sys, types
@@ -72,7 +73,7 @@ print(json.dumps(said))
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str]:
     script = tmp_path_factory.mktemp("script") / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr

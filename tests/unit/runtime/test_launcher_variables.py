@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import patience
+
 #: What a script does -> words of what becomes of it; empty: nothing.
 READS = {
     "int(os.environ.get('RANK', 0)); begin()": "train.py:3 reads the variable RANK",
@@ -34,7 +36,7 @@ def test_who_reads_a_variable_of_the_launcher_is_refused_at_that_line(tmp_path: 
         "import os\ndef ask():\n    assert os.environ.get('RANK') is None\n"
     )
     worker = {"ELASTANE_MODE": "elastic", "ELASTANE_WORKER_ID": "w0", "RANK": "7", "LOCAL_RANK": "7"}
-    ran = subprocess.run(
+    ran = patience.run(
         [sys.executable, "train.py"],
         cwd=tmp_path,
         env=os.environ | worker,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
+import patience
 from elastane_master.security.handshakes import FairQueue, Handshakes
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.security.tls_session import TlsBroken, TlsSession, whole_records
@@ -214,10 +215,10 @@ async def test_a_thread_that_cannot_be_started_costs_one_step(monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(handshakes._pool, "submit", _no_thread)
         handshakes.submit("a", one)
-        async with asyncio.timeout(30):
+        async with patience.within(30):
             await one.is_done.wait()
     handshakes.submit("a", two)
-    async with asyncio.timeout(30):
+    async with patience.within(30):
         two.may_end.set()
         await two.is_done.wait()
     handshakes.close()
@@ -235,7 +236,7 @@ async def test_handshakes_are_done_outside_the_loop_one_by_one() -> None:
     two, three = _Step("two", log, fails=True), _Step("three", log)
     for step, address in ((one, "a"), (gone, "a"), (three, "a"), (two, "b")):
         handshakes.submit(address, step)
-    async with asyncio.timeout(30):
+    async with patience.within(30):
         for step in (one, two, three):
             step.may_end.set()
             await step.is_done.wait()

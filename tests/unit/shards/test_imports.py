@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import elastane_shards
+import patience
 
 PROGRAM = """
 import sys
@@ -23,7 +23,7 @@ assert DynamicQueue.restore(queue.snapshot()).snapshot() == queue.snapshot()
 
 def test_works_without_numpy_and_torch() -> None:
     root = Path(elastane_shards.__file__).parent.parent
-    done = subprocess.run(
+    done = patience.run(
         [sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr

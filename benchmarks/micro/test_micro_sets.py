@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from elastane_shards.feistel import feistel
 from elastane_shards.intervals import IntervalSet
 from elastane_shards.permutation import feistel_key, permuted
 
@@ -16,7 +14,6 @@ pytest.importorskip("pytest_benchmark", reason="the extra `bench` is not install
 
 SIZE = 10**9
 NUMBERS = 100_000
-BLOCK = 65_536
 
 
 def shuffled(seed: int) -> list[int]:
@@ -60,9 +57,3 @@ def test_feistel_single_index(benchmark: Any) -> None:
     key = feistel_key(SIZE, 1, 0)
     position = benchmark.pedantic(permuted, (12345, key), rounds=200, iterations=100)
     assert 0 <= position < SIZE
-
-
-def test_feistel_block(benchmark: Any) -> None:
-    positions = np.arange(BLOCK, dtype=np.int64)
-    out = benchmark.pedantic(feistel, (positions, SIZE, 1, 0), rounds=20)
-    assert len(np.unique(out)) == BLOCK and out.min() >= 0 and out.max() < SIZE

@@ -58,25 +58,21 @@ PENDING_CALLS_MAX: Final = 100_000
 _WILDCARDS = frozenset({"[::]", "0.0.0.0"})
 
 
+_SERVICERS = (JobServicer, ShardServicer, RingServicer, ContextServicer, MetricServicer)
+
+
 def services() -> list[ServiceDescriptor]:
-    """Descriptors of the services of a master."""
-    return [
-        module.DESCRIPTOR.services_by_name[name]
-        for module, name in (
-            (job_pb2, "JobService"),
-            (shard_pb2, "ShardService"),
-            (ring_pb2, "RingService"),
-            (context_pb2, "ContextService"),
-            (metric_pb2, "MetricService"),
-        )
-    ]
+    """Descriptors of the services of a master, in the order of their servicers."""
+    files = (job_pb2, shard_pb2, ring_pb2, context_pb2, metric_pb2)
+    return [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
 
 
 class Master:
     """One master. Used from one event loop.
 
-    address: HOST:PORT as bound, once started. leadership: set once the store is open. measures: of its calls
-    and store.
+    address: HOST:PORT as bound, once started. leadership, hosts: set once the store is open. calls: the rpcs
+    for the dashboard; None before the services exist, or without an HTTP port. measures: of its calls and
+    store.
     """
 
     def __init__(self, settings: MasterSettings) -> None:
@@ -86,7 +82,7 @@ class Master:
         self._server: grpc.aio.Server | None = None
         self._store: Store | None = None
         self._state_lock: StateLock | None = None
-        self._hosts: JobServers | None = None
+        self.hosts: JobServers | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._tokens_task: asyncio.Task[None] | None = None
@@ -94,7 +90,7 @@ class Master:
         self._tls: ServerTls | None = None
         self._stopping = False
         self._http: HttpPort | None = None
-        self._calls: LocalCalls | None = None
+        self.calls: LocalCalls | None = None
         self._tracer: tracing.Tracer | None = None
         self.measures = MasterMeasures()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -128,12 +124,12 @@ class Master:
             measures=self.measures,
             failed=self._fail,
         )
-        self._hosts = leadership.hosts
-        self._hosts.retention = Retention.parse(settings.keep_finished)
-        self._hosts.close_seconds = settings.close_finished_seconds
-        self._tracer = self._hosts.tracer = tracing.open_tracer("elastane-master", self.address)
-        self._gate.hosts = self._hosts
-        names = self._add_services(self._server, self._hosts)
+        self.hosts = leadership.hosts
+        self.hosts.retention = Retention.parse(settings.keep_finished)
+        self.hosts.close_seconds = settings.close_finished_seconds
+        self._tracer = self.hosts.tracer = tracing.open_tracer("elastane-master", self.address)
+        self._gate.hosts = self.hosts
+        names = self._add_services(self._server, self.hosts)
         await leadership.start()
         self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))
         self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
@@ -147,7 +143,7 @@ class Master:
             address=self.address,
             http=self._http.address if self._http is not None else None,
             store=self._store.url,
-            jobs=self._hosts.count if self.leads else None,
+            jobs=self.hosts.count if self.leads else None,
             tls=_how(files),
             tokens=settings.security.token_file is not None,
         )
@@ -218,23 +214,18 @@ class Master:
 
     def _add_services(self, server: grpc.aio.Server, hosts: JobServers) -> list[str]:
         """Register every service; return the names of Elastane's own."""
-        servicers = (
-            JobServicer(hosts),
-            ShardServicer(hosts),
-            RingServicer(hosts),
-            ContextServicer(hosts),
-            MetricServicer(hosts),
-        )
         described = services()
         handlers = [
-            service_handler(service, servicer, self.settings.watch_write_seconds_max, self.measures.rpcs)
-            for service, servicer in zip(described, servicers, strict=True)
+            service_handler(
+                service, servicer(hosts), self.settings.watch_write_seconds_max, self.measures.rpcs
+            )
+            for service, servicer in zip(described, _SERVICERS, strict=True)
         ]
         server.add_generic_rpc_handlers(handlers)
         if self._http is not None:
             from elastane_master.dashboard.local_calls import LocalCalls
 
-            self._calls = LocalCalls(self.gate, handlers)
+            self.calls = LocalCalls(self.gate, handlers)
         names = [service.full_name for service in described]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self.settings.security.reflection:
@@ -316,20 +307,10 @@ class Master:
     # ---------------------------------------------------------------- for the HTTP port
 
     @property
-    def hosts(self) -> JobServers | None:
-        """The jobs; None before the store is open."""
-        return self._hosts
-
-    @property
     def gate(self) -> Gate:
         """The gate; available once the start has begun."""
         assert self._gate is not None
         return self._gate
-
-    @property
-    def calls(self) -> LocalCalls | None:
-        """The rpcs for the dashboard; None before the services exist, or without an HTTP port."""
-        return self._calls
 
     @property
     def store_reachable(self) -> bool:

@@ -173,37 +173,9 @@ def main(
     given, 1 after a bug of its own; and with a store that is not safe for jobs: 5 if it may evict keys, 6 if
     it is read-only (a replica), 7 if it is a cluster, 8 if it is a Sentinel.
     """
-    given = {
-        "listen": listen,
-        "store": store,
-        "state_dir": state_dir,
-        "store_replicas": store_replicas,
-        "port_file": port_file,
-        "standby": standby,
-        "advertise": advertise,
-        "leader_lease_seconds": leader_lease_seconds,
-        "keep_finished": keep_finished,
-        "http": http,
-        "http_port_file": http_port_file,
-        "log_level": log_level,
-        "log_format": log_format,
-    }
-    protections = {
-        "token_file": token_file,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-        "tls_client_ca": tls_client_ca,
-        "insecure": insecure,
-        "reflection": reflection,
-        "http_open_metrics": http_open_metrics,
-        "store_ca": store_ca,
-        "store_cert": store_cert,
-        "store_key": store_key,
-        "store_password_file": store_password_file,
-    }
+    given = {name: value for name, value in locals().items() if value is not None}
     try:
-        security = SecuritySettings(**_given(protections))
-        settings = MasterSettings(security=security, **_given(given))
+        settings = MasterSettings(security=SecuritySettings(**given), **given)
     except ValidationError as error:
         for fault in error.errors():
             if not fault["loc"]:  # of several settings together
@@ -211,9 +183,8 @@ def main(
                 typer.echo(f"elastane master: {text} [{BAD_SETTING}]", err=True)
                 continue
             name = "--" + "-".join(str(part) for part in fault["loc"]).replace("_", "-")
-            where = f"{name}: " if fault["loc"] else ""
-            given_value = f" (given: {fault['input']!r})" if fault["loc"] else ""
-            typer.echo(f"elastane master: {where}{fault['msg']}{given_value} [{BAD_SETTING}]", err=True)
+            wrong = f"{name}: {fault['msg']} (given: {fault['input']!r})"
+            typer.echo(f"elastane master: {wrong} [{BAD_SETTING}]", err=True)
         raise typer.Exit(EXIT_BAD_START) from None
     configure_logging(settings)
     try:
@@ -307,11 +278,6 @@ def configure_logging(settings: MasterSettings) -> None:
         lines_per_second=settings.log_lines_per_second_max,
         whole_process=True,
     )
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Drop options that were not given, so that variables and defaults apply."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _fail(error: CannotListen | TooFewDescriptors | BadSecurityFile | StoreError, exit_code: int) -> NoReturn:

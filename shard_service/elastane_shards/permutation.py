@@ -1,4 +1,4 @@
-"""A seeded permutation of [0, size) in O(1) memory: the reference definition, one position at a time.
+"""A seeded permutation of [0, size) in O(1) memory, one position at a time.
 
 `torch.randperm(10**9)` takes 8 GB and a minute. A Feistel network is a bijection for any round function, so
 six rounds of a cheap one give a permutation that needs no table in either direction (Luby and Rackoff, "How
@@ -10,22 +10,22 @@ because that power of two is smaller than 2 * size.
 The two parts may differ in width by one bit, so the rounds alternate: even rounds mix the low part into the
 high one, odd rounds the high part into the low one.
 
-Pure Python, for the master, which has no numpy; `elastane_shards.feistel` computes the same in blocks.
+Clients of a shuffled range permute the positions of their tasks by it, the master those of a list.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from elastane_shards.errors import InvalidRequest, InvalidSettings, InvalidSource
+from elastane_shards.errors import InvalidRequest, InvalidSource
 from elastane_shards.splitters import POSITION_MAX
 
 ROUNDS = 6
 _MASK_64 = 2**64 - 1
 _MASK_32 = 2**32 - 1
 # The 32-bit finaliser of MurmurHash3 (public domain): every bit of the input reaches every bit of the output.
-MULTIPLIER_1 = 0x85EBCA6B
-MULTIPLIER_2 = 0xC2B2AE35
+_MULTIPLIER_1 = 0x85EBCA6B
+_MULTIPLIER_2 = 0xC2B2AE35
 
 
 class FeistelKey(msgspec.Struct, frozen=True):
@@ -41,21 +41,19 @@ class FeistelKey(msgspec.Struct, frozen=True):
     round_keys: tuple[int, ...]
 
 
-def feistel_key(size: int, seed: int, epoch: int, rounds: int = ROUNDS) -> FeistelKey:
+def feistel_key(size: int, seed: int, epoch: int) -> FeistelKey:
     """Derive the permutation of [0, size) for (seed, epoch); both are taken modulo 2**64.
 
-    Raises InvalidSource when size is not in 1..2**62, InvalidSettings when there are fewer than 3 rounds.
+    Raises InvalidSource when size is not in 1..2**62.
     """
     if not 0 < size <= POSITION_MAX:
         raise InvalidSource(f"no permutation of {size} positions", size=size)
-    if rounds < 3:
-        raise InvalidSettings(f"{rounds} rounds do not mix", hint="use 6", rounds=rounds)
     bits = (size - 1).bit_length()
     low_bits = (bits + 1) // 2
     # SplitMix64 seeded by (seed, epoch), one draw per round key; the constant is 2**64 / golden ratio.
     state = _mixed(_mixed(seed & _MASK_64) ^ (epoch & _MASK_64))
     keys = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         state = (state + 0x9E3779B97F4A7C15) & _MASK_64
         keys.append(_mixed(state) >> 32)
     return FeistelKey(size, low_bits, bits - low_bits, tuple(keys))
@@ -63,21 +61,12 @@ def feistel_key(size: int, seed: int, epoch: int, rounds: int = ROUNDS) -> Feist
 
 def permuted(position: int, key: FeistelKey) -> int:
     """Return the image of `position`. Raises InvalidRequest when it is not in [0, size)."""
-    return _walk(position, key, list(enumerate(key.round_keys)))
-
-
-def unpermuted(position: int, key: FeistelKey) -> int:
-    """Inverse of `permuted`."""
-    return _walk(position, key, list(enumerate(key.round_keys))[::-1])
-
-
-def _walk(position: int, key: FeistelKey, rounds: list[tuple[int, int]]) -> int:
     if not 0 <= position < key.size:
         raise InvalidRequest(f"position {position} is not in [0, {key.size})", position=position)
     low_mask, high_mask = (1 << key.low_bits) - 1, (1 << key.high_bits) - 1
     while True:
         low, high = position & low_mask, position >> key.low_bits
-        for number, round_key in rounds:
+        for number, round_key in enumerate(key.round_keys):
             if number % 2:
                 low ^= _round(high, round_key) & low_mask
             else:
@@ -89,8 +78,8 @@ def _walk(position: int, key: FeistelKey, rounds: list[tuple[int, int]]) -> int:
 
 def _round(part: int, round_key: int) -> int:
     value = part ^ round_key
-    value = (value ^ (value >> 16)) * MULTIPLIER_1 & _MASK_32
-    value = (value ^ (value >> 13)) * MULTIPLIER_2 & _MASK_32
+    value = (value ^ (value >> 16)) * _MULTIPLIER_1 & _MASK_32
+    value = (value ^ (value >> 13)) * _MULTIPLIER_2 & _MASK_32
     return value ^ (value >> 16)
 
 

@@ -57,12 +57,6 @@ def distributed_order(
     return (list(order) * repeats)[:total]
 
 
-def rank_indices(order: Sequence[int], rank: int, num_replicas: int) -> Sequence[int]:
-    """Return the dataset indices of one EST in the epoch, in order. Raises InvalidRequest for a bad rank."""
-    _check_rank(rank, num_replicas)
-    return order[rank::num_replicas]
-
-
 def steps_per_epoch(samples: int, batch_size: int, *, drop_last: bool) -> int:
     """Number of batches a DataLoader makes of one EST's `samples`; drop_last is the DataLoader's."""
     if batch_size < 1:

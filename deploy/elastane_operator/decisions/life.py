@@ -23,12 +23,7 @@ _PHASES: dict[str, Phase] = {
     "cancelled": "Cancelled",
     "max_wait_exceeded": "MaxWaitTimeExceeded",
 }
-_WHY = {
-    "succeeded": "Succeeded",
-    "failed": "JobFailed",
-    "cancelled": "Cancelled",
-    "max_wait_exceeded": "MaxWaitTimeExceeded",
-}
+_WHY: dict[str, str] = {**_PHASES, "failed": "JobFailed"}
 
 
 def finish(ctx: Reconciliation, phase: Phase, why: str, reason: str) -> None:

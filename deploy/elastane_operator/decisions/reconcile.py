@@ -22,7 +22,7 @@ from elastane_operator.decisions.reconciliation import FINALIZER, Decision, Reco
 from elastane_operator.decisions.report import report
 from elastane_operator.decisions.size import fit
 from elastane_operator.decisions.spec import Identity, JobSpec, MasterSpec, Workers, price_micros
-from elastane_operator.decisions.status import Status, with_condition
+from elastane_operator.decisions.status import Status
 
 __all__ = ["Decision", "reconcile", "refuse"]
 
@@ -69,16 +69,8 @@ def refuse(identity: Identity, status: Status, problems: list[str], now: datetim
     before = status.condition("Accepted")
     if before is None or before.status != "False" or before.message != said:
         ctx.note("Warning", "InvalidSpec", said)
-    conditions = with_condition(
-        ctx.status.conditions,
-        "Accepted",
-        False,
-        "InvalidSpec",
-        said,
-        now=now,
-        generation=identity.generation,
-    )
-    ctx.set(conditions=conditions, observed_generation=identity.generation)
+    ctx.condition("Accepted", False, "InvalidSpec", said)
+    ctx.set(observed_generation=identity.generation)
     if not status.started and not status.finished:
         ctx.set(phase="Pending", reason=said)
     return ctx.decide()

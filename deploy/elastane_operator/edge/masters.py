@@ -11,11 +11,12 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import msgspec
+from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from elastane_common.addresses import AddressBook
@@ -82,12 +83,8 @@ class Masters:
     async def view(self, access: Access, name: str) -> MasterView:
         """Return the master's view of a job; never raises for a master that is not reachable."""
         try:
-            response = await self._call(
-                access,
-                lambda channel, options: job_pb2_grpc.JobServiceStub(channel).Get(
-                    job_pb2.JobServiceGetRequest(name=name), **options
-                ),
-            )
+            request = job_pb2.JobServiceGetRequest(name=name)
+            response = await self._call(access, job_pb2_grpc.JobServiceStub, "Get", request)
         except MasterAwayError as error:
             return MasterView(False, error=str(error))
         except _NotFoundError:
@@ -120,10 +117,7 @@ class Masters:
             request = translate.prices(spec, name, request_id)
         else:
             request = plain[what](name=name, request_id=request_id)
-        await self._call(
-            access,
-            lambda channel, options: getattr(job_pb2_grpc.JobServiceStub(channel), what)(request, **options),
-        )
+        await self._call(access, job_pb2_grpc.JobServiceStub, what, request)
 
     async def changes(self, access: Access, name: str) -> AsyncIterator[job_pb2.Job]:
         """Yield the job now and at each change, until the stream breaks.
@@ -145,19 +139,13 @@ class Masters:
         if job.phase != job_pb2.JOB_PHASE_RUNNING:
             return 0.0
         try:
-            response = await self._call(
-                access,
-                lambda channel, options: shard_pb2_grpc.ShardServiceStub(channel).GetProgress(
-                    shard_pb2.GetProgressRequest(job=job.name), **options
-                ),
-            )
+            request = shard_pb2.GetProgressRequest(job=job.name)
+            response = await self._call(access, shard_pb2_grpc.ShardServiceStub, "GetProgress", request)
         except (MasterAwayError, MasterRefusedError, _NotFoundError):
             return 0.0
         return float(sum(each.samples_per_second for each in response.datasets))
 
-    async def _call(
-        self, access: Access, call: Callable[[grpc.aio.Channel, dict[str, Any]], Awaitable[Any]]
-    ) -> Any:
+    async def _call(self, access: Access, stub: Callable[[Any], Any], rpc: str, request: Message) -> Any:
         """Try each address once. Raises MasterAwayError, MasterRefusedError, _NotFoundError."""
         book = self._book(access)
         tried: set[str] = set()
@@ -168,7 +156,8 @@ class Masters:
                 raise last
             tried.add(address)
             try:
-                return await call(self._channel(access, address), self._options(access))
+                call = getattr(stub(self._channel(access, address)), rpc)
+                return await call(request, **self._options(access))
             except grpc.aio.AioRpcError as error:
                 translated = self._translated(error, access, address)
                 if not isinstance(translated, MasterAwayError):

@@ -292,7 +292,7 @@ def _contexts(host: JobServer) -> tuple[tuple[ContextRow, ...], int, int]:
     """
     state = host.machine.state
     kept = state.contexts.steps
-    total = sum(parts_bytes(parts) for all_parts in kept.values() for parts in all_parts)
+    total = state.contexts.bytes()
     if not kept:
         return (), total, 0
     step = max(kept)
@@ -301,12 +301,10 @@ def _contexts(host: JobServer) -> tuple[tuple[ContextRow, ...], int, int]:
     }
     rows = []
     for rank, parts in enumerate(kept[step][:CONTEXTS_SHOWN]):
-        epoch, batch, _ = (
-            contexts.unpack_loader(parts["loader"]) if parts.get("loader") else (None, None, None)
-        )
-        rows.append(
-            ContextRow(rank, step, hosted.get(rank, ""), epoch, batch, parts_bytes(parts), len(parts))
-        )
+        loader = parts.get("loader")
+        epoch, batch, _ = contexts.unpack_loader(loader) if loader else (None, None, None)
+        worker = hosted.get(rank, "")
+        rows.append(ContextRow(rank, step, worker, epoch, batch, parts_bytes(parts), len(parts)))
     return tuple(rows), total, max(len(kept[step]) - CONTEXTS_SHOWN, 0)
 
 

@@ -6,10 +6,10 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -150,7 +150,7 @@ def job_page(
         visitor=visitor,
         view=view,
         notice=notice,
-        live=f"{_quoted(view.name)}/live{asked.query()}",
+        live=f"{quote(view.name, safe='')}/live{asked.query()}",
         asked=asked,
         parts=job_parts(facts, visitor) | {"events": events_part(facts, wanted)},
     )
@@ -200,12 +200,6 @@ def _offered(view: JobView) -> tuple[str, ...]:
     return ("scale", *saves, "cancel")
 
 
-def _quoted(text: str) -> str:
-    from urllib.parse import quote
-
-    return quote(text, safe="")
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -217,7 +211,7 @@ def _environment() -> Environment:
     )
     for name in ("age", "clock", "moment", "number", "size", "ranks"):
         environment.filters[name] = getattr(words, name)
-    environment.filters["quoted"] = _quoted
+    environment.filters["quoted"] = partial(quote, safe="")
     environment.filters["clip"] = clip  # 150 events that each list a ring of thousands would make megabytes
     environment.filters["phase"] = lambda phase: phase.replace("_", " ")
     environment.globals.update(

@@ -12,8 +12,8 @@ import asyncio
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol
 from urllib.parse import quote
 
 import structlog
@@ -31,6 +31,7 @@ from elastane_master.dashboard.browser import (
 )
 from elastane_master.dashboard.facts import Gatherer
 from elastane_master.dashboard.live import Kitchen, Live, Parts
+from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
@@ -83,26 +84,20 @@ _TITLES: Final = {
 }
 
 
-class Calls(Protocol):
-    """In-process rpcs of the master (`local_calls.LocalCalls`)."""
-
-    async def call(self, rpc: str, request: Any, authorization: Sequence[str], peer: str) -> Any: ...
-
-
 class Dashboard(Protocol):
-    """Interface of the master as the dashboard uses it."""
+    """Interface of the master as the dashboard uses it.
 
-    @property
-    def hosts(self) -> JobServers | None: ...
+    hosts: the jobs; None before the store is open. calls: in-process rpcs; None before the services exist.
+    """
+
+    hosts: JobServers | None
+    calls: LocalCalls | None
 
     @property
     def gate(self) -> Gate: ...
 
-    @property
-    def calls(self) -> Calls | None:
-        """In-process rpcs; None before the services exist."""
-
-    def not_ready(self) -> str: ...
+    def not_ready(self) -> str:
+        """Reason why requests would be refused; empty while they are served."""
 
 
 class DashboardRoutes:
@@ -136,7 +131,7 @@ class DashboardRoutes:
     async def _jobs(self, request: web.Request) -> web.Response:
         try:
             caller = self._caller(request, "/")
-            visitor = Visitor.of(caller, known=self._master.gate.asks_for_tokens)
+            visitor = self._visitor(caller)
             page = pages.jobs_page(self._listed(caller), visitor, state=self._state())
         except REFUSALS as error:
             return self._problem(request, as_rejection(error), root="")
@@ -154,7 +149,7 @@ class DashboardRoutes:
     async def _job(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
         try:
-            visitor = self._visitor(request, "/jobs/{job}", job)
+            visitor = self._visitor(self._caller(request, "/jobs/{job}", job))
             host = await self._host(job)
             notice = self._notice(job, request.query.get("notice", ""))
             facts, asked = await self._lives()[0].facts(host), AskedEvents.of(request.query)
@@ -189,7 +184,7 @@ class DashboardRoutes:
             require_same_site(request.headers, by_cookie=False)
             fields = await _fields(request)
             token = checked_token(fields.get("token", ""))
-            self._require_certificate(request)
+            self.require_certificate(request)
             caller = self._master.gate.let_in("/", [f"Bearer {token}"])
         except REFUSALS as error:
             return self._problem(request, as_rejection(error), root="", asked=True)
@@ -221,18 +216,18 @@ class DashboardRoutes:
         self._require_right_place(request)
         return self._master.gate.let_in(route, self.authorization(request), job)
 
-    def _visitor(self, request: web.Request, route: str, job: str = "") -> Visitor:
-        """Return the caller as a viewer of pages. Raises Rejection."""
-        caller = self._caller(request, route, job)
+    def _visitor(self, caller: Principal) -> Visitor:
+        """Return the caller as a viewer of pages."""
         return Visitor.of(caller, known=self._master.gate.asks_for_tokens)
 
     def _require_right_place(self, request: web.Request) -> None:
-        self._require_certificate(request)
+        self.require_certificate(request)
         # With TLS the browser has verified the name: no other host has this master's certificate.
         if not self._master.gate.asks_for_tokens and not request.secure:
             require_own_name(request.host, self._own_names)
 
-    def _require_certificate(self, request: web.Request) -> None:
+    def require_certificate(self, request: web.Request) -> None:
+        """Raise Rejection for a caller without a certificate where one is needed."""
         transport = request.transport
         if self._certificate and not (transport and transport.get_extra_info("peercert")):
             raise unauthenticated("this master lets nobody in without a client certificate")
@@ -243,7 +238,7 @@ class DashboardRoutes:
         job = request.match_info["job"]
         try:
             action = action_of(request.match_info["action"])
-            visitor = self._visitor(request, "/jobs/{job}", job)
+            visitor = self._visitor(self._caller(request, "/jobs/{job}", job))
             host = await self._host(job)
             if not action.confirmed:
                 raise Rejection("not_found", f"{action.label}: press its button on the job's page")
@@ -261,7 +256,7 @@ class DashboardRoutes:
             fields = await _fields(request)
             calls = self._master.calls
             if calls is None:
-                raise Rejection("store_unavailable", f"this master {self._state()}")
+                raise self._not_serving()
             message = request_of(action, job, fields)
             answer = None
             try:
@@ -301,16 +296,20 @@ class DashboardRoutes:
 
     # ---------------------------------------------------------------- contents
 
-    async def _host(self, job: str) -> JobServer:
+    def _hosts(self) -> JobServers:
         hosts = self._master.hosts
         if hosts is None:
-            raise Rejection("store_unavailable", f"this master {self._state()}")
-        return await hosts.find(job)
+            raise self._not_serving()
+        return hosts
+
+    async def _host(self, job: str) -> JobServer:
+        return await self._hosts().find(job)
+
+    def _not_serving(self) -> Rejection:
+        return Rejection("store_unavailable", f"this master {self._state()}")
 
     def _lives(self) -> tuple[Gatherer, Live]:
-        hosts = self._master.hosts
-        if hosts is None:
-            raise Rejection("store_unavailable", f"this master {self._state()}")
+        hosts = self._hosts()
         if self._kitchen is None or self._kitchen[0] is not hosts:
             gatherer = Gatherer(hosts)
             self._kitchen = (hosts, gatherer, Live(Kitchen(gatherer), self._connections_max))

@@ -53,14 +53,7 @@ def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
     flight = state.checkpoints.in_flight
     if flight is None or flight.step != step or worker not in flight.workers:
         return None
-    return Checkpoint(
-        flight.checkpoint,
-        state.settings.checkpoint_url,
-        flight.step,
-        flight.workers.index(worker),
-        len(flight.workers),
-        sentinel.checkpoints_kept(state),
-    )
+    return _message(state, flight, flight.workers.index(worker))
 
 
 def report(ctx: DecisionContext, event: SavedReported) -> Literal["", "saved", "failed"]:
@@ -136,19 +129,15 @@ def loaded(ctx: DecisionContext, checkpoint: str, step: int, rejected: tuple[str
 
 
 def _send_manifest(ctx: DecisionContext, flight: CheckpointInFlight) -> None:
-    settings = ctx.state.settings
-    ctx.send(
-        flight.workers[0],
-        Checkpoint(
-            flight.checkpoint,
-            settings.checkpoint_url,
-            flight.step,
-            0,
-            len(flight.workers),
-            sentinel.checkpoints_kept(ctx.state),
-            tuple(flight.files[shard] for shard in sorted(flight.files)),
-        ),
-    )
+    manifest = tuple(flight.files[shard] for shard in sorted(flight.files))
+    ctx.send(flight.workers[0], _message(ctx.state, flight, 0, manifest))
+
+
+def _message(
+    state: JobState, flight: CheckpointInFlight, shard: int, manifest: tuple[ManifestEntry, ...] = ()
+) -> Checkpoint:
+    url, kept = state.settings.checkpoint_url, sentinel.checkpoints_kept(state)
+    return Checkpoint(flight.checkpoint, url, flight.step, shard, len(flight.workers), kept, manifest)
 
 
 def _complete(ctx: DecisionContext, flight: CheckpointInFlight) -> None:

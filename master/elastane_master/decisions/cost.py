@@ -176,19 +176,9 @@ def view(state: JobState, now: float) -> CostView:
 def spent(state: JobState, now: float) -> Spent:
     """The cost up to `now`, as events tell it."""
     cost = view(state, now)
-    return Spent(
-        cost.currency,
-        cost.spent_micros,
-        cost.on_demand_micros,
-        cost.saved_micros,
-        cost.savings,
-        cost.worker_nanos,
-        cost.useful_nanos,
-        cost.replayed_nanos,
-        cost.idle_nanos,
-        cost.unpriced_nanos,
-        priced=bool(cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros),
-    )
+    priced = bool(cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros)
+    figures = {name: getattr(cost, name) for name in Spent.__struct_fields__ if name != "priced"}
+    return Spent(**figures, priced=priced)
 
 
 def _chargeable(book: CostBook, since: int) -> int:

@@ -7,24 +7,7 @@ is carried out, and can no longer be refused.
 
 from __future__ import annotations
 
-from elastane_master.decisions.effects import (
-    AllEnd,
-    Checkpoint,
-    Close,
-    Decision,
-    Done,
-    Drain,
-    Effect,
-    Explain,
-    Go,
-    IntervalDecided,
-    Load,
-    Note,
-    Prepare,
-    Prepared,
-    Send,
-    Welcome,
-)
+from elastane_master.decisions.effects import Close, Decision, Effect, Note, Send, WorkerMessage
 from elastane_master.decisions.queues import Queues
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_proto.history.events import AnyHistoryEvent
@@ -51,21 +34,7 @@ class DecisionContext:
         """Append an effect."""
         self.effects.append(effect)
 
-    def send(
-        self,
-        worker: str,
-        message: Welcome
-        | Prepare
-        | Load
-        | Go
-        | Prepared
-        | IntervalDecided
-        | Checkpoint
-        | Drain
-        | Done
-        | Explain
-        | AllEnd,
-    ) -> None:
+    def send(self, worker: str, message: WorkerMessage) -> None:
         """Send `message` to a worker once the event is durable."""
         self.effects.append(Send(worker, message))
 

@@ -135,6 +135,11 @@ class AllEnd(Message, frozen=True, tag=True):
     step: int
 
 
+WorkerMessage = (
+    Welcome | Prepare | Load | Go | Prepared | IntervalDecided | Checkpoint | Drain | Done | Explain | AllEnd
+)
+
+
 # ------------------------------------------------------------------ effects
 
 
@@ -142,19 +147,7 @@ class Send(Effect, frozen=True, tag=True):
     """Send `message` down the stream of `worker`; dropped if that stream is gone."""
 
     worker: str
-    message: (
-        Welcome
-        | Prepare
-        | Load
-        | Go
-        | Prepared
-        | IntervalDecided
-        | Checkpoint
-        | Drain
-        | Done
-        | Explain
-        | AllEnd
-    )
+    message: WorkerMessage
 
 
 class Close(Effect, frozen=True, tag=True):

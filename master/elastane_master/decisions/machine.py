@@ -105,13 +105,16 @@ class RefusedLate(Exception):  # noqa: N818 - says what happened
 
 
 class JobMachine:
-    """One job's state machine. Created by `create` or `restore`; only `handle` changes it."""
+    """One job's state machine. Created by `create` or `restore`.
 
-    __slots__ = ("_queues", "_state")
+    state, queues: for views and tests to read; only `handle` changes them.
+    """
+
+    __slots__ = ("queues", "state")
 
     def __init__(self, state: JobState, queues: Queues) -> None:
-        self._state = state
-        self._queues = queues
+        self.state = state
+        self.queues = queues
 
     @classmethod
     def create(cls, name: str, settings: JobSettings, now: float) -> JobMachine:
@@ -128,19 +131,9 @@ class JobMachine:
         waiting.begin(state, now)
         return cls(state, Queues())
 
-    @property
-    def state(self) -> JobState:
-        """Current state, for views and tests; must not be modified."""
-        return self._state
-
-    @property
-    def queues(self) -> Queues:
-        """Current queues, for views and tests; must not be modified."""
-        return self._queues
-
     def creation_note(self) -> Note:
         """Return the event that reports the creation of the job."""
-        settings = self._state.settings
+        settings = self.state.settings
         limit = settings.workers_max or settings.ests
         return Note.of(history.JobCreated(settings.ests, settings.workers_min, limit))
 
@@ -149,13 +142,13 @@ class JobMachine:
 
         Raises Rejection, with the state unchanged; after any other exception the machine must not be used.
         """
-        ctx = DecisionContext(self._state, self._queues, now)
-        members = cost.ring_key(self._state)
+        ctx = DecisionContext(self.state, self.queues, now)
+        members = cost.ring_key(self.state)
         try:
             _HANDLERS.get(type(event), operators.request)(ctx, event)
             step_boundary.release(ctx)
             if ctx.changed:
-                cost.settle(self._state, members, now)
+                cost.settle(self.state, members, now)
                 waiting.settle(ctx)
         except Rejection as refusal:
             if ctx.changed:
@@ -165,11 +158,11 @@ class JobMachine:
 
     def next_deadline(self) -> float | None:
         """Time at which the next Tick is needed; None while there is no deadline."""
-        return leases.next_deadline(DecisionContext(self._state, self._queues, 0.0))
+        return leases.next_deadline(DecisionContext(self.state, self.queues, 0.0))
 
     def snapshot(self) -> bytes:
         """Serialise the full state."""
-        return _encoder.encode(Stored(VERSION, self._state, self._queues.stored()))
+        return _encoder.encode(Stored(VERSION, self.state, self.queues.stored()))
 
     @classmethod
     def restore(cls, snapshot: bytes) -> JobMachine:

@@ -51,7 +51,6 @@ BY_AGENT = "asked for by its agent"
 """Beginning of the reason if its agent sent the signal and gave a cause (its module `policy`)."""
 
 ANEW = "history went back behind what this process has trained"
-GENERATIONS_AHEAD_MAX = 1000
 
 
 def joined(ctx: DecisionContext, event: WorkerJoined) -> None:

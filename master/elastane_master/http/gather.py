@@ -7,10 +7,10 @@ import platform
 from importlib import metadata
 from typing import Protocol
 
-from elastane_master.dashboard.local_calls import LocalCalls
+from elastane_master.dashboard.routes import Dashboard
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.job_server import JobServer
-from elastane_master.jobs.job_servers import ClosedJob, JobServers
+from elastane_master.jobs.job_servers import ClosedJob
 from elastane_master.metrics.figures import (
     JobFacts,
     MasterFacts,
@@ -22,12 +22,11 @@ from elastane_master.metrics.figures import (
 )
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.tokens import Principal
-from elastane_master.servers.gate import Gate
 from elastane_master.store.errors import held_phase
 from elastane_proto import versions
 
 
-class Served(Protocol):
+class Served(Dashboard, Protocol):
     """Interface of a master as the HTTP port uses it."""
 
     measures: MasterMeasures
@@ -36,25 +35,11 @@ class Served(Protocol):
     def leads(self) -> bool: ...
 
     @property
-    def hosts(self) -> JobServers | None:
-        """The jobs; None before the store is open."""
-
-    @property
-    def gate(self) -> Gate: ...
-
-    @property
-    def calls(self) -> LocalCalls | None:
-        """The master's rpcs for in-process calls; None before the services exist."""
-
-    @property
     def store_reachable(self) -> bool: ...
 
     @property
     def fencing_token(self) -> int:
         """Fencing token of the lease as last held by this master; 0 if never."""
-
-    def not_ready(self) -> str:
-        """Reason why requests would be refused; empty while they are served."""
 
 
 async def gather(master: Served, caller: Principal) -> Samples:
@@ -63,7 +48,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     Yields to the event loop between jobs, so that a master of a thousand jobs does not stall during a scrape.
     """
     samples = Samples()
-    (hosts, held), closed = _hosts(master), _closed(master)
+    hosts, closed, held = _jobs(master)
     facts = MasterFacts(
         version=metadata.version("elastane"),
         protocol=str(versions.PROTOCOL),
@@ -71,11 +56,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
         leads=master.leads,
         store_reachable=master.store_reachable,
         fencing_token=master.fencing_token,
-        phases=(
-            *(host.machine.state.phase for host in hosts),
-            *(job.phase for job in closed),
-            *held,
-        ),
+        phases=(*(host.machine.state.phase for host in hosts), *(job.phase for job in closed), *held),
         gate_refusals=master.gate.refusals,
     )
     add_master(samples, facts, master.measures)
@@ -89,24 +70,15 @@ async def gather(master: Served, caller: Principal) -> Samples:
     return samples
 
 
-def _hosts(master: Served) -> tuple[list[JobServer], list[str]]:
-    """Return the jobs served now and the phase of each held one; none while another master may lead."""
-    if master.hosts is None:
-        return [], []
+def _jobs(master: Served) -> tuple[list[JobServer], list[ClosedJob], list[str]]:
+    """Return the jobs served now, closed ones, and phases of held ones; none while another may lead."""
+    hosts = master.hosts
+    if hosts is None:
+        return [], [], []
     try:
-        return master.hosts.all(), [held_phase(error) for error in master.hosts.held().values()]
+        return hosts.all(), hosts.closed(), [held_phase(error) for error in hosts.held().values()]
     except Rejection:
-        return [], []
-
-
-def _closed(master: Served) -> list[ClosedJob]:
-    """Return the closed jobs; none while another master may lead."""
-    if master.hosts is None:
-        return []
-    try:
-        return master.hosts.closed()
-    except Rejection:
-        return []
+        return [], [], []
 
 
 def _facts(host: JobServer) -> JobFacts:

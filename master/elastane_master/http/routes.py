@@ -21,7 +21,6 @@ from elastane_master.decisions.events import Rejection
 from elastane_master.http.connections import HEADERS, Connection
 from elastane_master.http.gather import Served, gather
 from elastane_master.metrics.exposition import ProcessFigures, render
-from elastane_master.security.policy import unauthenticated
 from elastane_master.security.tokens import ANYBODY, Principal
 
 logger = structlog.get_logger(__name__)
@@ -89,10 +88,7 @@ class Routes:
         """Return the caller's identity. Raises Rejection."""
         if self._access.open_metrics:
             return ANYBODY
-        if self._access.certificate and not (
-            request.transport and request.transport.get_extra_info("peercert")
-        ):
-            raise unauthenticated("this master lets nobody in without a client certificate")
+        self._dashboard.require_certificate(request)
         # The dashboard's cookie is accepted, too: its pages link here.
         return self._master.gate.let_in(request.path, self._dashboard.authorization(request))
 

@@ -20,7 +20,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit
+from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit, WorkerMessage
 from elastane_master.decisions.events import (
     AnyEvent,
     ByeReported,
@@ -41,7 +41,7 @@ from elastane_master.jobs.limits import Limits, clip, require_room
 from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.jobs.ring_tracing import RingTracing
-from elastane_master.jobs.sessions import Session, WorkerMessage
+from elastane_master.jobs.sessions import Session
 from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
 from elastane_master.jobs.transactions import Transactions
 from elastane_master.metrics.counters import JobCounters

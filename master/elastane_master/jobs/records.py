@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 
 from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.decisions.events import AnyEvent
-from elastane_master.store.errors import StoreFormatUnknown
+from elastane_master.store.format import decoded
 from elastane_proto.history.events import UnknownEvent
 from elastane_proto.history.fold import DatedEvent
 from elastane_proto.history.upgrade import upgraded
-
-T = TypeVar("T")
 
 
 class StoredEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -106,11 +102,11 @@ def encode(value: StoredEvent | StoredCommit | StoredNote) -> bytes:
 
 def decode_event(payload: bytes) -> StoredEvent:
     """Raises StoreFormatUnknown, as the others do."""
-    return _decoded(_events, payload, "event")
+    return decoded(_events, payload, "a stored event")
 
 
 def decode_commit(payload: bytes) -> StoredCommit:
-    return _decoded(_commits, payload, "commit")
+    return decoded(_commits, payload, "a stored commit")
 
 
 def decode_logged(payload: bytes) -> tuple[float, LoggedStep | None]:
@@ -118,7 +114,7 @@ def decode_logged(payload: bytes) -> tuple[float, LoggedStep | None]:
 
     Reads no sample, which is most of a commit. Raises as `decode_commit`.
     """
-    stored = _decoded(_logged, payload, "commit")
+    stored = decoded(_logged, payload, "a stored commit")
     return stored.now, stored.commit if isinstance(stored.commit, LoggedStep) else None
 
 
@@ -130,12 +126,5 @@ def decode_note(payload: bytes) -> StoredNote:
             return stored
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass  # what can be read of it is below
-    text = _decoded(_texts, payload, "note")
+    text = decoded(_texts, payload, "a stored note")
     return StoredNote(text.sequence, text.now, text.note.note)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes, what: str) -> T:
-    try:
-        return decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreFormatUnknown(f"a stored {what} cannot be read: {error}") from error

@@ -7,33 +7,18 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator
 
-from elastane_master.decisions.effects import (
-    AllEnd,
-    Checkpoint,
-    Done,
-    Drain,
-    Explain,
-    Go,
-    IntervalDecided,
-    Load,
-    Prepare,
-    Prepared,
-    Welcome,
-)
+from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.decisions.events import Rejection
-
-WorkerMessage = (
-    Welcome | Prepare | Load | Go | Prepared | IntervalDecided | Checkpoint | Drain | Done | Explain | AllEnd
-)
 
 
 class Session:
     """One stream of one worker, from Hello on. Used from one event loop.
 
-    messages_max: limit of unread messages; a worker that exceeds it no longer reads its stream.
+    messages_max: limit of unread messages; a worker that exceeds it no longer reads its stream. ended: the
+    session takes no more messages.
     """
 
-    __slots__ = ("_ended", "_messages_max", "_outgoing", "_refusal", "_wake", "id", "worker")
+    __slots__ = ("_messages_max", "_outgoing", "_refusal", "_wake", "ended", "id", "worker")
 
     def __init__(self, worker: str, messages_max: int = 1000) -> None:
         self._messages_max = messages_max
@@ -41,17 +26,12 @@ class Session:
         self.id = uuid.uuid4().hex
         self._outgoing: deque[WorkerMessage] = deque()
         self._wake: asyncio.Future[None] | None = None
-        self._ended = False
+        self.ended = False
         self._refusal: Rejection | None = None
-
-    @property
-    def ended(self) -> bool:
-        """True if the session has ended and takes no more messages."""
-        return self._ended
 
     def put(self, message: WorkerMessage) -> bool:
         """Queue a message. False if too many are unread, which ends the session."""
-        if self._ended:
+        if self.ended:
             return True
         if len(self._outgoing) >= self._messages_max:
             self._outgoing.clear()
@@ -70,8 +50,8 @@ class Session:
 
     def end(self, refusal: Rejection | None = None) -> None:
         """End the stream after the queued messages: normally, or with a typed error."""
-        if not self._ended:
-            self._ended = True
+        if not self.ended:
+            self.ended = True
             self._refusal = refusal
             self._notify()
 
@@ -80,7 +60,7 @@ class Session:
         while True:
             while self._outgoing:
                 yield self._outgoing.popleft()
-            if self._ended:
+            if self.ended:
                 if self._refusal is not None:
                     raise self._refusal
                 return

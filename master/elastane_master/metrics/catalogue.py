@@ -8,6 +8,7 @@ is `job_name`, because Prometheus itself uses `job` for the scrape target. Pure 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -27,21 +28,13 @@ _all: list[Metric] = []
 
 
 def _add(kind: Kind, name: str, text: str, *labels: str) -> Metric:
-    metric = Metric(f"elastane_{name}", kind, text, labels)
+    total = "_total" if kind == "counter" else ""
+    metric = Metric(f"elastane_{name}{total}", kind, text, labels)
     _all.append(metric)
     return metric
 
 
-def _gauge(name: str, text: str, *labels: str) -> Metric:
-    return _add("gauge", name, text, *labels)
-
-
-def _counter(name: str, text: str, *labels: str) -> Metric:
-    return _add("counter", f"{name}_total", text, *labels)
-
-
-def _histogram(name: str, text: str, *labels: str) -> Metric:
-    return _add("histogram", name, text, *labels)
+_gauge, _counter, _histogram = partial(_add, "gauge"), partial(_add, "counter"), partial(_add, "histogram")
 
 
 # ------------------------------------------------------------------ the master itself

@@ -21,7 +21,7 @@ from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
 from elastane_master.metrics.counters import JobCounters
-from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, MethodMeasures
+from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures
 from elastane_proto.history.fold import CAUSES
 from elastane_shards.progress import Progress
 
@@ -103,7 +103,8 @@ def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     for phase in (*PHASES, *HELD):
         add(known.JOBS, facts.phases.count(phase), phase)
     for method in measures.rpcs.unary.values():
-        _add_calls(samples, method)
+        for code, histogram in method.by_code.items():
+            add(known.RPC_SECONDS, histogram, method.name, code)
     for stream in measures.rpcs.streams.values():
         add(known.STREAMS_OPEN, stream.open, stream.name)
         for code, histogram in stream.by_code.items():
@@ -114,11 +115,6 @@ def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
         add(known.HTTP_REQUESTS, count, route, str(status))
     add(known.HTTP_CONNECTIONS, measures.http.connections)
     add(known.HTTP_REFUSED, measures.http.refused)
-
-
-def _add_calls(samples: Samples, method: MethodMeasures) -> None:
-    for code, histogram in method.by_code.items():
-        samples.add(known.RPC_SECONDS, histogram, method.name, code)
 
 
 def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from elastane_master.decisions import effects
-from elastane_master.jobs.sessions import WorkerMessage
+from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.servers.translate_session import attend_response, fill_members
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import ring_pb2

@@ -196,7 +196,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         rpc = details.method
         known = False
         if handler is None:
-            return self._unknown_rpc(self._is_known(details.invocation_metadata))
+            return self._refusing(None, known=self._is_known(details.invocation_metadata))
         try:
             rule = rule_of(rpc)
             if rule.open:
@@ -279,46 +279,35 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     # ---------------------------------------------------------------- one call
 
     def _guarded(self, handler: Any, rpc: str, rule: Rule, digest: bytes) -> Any:
-        if handler.response_streaming:
+        async def unary(request: Any, context: Context) -> Any:
+            if rule.lists:
+                callers.covers.set(self._tokens.owner(digest).covers)
+            response = await _behaviour(handler)(request, context)
+            if rule.lists:
+                hide_others(rule, self._tokens.owner(digest), response)
+            return response
 
-            async def stream(messages: Any, context: Context) -> None:
-                with ExitStack() as held:
-                    call = _Call(rpc, rule, digest)
-                    try:
-                        request = await self._let_in(call, messages, context, held, handler.request_streaming)
-                        await _write_all(_behaviour(handler), request, context)
-                    except asyncio.CancelledError:
-                        if call.refusal is None:
-                            raise  # the caller left, or the master stops
-                        await self._end(call, call.refusal, context)
-                    except REFUSALS as error:
-                        await refuse(context, error)
+        async def stream(request: Any, context: Context) -> None:
+            await _write_all(_behaviour(handler), request, context)
 
-            return grpc.stream_stream_rpc_method_handler(
-                stream, handler.request_deserializer, handler.response_serializer
-            )
+        streams = handler.response_streaming
+        serve = stream if streams else unary
 
-        async def unary(messages: Any, context: Context) -> Any:
+        async def behaviour(messages: Any, context: Context) -> Any:
             with ExitStack() as held:
                 call = _Call(rpc, rule, digest)
                 try:
                     request = await self._let_in(call, messages, context, held, handler.request_streaming)
-                    if rule.lists:
-                        callers.covers.set(self._tokens.owner(digest).covers)
-                    response = await _behaviour(handler)(request, context)
-                    if rule.lists:
-                        hide_others(rule, self._tokens.owner(digest), response)
-                    return response
+                    return await serve(request, context)
                 except asyncio.CancelledError:
                     if call.refusal is None:
-                        raise
+                        raise  # the caller left, or the master stops
                     await self._end(call, call.refusal, context)
                 except REFUSALS as error:
                     await refuse(context, error)
 
-        return grpc.stream_unary_rpc_method_handler(
-            unary, handler.request_deserializer, handler.response_serializer
-        )
+        make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+        return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
     async def _let_in(
         self, call: _Call, messages: Any, context: Context, held: ExitStack, streaming: bool
@@ -367,24 +356,18 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         elif rule.takes == "dataset":
             self._quotas.require_dataset(caller, message.dataset, hosts.dataset_names(call.job))
 
-    def _refusing(self, error: Rejection, *, known: bool) -> Any:
-        """Return a handler that refuses, without reading messages. known: the caller's token is known."""
+    def _refusing(self, error: Rejection | None, *, known: bool) -> Any:
+        """Return a handler that refuses without reading messages, and reports the call to the front.
+
+        error: None: answer as gRPC does for unknown rpcs. known: the caller's token is known.
+        """
 
         async def behaviour(_: Any, context: Context) -> None:
             if not known:
                 await asyncio.sleep(REFUSAL_SECONDS)
             self._seen(context, known=known)
-            await refuse(context, error)
-
-        return grpc.stream_stream_rpc_method_handler(behaviour)
-
-    def _unknown_rpc(self, known: bool) -> Any:
-        """Return a handler that answers as gRPC does for unknown rpcs, and reports the call to the front."""
-
-        async def behaviour(_: Any, context: Context) -> None:
-            if not known:
-                await asyncio.sleep(REFUSAL_SECONDS)
-            self._seen(context, known=known)
+            if error is not None:
+                await refuse(context, error)
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 
         return grpc.stream_stream_rpc_method_handler(behaviour)

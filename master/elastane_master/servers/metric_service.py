@@ -20,7 +20,7 @@ from elastane_master.jobs.limits import clip
 from elastane_master.jobs.serving import require_serving
 from elastane_master.servers import translate_shard
 from elastane_master.servers.binding import Context
-from elastane_master.servers.translate import seconds, timestamp
+from elastane_master.servers.translate import checked_count, seconds, timestamp
 from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import metric_pb2
 
@@ -201,14 +201,7 @@ def _series(curves: Curves, names: Iterable[str], points_max: int) -> list[metri
 
 
 def _points_max(asked: int) -> int:
-    if asked > POINTS_MAX:
-        raise Rejection(
-            "invalid_argument",
-            f"a curve of {asked} points",
-            hint=f"ask for at most {POINTS_MAX}",
-            field="points_max",
-        )
-    return asked or POINTS_MAX
+    return checked_count(asked, "points_max", POINTS_MAX, f"a curve of {asked} points", POINTS_MAX)
 
 
 def _require_leading(host: JobServer, worker: str) -> None:

@@ -20,7 +20,7 @@ from elastane_master.jobs.serving import once_durable, require_serving
 from elastane_master.servers import translate_shard
 from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.pipeline import Decided, Pipeline
-from elastane_master.servers.translate import checked_name, checked_request_id, seconds
+from elastane_master.servers.translate import checked_count, checked_name, checked_request_id, seconds
 from elastane_master.servers.waiting_line import Place, WaitingLine
 from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import shard_pb2
@@ -267,11 +267,4 @@ def _progress(host: JobServer, dataset: str) -> list[shard_pb2.Progress]:
 
 
 def _page_size(asked: int) -> int:
-    if asked > PAGE_SIZE_MAX:
-        raise Rejection(
-            "invalid_argument",
-            f"a page of {asked}",
-            hint=f"ask for at most {PAGE_SIZE_MAX}",
-            field="page_size",
-        )
-    return asked or PAGE_SIZE
+    return checked_count(asked, "page_size", PAGE_SIZE_MAX, f"a page of {asked}", PAGE_SIZE)

@@ -79,6 +79,13 @@ def checked_request_id(request_id: str) -> str:
     return checked_length(request_id, "request_id") if request_id else ""
 
 
+def checked_count(asked: int, field: str, maximum: int, what: str, default: int) -> int:
+    """`asked`, or the default for 0; raises Rejection beyond the maximum. what: it in words."""
+    if asked > maximum:
+        raise Rejection("invalid_argument", what, hint=f"ask for at most {maximum}", field=field)
+    return asked or default
+
+
 def shown(text: str, characters_max: int = 4000) -> str:
     """Words of a worker that people will read: not too many, and none that would steer their terminal."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", clip(text, characters_max))

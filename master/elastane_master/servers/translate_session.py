@@ -13,9 +13,9 @@ from typing import Any
 from google.protobuf.message import Message
 
 from elastane_master.decisions import effects, events
+from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.limits import clip
-from elastane_master.jobs.sessions import WorkerMessage
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
     NAMES,

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from elastane_master.store.connection import StoreRedis
-from elastane_master.store.errors import Fenced
 from elastane_master.store.format import check_written
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.pinned import Word
+from elastane_master.store.scripts import require_ours
 
 TOMBSTONE_SECONDS = 86_400
 """Time the fence of a deleted job is kept."""
@@ -151,15 +151,14 @@ class ClosedJobs:
         """
         keys = [JobKeys.of(job).fence]
         close = self._redis.pinned_script(CLOSE)
-        answer = (await close(keys=keys, args=[token, sequence, record, self.id])).decode()
-        _check_ours(job, token, answer)
-        return answer == "OK"
+        answer = await close(keys=keys, args=[token, sequence, record, self.id])
+        return require_ours(job, token, answer.decode()) == "OK"
 
     async def check(self, job: str, token: int) -> None:
         """Raise Fenced if the closed job, held with `token`, belongs to another master."""
         check = self._redis.pinned_script(CHECK)
         answer = await check(keys=[JobKeys.of(job).fence], args=[token, self.id])
-        _check_ours(job, token, answer.decode())
+        require_ours(job, token, answer.decode())
 
     async def delete(self, job: str, token: int, request_id: str) -> None:
         """Delete all data of a closed job, leaving only the mark that it was deleted. Raises Fenced."""
@@ -167,7 +166,7 @@ class ClosedJobs:
         names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
         delete = self._redis.pinned_script(DELETE)
         args: list[Word] = [token, self.id, request_id, TOMBSTONE_SECONDS * 1000]
-        _check_ours(job, token, (await delete(keys=names, args=args)).decode())
+        require_ours(job, token, (await delete(keys=names, args=args)).decode())
 
     async def deleted_by(self, job: str) -> str | None:
         """Return the id of the request that deleted the job within the last day, or None."""
@@ -177,14 +176,3 @@ class ClosedJobs:
 
 def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
     return [jobs[start : start + JOBS_AT_ONCE] for start in range(0, len(jobs), JOBS_AT_ONCE)]
-
-
-def _check_ours(job: str, token: int, answer: str) -> None:
-    if answer.startswith("FENCED"):
-        holder = answer.partition(":")[2]
-        raise Fenced(
-            f"another master took job {job} over (its token is {holder}, ours {token})",
-            job=job,
-            token=token,
-            holder=holder,
-        )

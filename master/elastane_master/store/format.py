@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ FORMAT = 2
 """Current format. 2: snapshots and batches are chained by checksums. Format 1 is still read."""
 
 CHECKSUM_BYTES = 16
+
+T = TypeVar("T")
 
 
 class Link(msgspec.Struct, array_like=True, frozen=True):
@@ -96,10 +98,7 @@ class StoredBatch(msgspec.Struct, array_like=True, frozen=True):
         """The records in order. Raises StoreFormatUnknown."""
         if isinstance(self.body, tuple):
             return self.body
-        try:
-            return _records.decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise StoreFormatUnknown(f"a stored batch cannot be read: {error}") from error
+        return decoded(_records, self.body, "a stored batch")
 
 
 # The head of a MessagePack array and its first element, an integer of one or two bytes: every format has it.
@@ -131,22 +130,24 @@ def _checksum(job: str, place: Place, before: Chain, body: bytes) -> bytes:
     return digest.digest()[:CHECKSUM_BYTES]
 
 
+def decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes, what: str) -> T:
+    """Decode `what` from MessagePack. Raises StoreFormatUnknown."""
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreFormatUnknown(f"{what} cannot be read: {error}") from error
+
+
 def decode_snapshot(payload: bytes) -> StoredSnapshot:
     """Decode a snapshot. Raises StoreFormatUnknown."""
-    try:
-        snapshot = _snapshots.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreFormatUnknown(f"the stored snapshot cannot be read: {error}") from error
+    snapshot = decoded(_snapshots, payload, "the stored snapshot")
     _check("snapshot", snapshot.format)
     return snapshot
 
 
 def decode_batch(payload: bytes) -> StoredBatch:
     """Decode a batch. Raises StoreFormatUnknown."""
-    try:
-        batch = _batches.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StoreFormatUnknown(f"a stored batch cannot be read: {error}") from error
+    batch = decoded(_batches, payload, "a stored batch")
     _check("batch", batch.format)
     return batch
 

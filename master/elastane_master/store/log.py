@@ -40,7 +40,7 @@ from elastane_master.store.format import FORMAT, Chain, Place, encode_batch, enc
 from elastane_master.store.kept import Entries, KeptGroups, NumberedEvent
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Readable, Recovered, recover
-from elastane_master.store.scripts import DROP, WRITE
+from elastane_master.store.scripts import DROP, WRITE, require_ours
 from elastane_master.store.wholeness import show_chain
 
 logger = structlog.get_logger(__name__)
@@ -203,8 +203,10 @@ class JobLog:
     """Write-ahead log of one job, held by the master with the newest fencing token.
 
     Positions count appends from 1; `appended` is that of the newest, `durable` that of the newest durable
-    one. measures: of its writes; the owner of several logs gives them a common object. Used from one event
-    loop.
+    one. reachable: False while the store does not answer. measures: of its writes; the owner of several logs
+    gives them a common object. token: fencing token of its writes; sequence: number of the last acknowledged
+    one. snapshot_bytes: size of the last snapshot; log_bytes: of the records written since. Used from one
+    event loop.
     """
 
     def __init__(self, redis: StoreRedis, job: str, recovered: Recovered, options: LogOptions) -> None:
@@ -215,8 +217,8 @@ class JobLog:
         self.measures = StoreMeasures()
         self._redis = redis
         self._keys = JobKeys.of(job)
-        self._token = recovered.token
-        self._sequence = recovered.sequence
+        self.token = recovered.token
+        self.sequence = recovered.sequence
         self._chain = recovered.chain
         self._commit, self._event = recovered.commits, recovered.event_sequence
         # Minimum numbers of stored entries: the store drops the oldest ones, several at a time.
@@ -231,12 +233,12 @@ class JobLog:
         self._writing: Sequence[_Group] = ()
         self._work: asyncio.Future[bool] | None = None
         self._changed = Signal()
-        self._reachable = True
+        self.reachable = True
         self._dirty = False
         self._closing = False
         self._snapshot_at = 0.0
-        self._snapshot_bytes = 0
-        self._log_bytes = 0
+        self.snapshot_bytes = 0
+        self.log_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._snapshot_source: SnapshotSource = bytes
         self._listener = LogListener()
@@ -264,40 +266,15 @@ class JobLog:
     async def drop(self) -> None:
         """Delete all stored data of the job; only before `start`. Raises Fenced and redis errors."""
         answer = cast(
-            "bytes", await self._redis.register_script(DROP)(keys=self._keys.all, args=[self._token])
+            "bytes", await self._redis.register_script(DROP)(keys=self._keys.all, args=[self.token])
         )
-        self._require_ours(answer.decode())
+        require_ours(self.job, self.token, answer.decode())
 
     def start(self, snapshot_source: SnapshotSource, listener: LogListener | None = None) -> None:
         """Start writing. snapshot_source returns the state after every append so far."""
         self._snapshot_source = snapshot_source
         self._listener = listener or self._listener
         self._task = asyncio.create_task(self._run(), name=f"log of {self.job}")
-
-    @property
-    def token(self) -> int:
-        """Fencing token of its writes."""
-        return self._token
-
-    @property
-    def sequence(self) -> int:
-        """Number of the last acknowledged write."""
-        return self._sequence
-
-    @property
-    def snapshot_bytes(self) -> int:
-        """Size of the last written snapshot."""
-        return self._snapshot_bytes
-
-    @property
-    def log_bytes(self) -> int:
-        """Size of the records written since the last snapshot."""
-        return self._log_bytes
-
-    @property
-    def reachable(self) -> bool:
-        """False while the store does not answer."""
-        return self._reachable
 
     @property
     def pending(self) -> asyncio.Future[None] | None:
@@ -343,13 +320,13 @@ class JobLog:
         """Make the next write carry a snapshot, regardless of the interval."""
         self._dirty = True
         self._snapshot_at = 0.0
-        self._snapshot_bytes = 0
+        self.snapshot_bytes = 0
         self._wake()
 
     async def settled(self) -> bool:
         """Wait until all appends so far are durable (True), or the store is known not to answer (False)."""
         position, seen = self.appended, self._changed.count
-        while self.durable < position and self._reachable and self.failure is None:
+        while self.durable < position and self.reachable and self.failure is None:
             seen = await self._changed.beyond(seen)
         return self.durable >= position
 
@@ -368,7 +345,7 @@ class JobLog:
             await cancel(self._task)
         self._fail(
             self.failure
-            or Fenced(f"job {self.job} is served by another master now", job=self.job, token=self._token)
+            or Fenced(f"job {self.job} is served by another master now", job=self.job, token=self.token)
         )
 
     # ---------------------------------------------------------------- the writer
@@ -424,7 +401,7 @@ class JobLog:
         snapshots would be most of the store's traffic. So a snapshot waits until the log it replaces is as
         large.
         """
-        waits = self._snapshot_bytes > max(_SMALL_SNAPSHOT_BYTES, self._log_bytes)
+        waits = self.snapshot_bytes > max(_SMALL_SNAPSHOT_BYTES, self.log_bytes)
         return self._snapshot_at + (self._options.patience_seconds if waits else 0.0)
 
     def _take(self, *, is_replacement: bool = False, beyond: int = 0) -> _Write:
@@ -433,20 +410,20 @@ class JobLog:
         beyond: its number must be higher.
         """
         is_replacement = is_replacement or self._replaces
-        sequence = max(self._sequence, beyond) + 1
+        sequence = max(self.sequence, beyond) + 1
         if not (is_replacement or self._closing or self._snapshot_due()):
             group = self._groups.popleft()
-            self._log_bytes += group.bytes
+            self.log_bytes += group.bytes
             commit, event = self._numbers_after([group])
             batch, chain = b"", self._chain
             if group.records:
-                place = Place(sequence, self._token, commit)
+                place = Place(sequence, self.token, commit)
                 batch, chain = encode_batch(self.job, place, self._chain, tuple(group.records))
             return _Write(sequence, "write", chain, commit, event, [group], batch)
         started = time.monotonic()
         groups = list(self._groups)
         commit, event = self._numbers_after(groups)
-        place = Place(sequence, self._token, commit)
+        place = Place(sequence, self.token, commit)
         snapshot, chain = encode_snapshot(self.job, place, self._chain, self._snapshot_source())
         self._groups.clear()
         self._dirty = False
@@ -455,7 +432,7 @@ class JobLog:
         # A snapshot that takes long is taken seldom: at most a twentieth of the time goes into it.
         seconds = max(self._options.snapshot_seconds, 20 * took_seconds)
         self._snapshot_at = started + seconds
-        self._snapshot_bytes, self._log_bytes = len(snapshot), 0
+        self.snapshot_bytes, self.log_bytes = len(snapshot), 0
         mode: Literal["write", "replace"] = "replace" if is_replacement else "write"
         return _Write(sequence, mode, chain, commit, event, groups, snapshot=snapshot, cut=self._cut)
 
@@ -495,7 +472,7 @@ class JobLog:
     def _settle(self, write: _Write, started: float) -> None:
         """Account for a write that is in the store. started: when it was sent, monotonic seconds."""
         self.measures.appended(time.monotonic() - started, write.records, write.size_bytes)
-        self._sequence, self._chain = write.sequence, write.chain
+        self.sequence, self._chain = write.sequence, write.chain
         self._history += write.commit - self._commit
         self._events += sum([len(group.events) for group in write.groups])
         self._commit, self._event = write.commit, write.event
@@ -519,7 +496,7 @@ class JobLog:
         logger.error(
             "the store lost acknowledged writes; it is given the whole state again",
             job=self.job,
-            sequence=self._sequence,
+            sequence=self.sequence,
             stored=standing.sequence,
             keys=standing.changed,
         )
@@ -553,7 +530,7 @@ class JobLog:
 
     async def _check(self) -> None:
         """Check that the job is still ours and the store still complete."""
-        write = _Write(self._sequence, "check", self._chain, self._commit, self._event)
+        write = _Write(self.sequence, "check", self._chain, self._commit, self._event)
         reply = await self._send(write)
         if reply.startswith("GAP"):
             await self._mend(write, reply)
@@ -561,7 +538,7 @@ class JobLog:
     async def _send(self, write: _Write) -> str:
         """Send one write until an answer arrives. Raises Fenced."""
         keys = self._keys
-        arguments = write.arguments(self._token, keys.stamp, self._options)
+        arguments = write.arguments(self.token, keys.stamp, self._options)
 
         async def attempt() -> bytes:
             answer: bytes = await self._script(keys=keys.all, args=arguments)
@@ -571,23 +548,11 @@ class JobLog:
             answer = await attempt()
         except _RETRIED as error:
             answer = await self._again(attempt, error)
-        return self._require_ours(answer.decode())
-
-    def _require_ours(self, reply: str) -> str:
-        """Return the script's reply. Raises Fenced."""
-        if reply.startswith("FENCED"):
-            holder = reply.partition(":")[2]
-            raise Fenced(
-                f"another master took job {self.job} over (its token is {holder}, ours {self._token})",
-                job=self.job,
-                token=self._token,
-                holder=holder,
-            )
-        return reply
+        return require_ours(self.job, self.token, answer.decode())
 
     async def _again(self, attempt: Callable[[], Awaitable[T]], error: Exception) -> T:
         """Repeat a write without limit; it does not matter whether an earlier attempt arrived (see WRITE)."""
-        if self._reachable:
+        if self.reachable:
             logger.warning("the store does not answer", job=self.job, error=str(error) or repr(error))
             self.measures.outages += 1
             self._set_reachable(False)
@@ -607,7 +572,7 @@ class JobLog:
         return answer
 
     def _set_reachable(self, reachable: bool) -> None:
-        self._reachable = reachable
+        self.reachable = reachable
         self._changed.announce()
         self._listener.reachable(reachable)
 

@@ -10,6 +10,10 @@ before anything is changed: whether each key is as the last write left it, and w
 free. The fence is written last: data that it does not cover was never acknowledged.
 """
 
+from __future__ import annotations
+
+from elastane_master.store.errors import Fenced
+
 ACQUIRE = """
 -- KEYS: fence. ARGV: 1 newest format, 2 newest state that the master reads, 3 '1': it has looked at the job's
 -- other keys, and can read them.
@@ -151,3 +155,16 @@ if tonumber(holder or '0') > tonumber(ARGV[1]) then return 'FENCED:' .. holder e
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 return 'OK'
 """
+
+
+def require_ours(job: str, token: int, reply: str) -> str:
+    """Return a script's reply. Raises Fenced if the job belongs to another master. token: the caller's."""
+    if reply.startswith("FENCED"):
+        holder = reply.partition(":")[2]
+        raise Fenced(
+            f"another master took job {job} over (its token is {holder}, ours {token})",
+            job=job,
+            token=token,
+            holder=holder,
+        )
+    return reply

@@ -7,21 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane_shards import (
-    AttemptError,
-    DynamicQueue,
-    IllegalTransition,
-    InvalidRequest,
-    InvalidSettings,
-    InvalidSnapshot,
-    Outcome,
-    QueueSettings,
-    QueueStatus,
-    TaskLease,
-    TaskState,
-    feistel_key,
-    permuted,
-)
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSettings, InvalidSnapshot
+from elastane_shards.permutation import feistel_key, permuted
+from elastane_shards.settings import QueueSettings
+from elastane_shards.tasks import AttemptError, Outcome, QueueStatus, TaskLease, TaskState
 
 LEASE = 60.0
 

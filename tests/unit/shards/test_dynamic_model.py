@@ -11,7 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from elastane_shards import DynamicQueue, Outcome, QueueSettings, QueueStatus, TaskState
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.settings import QueueSettings
+from elastane_shards.tasks import Outcome, QueueStatus, TaskState
 
 WORKERS = st.sampled_from(["a", "b", "c"])
 

@@ -14,7 +14,9 @@ forbidden = ("numpy", "torch", "grpc", "redis", "asyncio", "google")
 for name in forbidden:
     sys.modules[name] = None  # importing it now raises ImportError
 import elastane_shards
-from elastane_shards import DynamicQueue, QueueSettings, feistel_key, permuted
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.permutation import feistel_key, permuted
+from elastane_shards.settings import QueueSettings
 queue = DynamicQueue(QueueSettings(task_size=2, entries=(5, 6, 7), shuffle=True))
 assert sorted(queue.lease("a", 1, 0.0)[0].entries + queue.lease("a", 1, 0.0)[0].entries) == [5, 6, 7]
 assert DynamicQueue.restore(queue.snapshot()).snapshot() == queue.snapshot()

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane_shards import IntervalSet, InvalidRequest, InvariantViolated
 from elastane_shards import intervals as module
+from elastane_shards.errors import InvalidRequest, InvariantViolated
+from elastane_shards.intervals import IntervalSet
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=60)
 

@@ -10,18 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from elastane_shards import (
+from elastane_shards.errors import (
     IllegalTransition,
     InvalidRequest,
     InvalidSettings,
     InvalidSnapshot,
-    LockstepQueue,
-    LockstepSettings,
     NotHolder,
-    samples_per_rank,
-    steps_per_epoch,
-    task_bounds,
 )
+from elastane_shards.lockstep import LockstepQueue
+from elastane_shards.samplers import samples_per_rank, steps_per_epoch, task_bounds
+from elastane_shards.steps import LockstepSettings
 
 TWO = {0: "a", 1: "a", 2: "b", 3: "b"}
 ONE = dict.fromkeys(range(4), "b")

@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
-from elastane_shards import (
-    InvalidRequest,
-    InvalidSettings,
-    InvalidSource,
+from elastane_shards.errors import InvalidRequest, InvalidSettings, InvalidSource
+from elastane_shards.samplers import (
     batch_places,
     distributed_order,
-    rank_indices,
     samples_per_rank,
     steps_per_epoch,
     task_bounds,
@@ -46,7 +43,7 @@ def test_order_is_that_of_distributed_sampler(size: int, ranks: int, shuffle: bo
     order = order_of(size, ranks, shuffle=shuffle, drop_last=drop_last)
     for rank in range(ranks):
         sampler = stock(size, ranks, rank, shuffle=shuffle, drop_last=drop_last)
-        assert list(rank_indices(order, rank, ranks)) == list(sampler)
+        assert order[rank::ranks] == list(sampler)
         assert samples_per_rank(size, ranks, drop_last=drop_last) == len(sampler)
 
 
@@ -110,7 +107,7 @@ def test_an_unshuffled_order_takes_no_memory() -> None:
         10**12, seed=0, epoch=0, num_replicas=8, shuffle=False, drop_last=False, randperm=randperm
     )
     assert isinstance(order, range)
-    assert rank_indices(order, 7, 8)[-1] == 10**12 - 1
+    assert order[7::8][-1] == 10**12 - 1
 
 
 def test_impossible_arguments_are_refused() -> None:
@@ -121,7 +118,7 @@ def test_impossible_arguments_are_refused() -> None:
     with pytest.raises(InvalidSettings):
         steps_per_epoch(5, 0, drop_last=False)
     with pytest.raises(InvalidRequest):
-        rank_indices([1, 2], 2, 2)
+        batch_places(2, 0, samples=1, batch_size=1, num_replicas=2, drop_last=False)
     with pytest.raises(InvalidRequest):
         batch_places(0, 2, samples=5, batch_size=2, num_replicas=2, drop_last=True)
     with pytest.raises(InvalidSettings):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastane_shards import IllegalTransition, InvalidRequest, InvalidSettings, InvalidSource, QueueSettings
+from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSettings, InvalidSource
+from elastane_shards.settings import QueueSettings
 from elastane_shards.splitters import Splitter, extended, list_source, range_source, stream_source
 
 

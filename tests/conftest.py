@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 import patience
+from integration.forked_cli import ForkedCommands
 from integration.forkserver import ForkServers, all_forked, fork_servers, none_forked
 
 # A run started in the background by a shell inherits SIGINT as ignored, and so would every process that
@@ -32,9 +33,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("elastane")
 
-# Processes of multiprocessing's "forkserver" begin with torch loaded.
+# Processes of multiprocessing's "forkserver" begin with torch loaded, and with what the first step of an
+# optimizer imports.
 multiprocessing.set_forkserver_preload(
-    ["torch", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint"]
+    ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint"]
 )
 
 
@@ -70,6 +72,12 @@ def _forked_processes(servers: ForkServers) -> Iterator[None]:
     """Masters, and scripts that train, are forked; modules with `fresh_processes` start them as users do."""
     with all_forked(servers):
         yield
+
+
+@pytest.fixture(scope="session")
+def forked_commands(servers: ForkServers, tmp_path_factory: pytest.TempPathFactory) -> ForkedCommands:
+    """Commands whose workers are forked, too."""
+    return ForkedCommands(servers, tmp_path_factory.mktemp("forked-commands"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 The commands of the documentation start a dozen processes that train for a second or two; the imports of each
 take longer. They are started by many commands, one after the other, so the server is not a command's: the
-test has one (`shared_server`), and the commands inherit its socket.
+test has one (`shared_server`, or the session's by `ForkedCommands`), and the commands inherit its socket.
+
+What a command starts is its server's child, and outlives a command that is killed.
 """
 
 from __future__ import annotations
@@ -12,18 +14,22 @@ import fcntl
 import os
 import runpy
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from elastane_common.determinism import Level, process_environment
 from elastane_common.processes.child import ChildProcess
 from integration import forkserver
-from integration.forkserver import FIXED, ForkServer, start_forked
+from integration.forkserver import FIXED, ForkServer, ForkServers, start_forked
 
 #: Of the workers of a job with no other options than the pages have.
 FIXED_VARIABLES = {**process_environment(Level.D1, 1), "PYTHONUNBUFFERED": "1"}
+TESTS = Path(__file__).parents[1]
 _SOCKET, _LOCK = "FORKED_CLI_SOCKET", "FORKED_CLI_LOCK"
 
 
@@ -41,6 +47,44 @@ def shared_server(
     server._lock = _LockBetweenProcesses(lock)
     with contextlib.closing(server):
         yield {_SOCKET: str(server.fileno()), _LOCK: str(lock)}, server
+
+
+class ForkedCommands:
+    """Starts commands whose workers are forked off a server of the test session, at determinism D0 or D1.
+
+    folder: for the lock that keeps the commands' requests apart.
+    """
+
+    def __init__(self, servers: ForkServers, folder: Path) -> None:
+        self._server = servers.server_for({**os.environ, **FIXED_VARIABLES})
+        lock = folder / "fork-server.lock"
+        lock.touch()
+        self._server._lock = _LockBetweenProcesses(lock)
+        self._variables = {_SOCKET: str(self._server.fileno()), _LOCK: str(lock)}
+
+    def popen(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[str]:
+        """`elastane ARGUMENTS`. environment: changes to this process's."""
+        start = f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+        start += "from integration.forked_cli import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", start, *arguments],
+            env={**os.environ, **(environment or {}), **self._variables},
+            pass_fds=[self._server.fileno()],
+            text=True,
+            **options,
+        )
+
+    def run(self, *arguments: str, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
+        """The same to its end, with what it said."""
+        with self.popen(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                out, err = process.communicate(timeout=timeout_seconds)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # it ends what it started
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 class _LockBetweenProcesses:

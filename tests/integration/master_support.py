@@ -7,14 +7,16 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import grpc
 import msgspec
 from grpc_status import rpc_status
 
 import patience
+from elastane_common.processes.child import ChildProcess
 from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store, StoreOptions
@@ -152,6 +154,31 @@ async def store_down(master: Master) -> AsyncIterator[None]:
         embedded.start = start
 
 
+class MasterChild(ChildProcess):
+    """`python -m elastane_master ARGUMENTS`, awaited as asyncio's processes are; tests fork it off a server.
+
+    environment: changes to this process's.
+    """
+
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None, **output: Any) -> None:
+        super().__init__(
+            "master",
+            [sys.executable, "-m", "elastane_master", *arguments],
+            environment={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            **output,
+        )
+
+    @property
+    def returncode(self) -> int | None:
+        return None if self.status is None else self.status.returncode
+
+    async def ended(self) -> int:
+        """The exit code, once it has ended."""
+        status = await asyncio.to_thread(self.wait)
+        assert status is not None
+        return status.returncode
+
+
 class MasterProcess:
     """A master in a process of its own, which can be killed and started again at the same port."""
 
@@ -159,25 +186,17 @@ class MasterProcess:
         self.folder = folder
         self.arguments = arguments
         self.address = "127.0.0.1:0"
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: MasterChild | None = None
         self.log_path = folder.with_name(f"{folder.name}.log")  # the folder is made by the master
 
     async def start(self) -> None:
         port_file = self.folder / "port"
         port_file.unlink(missing_ok=True)
         arguments = ["--listen", self.address, "--state-dir", str(self.folder), "--port-file", str(port_file)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
         # Into a file: a pipe that nobody reads fills up, and then the master stands still in its next line.
-        with self.log_path.open("wb") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "elastane_master",
-                *arguments,
-                *self.arguments,
-                env=environment,
-                stderr=log,
-            )
+        self.log_path.write_bytes(b"")
+        self.process = MasterChild(*arguments, *self.arguments, log=self.log_path)
+        self.process.start()
         async with patience.within(60):
             while not port_file.exists():
                 if self.process.returncode is not None:
@@ -187,14 +206,14 @@ class MasterProcess:
 
     async def kill(self) -> None:
         """SIGKILL: nothing is said to anybody, the private store lives on."""
-        self.process.kill()
-        await self.process.wait()
+        self.process.signal(signal.SIGKILL)
+        await self.process.ended()
 
     async def stop(self) -> str:
         """SIGTERM; returns what it logged."""
-        self.process.terminate()
+        self.process.signal(signal.SIGTERM)
         async with patience.within(30):
-            await self.process.wait()
+            await self.process.ended()
         return self.log_path.read_text()
 
 

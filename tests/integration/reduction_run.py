@@ -26,6 +26,8 @@ from elastane.collective.ring_errors import RingAborted
 from elastane.collective.transport import RingTransport
 
 STEPS = 6
+WIDTH = 640
+"""Of the hidden layer, whose weights are larger than DDP's first bucket of 1 MiB."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ class Net(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8)
-        self.hidden = nn.Linear(8 * 8 * 8, 1600)
-        self.out = nn.Linear(1600, 5)
+        self.hidden = nn.Linear(8 * 8 * 8, WIDTH)
+        self.out = nn.Linear(WIDTH, 5)
         if variant.branch:
-            self.extra = nn.Linear(1600, 1600)
+            self.extra = nn.Linear(WIDTH, WIDTH)
             self.never = nn.Linear(3, 3)
         self.gain = nn.Parameter(torch.ones(5, dtype=torch.float64))
         self.checkpoint = variant.checkpoint
@@ -156,7 +158,10 @@ def snapshot(tensors: Any) -> list[torch.Tensor]:
 
 
 def reference(rank: int, ranks: int, port: int, folder: Path) -> None:
-    """Process `rank` of stock DDP over gloo, all variants; saves what it saw of every step."""
+    """Process `rank` of stock DDP over gloo, all variants; saves what it saw of every step.
+
+    Gradients and weights: rank 0 alone.
+    """
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
@@ -170,10 +175,12 @@ def reference(rank: int, ranks: int, port: int, folder: Path) -> None:
                     loss = backward(ddp, optimizer, variant, step, rank, micro)
             seen[f"{variant.name} {step} loss"] = loss
             seen[f"{variant.name} {step} buffers"] = snapshot(model.buffers())
-            seen[f"{variant.name} {step} grads"] = gradients(model)
+            if rank == 0:  # those of all ranks are the same
+                seen[f"{variant.name} {step} grads"] = gradients(model)
             optimizer.step()
             zero_at_end(optimizer, variant)
-            seen[f"{variant.name} {step} params"] = snapshot(model.parameters())
+            if rank == 0:
+                seen[f"{variant.name} {step} params"] = snapshot(model.parameters())
     torch.save(seen, folder / f"reference-{rank}.pt")
     dist.destroy_process_group()
 

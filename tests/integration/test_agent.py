@@ -23,6 +23,7 @@ from elastane_cli.audit import audit
 from elastane_cli.explain import explain
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
+from integration.forked_cli import ForkedCommands
 from slow import slow
 
 SOURCES = Path(__file__).parents[2]
@@ -37,19 +38,31 @@ Line = dict[str, Any]
 
 
 class Run:
-    """One `elastane run --json`, or another command, and what it said."""
+    """One `elastane run --json`, or another command, and what it said.
+
+    forked: has its workers forked. They are no descendants then, and outlive a command that is killed.
+    """
 
     def __init__(
-        self, *arguments: str, environment: dict[str, str] | None = None, command: str = "run"
+        self,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        command: str = "run",
+        forked: ForkedCommands | None = None,
     ) -> None:
         self.lines: list[Line] = []
         self._news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "elastane_cli", command, "--json", *arguments],
-            env=ENVIRONMENT | (environment or {}),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        if forked is not None:
+            self._process = forked.popen(
+                command, "--json", *arguments, environment=environment, stdout=subprocess.PIPE
+            )
+        else:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "elastane_cli", command, "--json", *arguments],
+                env=ENVIRONMENT | (environment or {}),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         self.pid = self._process.pid
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,12 @@ WAIT_SECONDS = 30.0
 TOKEN = (("authorization", f"Bearer {token_of('all')}"),)
 #: Of the memory that the bombs would take if they were inflated: 60 MiB each.
 BOMBS = 8
+
+
+@pytest.fixture
+def given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that are given up stand silent for a moment only; for tests that wait for their end."""
+    monkeypatch.setattr(front, "StrangerLimits", partial(StrangerLimits, silent_seconds=0.5))
 
 
 @pytest.fixture(params=["plain", "TLS"])
@@ -94,6 +101,7 @@ async def ended(one: Stranger) -> None:
     one.writer.transport.abort()
 
 
+@pytest.mark.usefixtures("given_up_soon")
 @pytest.mark.parametrize(
     "kind", ["calls without a token", "rapid reset", "huge metadata", "header bombs", "never reading"]
 )
@@ -106,6 +114,7 @@ async def test_a_stranger_who_does_too_much_is_cut_off(master: Master, kind: str
     one.writer.transport.abort()
 
 
+@pytest.mark.usefixtures("given_up_soon")
 async def test_calls_that_are_begun_at_once_reach_the_gate_one_by_one(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +128,7 @@ async def test_calls_that_are_begun_at_once_reach_the_gate_one_by_one(
     assert len(begun) == 1
 
 
+@pytest.mark.usefixtures("given_up_soon")
 async def test_headers_that_go_on_in_further_frames_reach_nobody(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:

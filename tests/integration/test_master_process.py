@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -20,29 +19,25 @@ from elastane_agent.supervisor.first_checks import is_full
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
-from integration.master_support import ASKED_AGAIN, SOURCES, MasterProcess, master_process, private_store
-
-PYTHON_PATH = {"PYTHONPATH": os.pathsep.join(SOURCES)}
+from integration.master_support import ASKED_AGAIN, MasterChild, MasterProcess, master_process, private_store
 
 
 async def run_cli(*arguments: str, **environment: str) -> tuple[int, str]:
     """Runs the command line to its end; (exit code, stderr)."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "elastane_master",
-        *arguments,
-        env={**os.environ, **PYTHON_PATH, **environment},
-        stderr=asyncio.subprocess.PIPE,
-    )
+    errors: list[str] = []
+
+    def hear(_: str, stream: str, text: str) -> None:
+        if stream == "stderr":
+            errors.append(f"{text}\n")
+
+    process = MasterChild(*arguments, environment=environment, on_line=hear)
+    process.start()
     try:
         async with patience.within(60):
-            _, errors = await process.communicate()
+            code = await process.ended()
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode, errors.decode()
+        process.kill_group()
+    return code, "".join(errors)
 
 
 def start_fault(state_dir: Path, port: int = 0) -> str:

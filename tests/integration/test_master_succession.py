@@ -99,11 +99,11 @@ async def test_the_standby_takes_over_when_the_leader_is_gone(store: Store, tmp_
         await create(first, 10)
         ready = asyncio.create_task(serving(second))
         began = time.monotonic()
-        first.process.send_signal(getattr(signal, how))
+        first.process.signal(getattr(signal, how))
         await ready
         print(f"{how}: {time.monotonic() - began:.3f} s until the standby serves")
         assert (await progress_and_history(second))[0].todo == 10
-        await first.process.wait()
+        await first.process.ended()
         # It comes back as the standby: nobody is fenced by a restart.
         await first.start()
         assert (await refusal(first))[2].facts["leader"] == second.address
@@ -354,8 +354,8 @@ async def test_leasers_lose_nothing_over_many_successions(store: Store, tmp_path
                 while sum(len(leaser.done) for leaser in leasers) < 200 * (change + 1):
                     await asyncio.sleep(0.01)
             leader, standby = masters[change % 2], masters[1 - change % 2]
-            leader.process.send_signal(getattr(signal, how))
-            await leader.process.wait()
+            leader.process.signal(getattr(signal, how))
+            await leader.process.ended()
             await serving(standby)
             await leader.start()
         await patience.wait_for(running, 120)

@@ -24,13 +24,14 @@ import yaml
 from prometheus_client import parser
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
-from test_agent import ENVIRONMENT, Run
+from test_agent import Run
 
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_common.client import MasterClient
 from elastane_common.observe import catalogue as agents
 from elastane_master.metrics import catalogue
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2, shard_pb2_grpc
+from integration.forked_cli import ForkedCommands
 from patience import Patience
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
@@ -121,56 +122,55 @@ def told_by_agent(address: str, job: job_pb2.Job) -> Scrape:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+def seen(tmp_path_factory: pytest.TempPathFactory, forked_commands: ForkedCommands) -> Iterator[Seen]:
     folder = tmp_path_factory.mktemp("metrics")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-        http_file = folder / "http"
-        master = EmbeddedMaster(
-            folder / "state", arguments=("--http", "127.0.0.1:0", "--http-port-file", str(http_file))
+    http_file = folder / "http"
+    master = EmbeddedMaster(
+        folder / "state", arguments=("--http", "127.0.0.1:0", "--http-port-file", str(http_file))
+    )
+    run = None
+    try:
+        master.start()
+        http = http_file.read_text().strip()
+        run = Run(
+            *("--master", master.address, "--job", JOB, "--ests", "2", "--workers", "1:2"),
+            *("--checkpoint", str(folder / "saved"), "--checkpoint-steps", "5", "--join-window", "0.05"),
+            *(
+                "--spot-price",
+                "3.6",
+                "--on-demand-price",
+                "7.2",
+                "--currency",
+                "EUR",
+                "--capacity",
+                "spot",
+            ),
+            *("--metrics", "127.0.0.1:0", str(SCRIPT)),
+            forked=forked_commands,
         )
-        run = None
-        try:
-            master.start()
-            http = http_file.read_text().strip()
-            run = Run(
-                *("--master", master.address, "--job", JOB, "--ests", "2", "--workers", "1:2"),
-                *("--checkpoint", str(folder / "saved"), "--checkpoint-steps", "5", "--join-window", "0.05"),
-                *(
-                    "--spot-price",
-                    "3.6",
-                    "--on-demand-price",
-                    "7.2",
-                    "--currency",
-                    "EUR",
-                    "--capacity",
-                    "spot",
-                ),
-                *("--metrics", "127.0.0.1:0", str(SCRIPT)),
-            )
-            agent_address = run.until("metrics_served")["address"]
-            workers = {line["worker"]: line["pid"] for line in (run.until("worker_started") for _ in "12")}
-            with MasterClient(master.address, timeout_seconds=60.0) as client:
-                first = wait_for(client, 11, members=2)
-                lease_some_and_ask_for_nonsense(master.address)
-                before = Scrape(fetch(http)[0])
-                killed, survivor = sorted(workers, reverse=True)
-                os.kill(workers[killed], signal.SIGKILL)
-                run.until("worker_started", worker=killed)
-                joined = wait_for(client, first.step, members=2, generation=first.generation + 2)
-                job = wait_for(client, joined.step + 10, members=2, generation=joined.generation)
-                agent = told_by_agent(agent_address, job)
-                after = Scrape(fetch(http)[0])
-                told = fetch(http, "application/openmetrics-text; version=1.0.0")
-                assert told[1].startswith("application/openmetrics-text; version=1.0.0")
-                client.cancel_job(JOB)
-                assert run.end() == 0, run.said()
-                ended, last = client.get_job(JOB), client.worker_figures(JOB, workers)
-            yield Seen(before, after, told[0], agent, job, ended, last, killed, survivor)
-        finally:
-            if run is not None:
-                run.close()
-            master.stop()
+        agent_address = run.until("metrics_served")["address"]
+        workers = {line["worker"]: line["pid"] for line in (run.until("worker_started") for _ in "12")}
+        with MasterClient(master.address, timeout_seconds=60.0) as client:
+            first = wait_for(client, 11, members=2)
+            lease_some_and_ask_for_nonsense(master.address)
+            before = Scrape(fetch(http)[0])
+            killed, survivor = sorted(workers, reverse=True)
+            os.kill(workers[killed], signal.SIGKILL)
+            run.until("worker_started", worker=killed)
+            joined = wait_for(client, first.step, members=2, generation=first.generation + 2)
+            job = wait_for(client, joined.step + 10, members=2, generation=joined.generation)
+            agent = told_by_agent(agent_address, job)
+            after = Scrape(fetch(http)[0])
+            told = fetch(http, "application/openmetrics-text; version=1.0.0")
+            assert told[1].startswith("application/openmetrics-text; version=1.0.0")
+            client.cancel_job(JOB)
+            assert run.end() == 0, run.said()
+            ended, last = client.get_job(JOB), client.worker_figures(JOB, workers)
+        yield Seen(before, after, told[0], agent, job, ended, last, killed, survivor)
+    finally:
+        if run is not None:
+            run.close()
+        master.stop()
 
 
 # ---------------------------------------------------------------- what is told is what happened

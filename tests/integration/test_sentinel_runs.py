@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.client import MasterClient
 from elastane_common.exit_codes import CODE_UNDECIDED
 from elastane_proto.v1 import job_pb2, ring_pb2
+from integration.forked_cli import ForkedCommands
 from slow import slow
 
 ESTS, EVERY, WORKERS = 4, 4, 3
@@ -42,7 +41,13 @@ def master(tmp_path: Path) -> Iterator[EmbeddedMaster]:
 
 
 def run(
-    master: EmbeddedMaster, folder: Path, faulty: str, *, workers: int = WORKERS, **settings: Any
+    forked: ForkedCommands,
+    master: EmbeddedMaster,
+    folder: Path,
+    faulty: str,
+    *,
+    workers: int = WORKERS,
+    **settings: Any,
 ) -> tuple[int, str]:
     """One run of an agent, all of whose workers are in the first ring; its exit code and output.
 
@@ -53,19 +58,14 @@ def run(
     )
     job.join_window.FromMilliseconds(100)
     job.MergeFrom(job_pb2.JobSettings(**settings))
-    command = [sys.executable, "-m", "elastane_cli", "run", "--job", "sums", "--master", master.address]
+    command = ["run", "--job", "sums", "--master", master.address]
     with MasterClient(master.address, timeout_seconds=30.0) as client:
         client.create_job("sums", job)
-        agent = subprocess.Popen(
-            [*command, "--local-workers", str(workers), BROKEN, SCRIPT, *EPOCHS],
-            env={
-                **os.environ,
-                "ELASTANE_REPORT_DIR": str(folder / "reports"),
-                "ELASTANE_TEST_FAULTY": faulty,
-            },
+        agent = forked.popen(
+            *(*command, "--local-workers", str(workers), BROKEN, SCRIPT, *EPOCHS),
+            environment={"ELASTANE_REPORT_DIR": str(folder / "reports"), "ELASTANE_TEST_FAULTY": faulty},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         next(now for now in client.watch_job("sums") if now.generation > 0)
         client.scale_job("sums", 1, workers)
@@ -83,9 +83,10 @@ def compared(folder: Path, reference: Path, history: list[Any]) -> Comparison:
 
 
 def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_those_without_it(
-    master: EmbeddedMaster, tmp_path: Path, reference: Path
+    forked_commands: ForkedCommands, master: EmbeddedMaster, tmp_path: Path, reference: Path
 ) -> None:
     code, said = run(
+        forked_commands,
         master,
         tmp_path,
         f"1:{FROM_STEP}:1000",
@@ -106,10 +107,10 @@ def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_t
 
 @slow
 def test_a_wrong_bit_in_a_step_that_is_not_checked_is_not_found_and_of_two_nobody_can_say_who_is_faulty(
-    master: EmbeddedMaster, tmp_path: Path
+    forked_commands: ForkedCommands, master: EmbeddedMaster, tmp_path: Path
 ) -> None:
     # Epochs have four steps, the first of which leaves its check to the next: 5, 9 and so on are checked.
-    code, said = run(master, tmp_path, "1:6:7:9:1000", workers=2)
+    code, said = run(forked_commands, master, tmp_path, "1:6:7:9:1000", workers=2)
     assert code == CODE_UNDECIDED, said
     job, events, _ = look(master)
     (paused,) = [event for event in events if event.kind == "sentinel_undecided"]

@@ -20,6 +20,7 @@ from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2, ring_pb2
+from integration.forked_cli import ForkedCommands
 from metadata_fakes import Metadata, metadata_service
 from slow import slow
 
@@ -32,10 +33,10 @@ NOTICE_SECONDS = 15
 class Cloud:
     """Spot nodes, each with a metadata service of its own, training one job of one master."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, forked: ForkedCommands) -> None:
         self.folder = folder
         self.reports = folder / "reports"
-        self._stack = stack
+        self._stack, self._forked = stack, forked
         self.master = EmbeddedMaster(folder / "state")
         self.master.start()
         stack.callback(self.master.stop)
@@ -55,6 +56,7 @@ class Cloud:
                 "ELASTANE_REPORT_DIR": str(self.reports),
                 **Rehearsal(gates=str(self.folder / "gates")).environment(),
             },
+            forked=self._forked,
         )
         self._stack.callback(run.close)
         run.until("worker_started")
@@ -92,9 +94,9 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[Cloud]:
+def cloud(tmp_path: Path, forked_commands: ForkedCommands) -> Iterator[Cloud]:
     with ExitStack() as stack:
-        yield Cloud(tmp_path, stack)
+        yield Cloud(tmp_path, stack, forked_commands)
 
 
 def reclaim(*services: Metadata) -> None:
@@ -112,7 +114,12 @@ def assert_drained(run: Run) -> None:
 
 
 #: Seconds since the job was created, spot, on demand: enough of an hour's price for cents to show.
-PRICES = [(0, "360.00", "1080.00"), (2.5, "414.36", "1080.00"), (4, "200.10", "990.90"), (7, "", "1111.11")]
+PRICES = [
+    (0, "360.00", "1080.00"),
+    (0.3, "414.36", "1080.00"),
+    (0.8, "200.10", "990.90"),
+    (1.5, "", "1111.11"),
+]
 
 
 def recount(events: Iterable[ring_pb2.Event], on_demand: set[str]) -> int:

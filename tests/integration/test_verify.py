@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ import pytest
 import patience
 from elastane_cli.rehearse.watcher import Watcher
 from elastane_cli.verify.run import RunFailed, Verdict, VerifyResult, run_verify
+from integration.forked_cli import ForkedCommands
 from integration.forkserver import ForkServers
 from slow import slow
 
@@ -165,8 +167,14 @@ def elastane(*arguments: str, **options: object) -> subprocess.CompletedProcess[
     )
 
 
-def test_the_command_says_equal(tmp_path: Path) -> None:
-    ran = elastane("--ests", "2", "--seed", "4", "--json", "--keep", str(tmp_path / "kept"), FLAWED)
+@pytest.fixture
+def forked_elastane(forked_commands: ForkedCommands):
+    """The same, with the scripts forked."""
+    return partial(forked_commands.run, "verify", timeout_seconds=280.0)
+
+
+def test_the_command_says_equal(forked_elastane, tmp_path: Path) -> None:
+    ran = forked_elastane("--ests", "2", "--seed", "4", "--json", "--keep", str(tmp_path / "kept"), FLAWED)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.startswith("seed 4\n")
     document = json.loads(ran.stdout)
@@ -177,8 +185,8 @@ def test_the_command_says_equal(tmp_path: Path) -> None:
 
 
 @slow
-def test_the_command_shows_the_difference(tmp_path: Path) -> None:
-    ran = elastane("--ests", "2", "--seed", "5", "--steps", "9", *flawed("generator"))
+def test_the_command_shows_the_difference(forked_elastane) -> None:
+    ran = forked_elastane("--ests", "2", "--seed", "5", "--steps", "9", *flawed("generator"))
     assert ran.returncode == 1, ran.stderr
     lines = ran.stdout.splitlines()
     assert lines[0] == "seed 5"
@@ -217,8 +225,8 @@ def test_bad_usage_is_said_before_anything_runs(arguments: list[str], said: str)
     assert "seed" not in ran.stdout
 
 
-def test_churn_that_does_not_fit_is_bad_usage() -> None:
-    ran = elastane("--ests", "2", "--steps", "3", "--kills", "5", FLAWED)
+def test_churn_that_does_not_fit_is_bad_usage(forked_elastane) -> None:
+    ran = forked_elastane("--ests", "2", "--steps", "3", "--kills", "5", FLAWED)
     assert ran.returncode == 2
     assert "do not fit into 3 steps" in ran.stderr
 

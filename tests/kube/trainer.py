@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from elastane.runtime.protocol import Outcome, WorkerProtocol
-from elastane.runtime.session import PERMANENT_CODES
+from elastane.runtime.session_machine import PERMANENT_CODES
 from elastane_proto import contexts
 from elastane_proto.v1 import ring_pb2, ring_pb2_grpc
 
@@ -57,7 +57,7 @@ class Trainer:
                         await self._attend(stub)
                     except grpc.aio.AioRpcError as error:
                         # When a connection is reset during a write, grpc.aio calls that INTERNAL.
-                        if error.code() in PERMANENT_CODES:
+                        if error.code().name in PERMANENT_CODES:
                             return EXIT_RAISED
                         await asyncio.sleep(RECONNECT_SECONDS)
                 return self._exit_code

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from elastane.runtime import session
+from elastane.runtime import session, session_machine
 from elastane.runtime.session import MasterSession
 from elastane_common.errors import ElastaneError
 from elastane_proto import versions
@@ -107,23 +107,23 @@ def test_a_master_that_had_nothing_to_say_for_long_was_there_all_the_same() -> N
 def test_a_token_that_is_missing_for_a_moment_does_not_end_the_look_for_other_masters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(session, "_SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.02)
     token = tmp_path / "token"
     token.write_text("secret")
     monkeypatch.setenv("ELASTANE_TOKEN_FILE", str(token))
     silent, leader = Attended(), Attended()
     moved = threading.Event()
     looked = threading.Semaphore(0)
-    serves = MasterSession._serves
+    leads = MasterSession._leads
 
     def watched(attends: MasterSession, address: str) -> bool:
         assert moved.wait(20)  # with the token it would find the leader at its first look
         try:
-            return serves(attends, address)
+            return leads(attends, address)
         finally:
             looked.release()
 
-    monkeypatch.setattr(MasterSession, "_serves", watched)
+    monkeypatch.setattr(MasterSession, "_leads", watched)
     with (
         master(silent) as first,
         master(leader) as second,
@@ -138,7 +138,7 @@ def test_a_token_that_is_missing_for_a_moment_does_not_end_the_look_for_other_ma
 
 
 def test_a_job_is_gone_when_a_master_that_leads_says_so_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_NOT_FOUND_SECONDS", 0.05)
+    monkeypatch.setattr(session_machine, "NOT_FOUND_SECONDS", 0.05)
     # It is welcomed, and each time its stream ends: unknown once is nothing, also the second time.
     forgetful = Forgetful({2, 4, 6, 7})
     with master(forgetful) as port, attending(f"127.0.0.1:{port}", 20.0) as errors:
@@ -151,7 +151,7 @@ def test_a_job_is_gone_when_a_master_that_leads_says_so_twice(monkeypatch: pytes
 def test_a_master_that_is_not_ready_is_not_believed_that_a_job_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session, "_NOT_FOUND_SECONDS", 0.05)
+    monkeypatch.setattr(session_machine, "NOT_FOUND_SECONDS", 0.05)
     unready, leader = Forgetful({*range(1, 100)}), Attended()
     with (
         master(unready, health_status=health_pb2.HealthCheckResponse.NOT_SERVING) as first,

@@ -1,15 +1,10 @@
 """Bidirectional session of a worker with the master: one stream, kept alive and reconnected.
 
-A thread reads the stream and passes every message to the handler; another sends heartbeats. When the stream
-breaks, the session reconnects with backoff to the next of the masters' addresses and sends Hello again;
-messages that the old stream may have lost are repeated by the protocol (`WorkerProtocol.welcome`). A
-permanent refusal, or a master unreachable for longer than `timeout_seconds`, ends the session with a typed
-error that the trainer raises. NOT_FOUND of the job is final only when it is repeated by a master that leads:
-weights are at stake.
-
-If there are several addresses, a third thread probes the others while the current master is silent: a master
-that is stopped, or cut off from the store, keeps its streams open, and the worker would wait for it although
-another one leads.
+A thread reads the stream and passes every message to the handler; another sends heartbeats; a third looks for
+silent masters. They carry out what `SessionMachine` decides. When the stream breaks, the session reconnects
+with backoff to the next of the masters' addresses and sends Hello again; messages that the old stream may
+have lost are repeated by the protocol (`WorkerProtocol.welcome`). A permanent refusal, or a master
+unreachable for longer than `timeout_seconds`, ends the session with a typed error that the trainer raises.
 """
 
 from __future__ import annotations
@@ -24,17 +19,33 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from elastane_common.addresses import AddressBook
-from elastane_common.backoff import backoff_seconds
-from elastane_common.credentials import TLS_HINT, open_channel
-from elastane_common.errors import (
-    ElastaneError,
-    MasterUnreachableError,
-    RefusedError,
-    WorkerReplacedError,
+from elastane.runtime.session_machine import (
+    SILENT_SECONDS,
+    Action,
+    ByeRequested,
+    CheckLeader,
+    Connect,
+    End,
+    Event,
+    LeaderChecked,
+    LeaveRing,
+    MessageReceived,
+    Probe,
+    Probed,
+    RingLeft,
+    SendBye,
+    SessionMachine,
+    Started,
+    StreamEnded,
+    StreamOpened,
+    SwitchTo,
+    Ticked,
+    Welcomed,
 )
+from elastane_common.addresses import AddressBook
+from elastane_common.credentials import TLS_HINT, open_channel
+from elastane_common.errors import ElastaneError, RefusedError
 from elastane_common.message_size import size_options
-from elastane_proto import versions
 from elastane_proto.channels import channel_options
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
@@ -44,22 +55,11 @@ _CHANNEL_OPTIONS = [
     *channel_options(reconnect_milliseconds_max=1_000),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-#: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
-_STANDBY_SECONDS_MAX = 0.5
-#: After this time without a message the other addresses are probed, and again at this interval.
-_SILENT_SECONDS = 2.0
-_LOOK_TIMEOUT_SECONDS = 1.0
-#: Delay before asking again for a job that was not found: the default duration of a leader's lease.
-_NOT_FOUND_SECONDS = 3.0
-#: Codes with which a master refuses a worker for good; after any other the worker connects again.
-PERMANENT_CODES = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
+_PROBE_TIMEOUT_SECONDS = 1.0
+_UNREACHABLE_HINT = (
+    "is the master running, and is --master correct? ELASTANE_MASTER_TIMEOUT_SECONDS "
+    f"limits the wait; {TLS_HINT}"
+)
 
 Handler = Callable[[ring_pb2.AttendResponse], None]
 
@@ -89,20 +89,23 @@ class MasterSession:
             self._book = AddressBook(addresses)
         except ValueError as error:
             raise RefusedError(str(error), hint="set --master or ELASTANE_MASTER") from error
-        self._stream: grpc.Call | None = None
+        self._machine = SessionMachine(
+            str(self._book),
+            timeout_seconds=timeout_seconds,
+            now=time.monotonic(),
+            unreachable_hint=_UNREACHABLE_HINT,
+        )
         self._hello = hello
         self._heartbeat = heartbeat
         self._handler = handler
         self._failed = failed
         self._evicted = evicted
-        self._timeout_seconds = timeout_seconds
+        #: Guards the machine, and the fields that follow from what it is told.
         self._lock = threading.Lock()
+        self._stream: grpc.Call | None = None
         self._outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None] | None = None
-        self._closing = threading.Event()
         self._bye: ring_pb2.AttendRequest | None = None
-        self._heartbeat_interval_seconds = 1.0
-        self._last_contact = time.monotonic()
-        self._not_found = False
+        self._closing = threading.Event()
         self._reader = threading.Thread(target=self._run, name="elastane-session", daemon=True)
         self._beater = threading.Thread(target=self._beat, name="elastane-heartbeat", daemon=True)
         self._looker = threading.Thread(target=self._look, name="elastane-look", daemon=True)
@@ -127,10 +130,9 @@ class MasterSession:
         proper end into a death. timeout_seconds: time for an unreachable master to come back.
         """
         if bye is not None and self._reader.is_alive():
-            with self._lock:
-                self._bye = ring_pb2.AttendRequest(bye=bye)
-                if self._outgoing is not None:
-                    self._outgoing.put(self._bye)
+            self._bye = ring_pb2.AttendRequest(bye=bye)
+            if isinstance(self._decide(ByeRequested()), SendBye):
+                self.send(self._bye)
             self._reader.join(timeout_seconds)
         self._closing.set()
         with self._lock:
@@ -138,6 +140,10 @@ class MasterSession:
                 self._outgoing.put(None)
         if self._reader.is_alive():
             self._reader.join(1.0)
+
+    def _decide(self, event: Event) -> Action | None:
+        with self._lock:
+            return self._machine.handle(event, time.monotonic())
 
     # ------------------------------------------------------------------ reader thread
 
@@ -148,70 +154,31 @@ class MasterSession:
             self._failed(error)
 
     def _attend_until_closed(self) -> None:
+        event: Event = Started()
+        address = self._book.current()
         while not self._closing.is_set():
-            address = self._book.current()
-            contact_before = self._last_contact
-            error = self._attend(address)
-            if self._closing.is_set() or (self._bye is not None and error is None):
-                return
-            detail = _detail(error) if error is not None else errors_pb2.ErrorDetail()
-            if error is not None and _is_permanent(error, detail):
-                if error.code() != grpc.StatusCode.NOT_FOUND or self._is_gone(address):
-                    raise _refusal(error)
-                self._book.failed(address)
-                self._closing.wait(_NOT_FOUND_SECONDS)
-                continue
-            if detail.reason == errors_pb2.ERROR_REASON_EVICTED:
-                self._evicted()
-                self._last_contact = time.monotonic()
-            if self._last_contact > contact_before:
-                # The master was reachable until now, though it may have sent nothing for long.
-                self._last_contact = time.monotonic()
-            away_seconds = time.monotonic() - self._last_contact
-            if away_seconds > self._timeout_seconds:
-                why = error.details() if error is not None else "stream closed"
-                raise MasterUnreachableError(
-                    f"no master answered at {self._book} for {away_seconds:.0f} s: {why}",
-                    hint=(
-                        "is the master running, and is --master correct? ELASTANE_MASTER_TIMEOUT_SECONDS "
-                        f"limits the wait; {TLS_HINT}"
-                    ),
-                    last_error=why,
-                )
-            # A master that evicts this worker leads: stay with it.
-            if detail.reason != errors_pb2.ERROR_REASON_EVICTED:
-                self._book.failed(address, detail.facts.get("leader", ""))
-            seconds = backoff_seconds(away_seconds)
-            if detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING:
-                seconds = min(seconds, _STANDBY_SECONDS_MAX)
-            self._closing.wait(seconds)
+            match self._decide(event):
+                case Connect(wait_seconds, stays, leader):
+                    if not stays:
+                        self._book.failed(address, leader)
+                    if self._closing.wait(wait_seconds):
+                        return
+                    address = self._book.current()
+                    event = self._attend(address)
+                case CheckLeader():
+                    event = LeaderChecked(self._leads(address))
+                case LeaveRing():
+                    self._evicted()
+                    event = RingLeft()
+                case End(error):
+                    if error is not None:
+                        raise error
+                    return
+                case action:
+                    raise AssertionError(f"{action} while there is no stream")
 
-    def _is_gone(self, address: str) -> bool:
-        """True if the job is gone for good, now that the master at `address` does not know it.
-
-        Accepted only when it is repeated, and only from a master that leads; or after `timeout_seconds`.
-        """
-        again, self._not_found = self._not_found, True
-        if time.monotonic() - self._last_contact > self._timeout_seconds:
-            return True
-        return again and self._serves(address)
-
-    def _open_channel(self, address: str) -> grpc.Channel:
-        return open_channel(address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address))
-
-    def _serves(self, address: str) -> bool:
-        """True if a master at `address` reports that it leads."""
-        try:
-            with self._open_channel(address) as channel:
-                reply = health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(), timeout=_LOOK_TIMEOUT_SECONDS
-                )
-        except (grpc.RpcError, ElastaneError):  # e.g. the token file is missing for a moment
-            return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-    def _attend(self, address: str) -> grpc.RpcError | None:
-        """Run one stream, from Hello until it ends; return the error that ended it."""
+    def _attend(self, address: str) -> StreamEnded:
+        """Run one stream, from Hello until it ends; return how it ended. Raises the error of an End."""
         outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None] = queue.SimpleQueue()
 
         def requests() -> Iterator[ring_pb2.AttendRequest]:
@@ -222,87 +189,96 @@ class MasterSession:
         outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
         with self._open_channel(address) as channel:
             stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
-            self._stream = stream
+            with self._lock:
+                self._stream = stream
+                self._machine.handle(StreamOpened(), time.monotonic())
             try:
                 for message in stream:
                     if message.HasField("welcome"):
-                        self._connected(message.welcome, outgoing, address)
-                    self._last_contact = time.monotonic()
+                        action = self._welcomed(message.welcome, outgoing, address)
+                    else:
+                        action = self._decide(MessageReceived())
                     self._handler(message)
-                    if message.HasField("welcome") and self._bye is not None:
+                    if isinstance(action, SendBye):
                         outgoing.put(self._bye)
             except grpc.RpcError as error:
                 _log.debug("session ended", address=address, code=str(error.code()), details=error.details())
-                return error
+                return _ended(error)
             finally:
-                self._stream = None
                 with self._lock:
+                    self._stream = None
                     self._outgoing = None
                 outgoing.put(None)
-        return None
+        return StreamEnded()
 
-    def _connected(
+    def _welcomed(
         self,
         welcome: ring_pb2.Welcome,
         outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None],
         address: str,
-    ) -> None:
-        fault, hint = versions.master_fault(welcome.version)
-        if fault:
-            raise RefusedError(fault, hint=hint, version=welcome.version)
-        _log.debug("attending", address=address, generation=welcome.generation, resumed=welcome.resumed)
-        self._not_found = False
-        interval = welcome.heartbeat_interval.ToTimedelta().total_seconds()
-        self._heartbeat_interval_seconds = interval or 1.0
+    ) -> Action | None:
+        interval_seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         with self._lock:
+            action = self._machine.handle(Welcomed(welcome.version, interval_seconds), time.monotonic())
+            if isinstance(action, End) and action.error is not None:
+                raise action.error
             self._outgoing = outgoing
+        _log.debug("attending", address=address, generation=welcome.generation, resumed=welcome.resumed)
+        return action
+
+    def _open_channel(self, address: str) -> grpc.Channel:
+        return open_channel(address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address))
+
+    def _leads(self, address: str) -> bool:
+        """True if a master at `address` reports that it leads."""
+        try:
+            with self._open_channel(address) as channel:
+                reply = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=_PROBE_TIMEOUT_SECONDS
+                )
+        except (grpc.RpcError, ElastaneError):  # e.g. the token file is missing for a moment
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     # ------------------------------------------------------------------ heartbeat thread
 
     def _beat(self) -> None:
-        while not self._closing.wait(self._heartbeat_interval_seconds):
+        while not self._closing.wait(self._machine.heartbeat_seconds):
             self.send(self._heartbeat())
 
     # ------------------------------------------------------------------ probe thread
 
     def _look(self) -> None:
         """Probe the other addresses while the master is silent, and move to one that leads."""
-        seen = self._last_contact
-        while not self._closing.wait(_SILENT_SECONDS):
-            # Silent means no message since the last look, so a switch comes after one to two intervals.
-            silent, seen = seen == self._last_contact, self._last_contact
-            stream = self._stream
+        while not self._closing.wait(SILENT_SECONDS):
             current, *others = self._book.all()
-            if not silent or stream is None:
-                continue
-            for address in others:
-                if self._serves(address) and self._stream is stream:
-                    _log.info("another master leads", address=address, left=current)
-                    self._book.go_to(address)
-                    stream.cancel()
-                    break
+            with self._lock:
+                stream = self._stream
+                action = self._machine.handle(Ticked(tuple(others)), time.monotonic())
+            while isinstance(action, Probe):
+                action = self._decide(Probed(action.address, self._leads(action.address)))
+            if isinstance(action, SwitchTo) and stream is not None:
+                _log.info("another master leads", address=action.address, left=current)
+                self._book.go_to(action.address)
+                stream.cancel()
 
 
-def _is_permanent(error: grpc.RpcError, detail: errors_pb2.ErrorDetail) -> bool:
-    """True if the same Hello, or the same message, would be refused again."""
-    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return not detail.retryable  # a message too large, or beyond another limit
-    return error.code() in PERMANENT_CODES
-
-
-def _refusal(error: grpc.RpcError) -> RefusedError:
-    """Return the typed error of a refused session, with the master's facts and hint."""
-    detail = _detail(error)
-    is_replaced = detail.reason == errors_pb2.ERROR_REASON_REPLACED
-    return (WorkerReplacedError if is_replaced else RefusedError)(
-        f"the master refused this worker: {error.details()}", hint=detail.hint, **dict(detail.facts)
+def _ended(error: grpc.RpcError) -> StreamEnded:
+    """Return the facts of the error that ended a stream, with the master's details if there are any."""
+    detail = errors_pb2.ErrorDetail()
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
+    for packed in status.details if status is not None else ():
+        packed.Unpack(detail)
+    return StreamEnded(
+        code=error.code().name,
+        text=error.details() or "",
+        reason=_reason(detail),
+        is_retryable=detail.retryable,
+        hint=detail.hint,
+        facts=dict(detail.facts),
     )
 
 
-def _detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail:
-    """Return the machine-readable details of an error; empty if there are none."""
-    found = errors_pb2.ErrorDetail()
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
-    for packed in status.details if status is not None else ():
-        packed.Unpack(found)
-    return found
+def _reason(detail: errors_pb2.ErrorDetail) -> str:
+    known = detail.reason and detail.reason in errors_pb2.ErrorReason.values()
+    return errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_") if known else ""

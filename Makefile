@@ -11,7 +11,7 @@
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
-# make chaos   about ten minutes of real faults of all kinds on one job after the other; root can strike with more
+# make chaos   about ten minutes of real faults of all kinds on one job after the other; root can inject more
 # make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
 # make hostile    a thousand hostile connections at a master's port, attack after attack: its memory, honest callers' times
 # make bench   every benchmark beside its peer, under 25 minutes, into docs/benchmarks.md; ONLY=a,b some; FULL=1 long

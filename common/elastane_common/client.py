@@ -680,10 +680,10 @@ def _wait(state: tenacity.RetryCallState) -> float:
 
 def require_master(metadata: Sequence[tuple[str, str | bytes]] | None) -> None:
     """Raise RequestRefusedError if the master that answered with `metadata` is too old for this client."""
-    told = next((str(value) for key, value in metadata or () if key == versions.METADATA_KEY), "")
-    fault, hint = versions.master_fault(told)
+    version = next((str(value) for key, value in metadata or () if key == versions.METADATA_KEY), "")
+    fault, hint = versions.master_fault(version)
     if fault:
-        raise RequestRefusedError(fault, reason="incompatible", hint=hint, version=told)
+        raise RequestRefusedError(fault, reason="incompatible", hint=hint, version=version)
 
 
 def plain_cause(error: str) -> str:

@@ -36,7 +36,7 @@ from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
-from elastane_master.store.lease import Claimant, LeaderLease, place_of
+from elastane_master.store.lease import LeaderLease, LeaseCandidate, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_proto import tracing
 from elastane_proto.channels import server_options
@@ -203,12 +203,12 @@ class Master:
         if settings.listen_host in _WILDCARDS:  # others do not reach us at the loopback address
             with contextlib.suppress(OSError):  # a host that does not know its own name
                 address = f"{socket.gethostbyname(socket.gethostname())}:{port}"
-        claimant = Claimant(
+        candidate = LeaseCandidate(
             address=settings.advertise or address,
             master=f"{socket.gethostname()}:{os.getpid()}",
             place=place_of(f"{settings.listen_host}:{port}"),
         )
-        return LeaderLease(store.redis, claimant, settings.leader_lease_seconds)
+        return LeaderLease(store.redis, candidate, settings.leader_lease_seconds)
 
     # ---------------------------------------------------------------- the services
 

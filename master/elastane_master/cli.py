@@ -207,17 +207,17 @@ async def serve(settings: MasterSettings) -> None:
     from elastane_master.app import Master  # grpc is only needed from here on
 
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    stop_requested = asyncio.Event()
 
     def stop(number: int) -> None:
-        if told.is_set():
+        if stop_requested.is_set():
             os._exit(128 + number)
-        told.set()
+        stop_requested.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     master = Master(settings)
-    stopped = asyncio.create_task(told.wait())
+    stopped = asyncio.create_task(stop_requested.wait())
     failed: asyncio.Task[None] | None = None
     try:
         starting = asyncio.create_task(master.start())

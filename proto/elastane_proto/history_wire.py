@@ -28,7 +28,7 @@ def fill(message: ring_pb2.Event, event: HistoryEvent) -> None:
     message_codec.fill(detail, event)
 
 
-def told_of(message: ring_pb2.Event) -> DatedEvent:
+def dated_event_of(message: ring_pb2.Event) -> DatedEvent:
     """An event that a master served, of whatever release it is."""
     return DatedEvent(
         message.sequence,
@@ -43,7 +43,7 @@ def told_of(message: ring_pb2.Event) -> DatedEvent:
 
 
 def event_of(message: ring_pb2.Event) -> HistoryEvent:
-    """What was decided; of a master of before, as far as the text tells."""
+    """Return the event; for one from an older master, what its text contains."""
     name = message.WhichOneof("event")
     if name is None:
         return upgraded(message.kind, message.worker_id, message.reason, message.step, message.facts)

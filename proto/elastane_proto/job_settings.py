@@ -33,7 +33,7 @@ Group = Literal["job", "limits"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is to be known of one setting beside its name, type and default.
+    """Metadata of one setting beside its name, type and default.
 
     help: a sentence or two. option: of `elastane run`; "": it has none of its own. group: the panel of that
     option. metavar: name of the value in help texts; "": the choices. default_text: how the default is shown;
@@ -79,7 +79,7 @@ def _price(help: str, option: str) -> Setting:
 
 
 class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
+    """Settings of a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
 
     max_wait_seconds: 0: for ever. sentinel_steps: 0: never. Prices: per worker and hour, in millionths of the
     currency; 0: unknown.

@@ -57,7 +57,7 @@ class InvalidFieldError(ValueError):
 
 @dataclass(frozen=True)
 class Field:
-    """How a struct's field differs from the message's field of its name.
+    """Mapping of a struct's field that differs from the message's field of the same name.
 
     path: where it is in the message, "range.start" in a nested one; "": by its name. read: returns the
     struct's value for the message's, after checking it. write: the inverse. get, put: for a field that is not
@@ -160,8 +160,8 @@ class Codec:
                 continue
             field = _field_at(spec.path, descriptor)
             if _is_plain(field) and spec.write is None and type(None) not in _kinds(hint):
-                holder, _, told = spec.path.rpartition(".")
-                plain.setdefault(holder, []).append((name, told))
+                holder, _, field_name = spec.path.rpartition(".")
+                plain.setdefault(holder, []).append((name, field_name))
             else:
                 puts.append(self._put(name, spec, field, hint))
         own = plain.pop("", [])
@@ -221,8 +221,8 @@ class Codec:
         return convert
 
     def _put(self, name: str, spec: Field, field: FieldDescriptor, hint: Any) -> Put:
-        holder_path, _, told = spec.path.rpartition(".")
-        set_value = self._setter(told, field, hint)
+        holder_path, _, field_name = spec.path.rpartition(".")
+        set_value = self._setter(field_name, field, hint)
         if holder_path:
             set_in, holder_of = set_value, attrgetter(holder_path)
             set_value = lambda message, value: set_in(holder_of(message), value)  # noqa: E731
@@ -238,36 +238,36 @@ class Codec:
 
         return put
 
-    def _setter(self, told: str, field: FieldDescriptor, hint: Any) -> Put:
+    def _setter(self, field_name: str, field: FieldDescriptor, hint: Any) -> Put:
         """Return what sets a field of a message to a value that is not left out."""
         if field.enum_type is not None:
             numbers = {word: number for number, word in enum_words(field.enum_type).items()}
-            return lambda message, value: setattr(message, told, numbers[value])
+            return lambda message, value: setattr(message, field_name, numbers[value])
         if field.message_type is duration_pb2.Duration.DESCRIPTOR:
-            return lambda message, value: set_duration(getattr(message, told), value)
+            return lambda message, value: set_duration(getattr(message, field_name), value)
         if field.message_type is timestamp_pb2.Timestamp.DESCRIPTOR:
-            return lambda message, value: set_timestamp(getattr(message, told), value)
+            return lambda message, value: set_timestamp(getattr(message, field_name), value)
         if field.is_repeated:
             if field.message_type is None:
-                return lambda message, value: getattr(message, told).extend(value)
+                return lambda message, value: getattr(message, field_name).extend(value)
             if field.message_type.GetOptions().map_entry:
-                return lambda message, value: getattr(message, told).update(value)
+                return lambda message, value: getattr(message, field_name).update(value)
             write_item = self.writer(typing.get_args(hint)[0], field.message_type)
 
             def extend(message: Any, value: Any) -> None:
                 # Filled in place: a message made apart would be copied into its holder.
-                add = getattr(message, told).add
+                add = getattr(message, field_name).add
                 for item in value:
                     write_item(add(), item)
 
             return extend
         if field.message_type is None:
-            return lambda message, value: setattr(message, told, value)
+            return lambda message, value: setattr(message, field_name, value)
         [struct] = (kind for kind in _kinds(hint) if kind is not type(None))
         write = self.writer(struct, field.message_type)
 
         def put(message: Any, value: Any) -> None:
-            nested = getattr(message, told)
+            nested = getattr(message, field_name)
             nested.SetInParent()  # also if every field of it is zero
             write(nested, value)
 
@@ -328,10 +328,10 @@ def _default(struct: type, name: str) -> Any:
 
 
 def _field_at(path: str, descriptor: Descriptor) -> FieldDescriptor:
-    holder, _, told = path.rpartition(".")
+    holder, _, field_name = path.rpartition(".")
     for name in holder.split(".") if holder else ():
         descriptor = descriptor.fields_by_name[name].message_type
-    return descriptor.fields_by_name[told]
+    return descriptor.fields_by_name[field_name]
 
 
 def _is_plain(field: FieldDescriptor) -> bool:
@@ -362,17 +362,17 @@ def _if_present(path: str, field: FieldDescriptor, get: Get, otherwise: Any) -> 
     A field without presence is set if its nested message is, and if there is none, if it is not zero; a flag
     always is.
     """
-    holder, _, told = path.rpartition(".")
+    holder, _, field_name = path.rpartition(".")
     if holder and not field.has_presence:
-        holder, _, told = holder.rpartition(".")
+        holder, _, field_name = holder.rpartition(".")
     elif not field.has_presence:
         if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
             return get
-        return lambda message: get(message) if getattr(message, told) else otherwise
+        return lambda message: get(message) if getattr(message, field_name) else otherwise
     if not holder:
-        return lambda message: get(message) if message.HasField(told) else otherwise
+        return lambda message: get(message) if message.HasField(field_name) else otherwise
     holder_of = attrgetter(holder)
-    return lambda message: get(message) if holder_of(message).HasField(told) else otherwise
+    return lambda message: get(message) if holder_of(message).HasField(field_name) else otherwise
 
 
 def _first_invalid(read: Convert, values: Iterable[Any]) -> int:
@@ -402,10 +402,10 @@ def _filling(pairs: Iterable[tuple[str, str]], puts: Iterable[Put]) -> Put:
     pairs, puts = tuple(pairs), tuple(puts)
 
     def write(message: Any, struct: Any) -> None:
-        for name, told in pairs:
+        for name, field_name in pairs:
             value = getattr(struct, name)
             if value:
-                setattr(message, told, value)
+                setattr(message, field_name, value)
         for put in puts:
             put(message, struct)
 

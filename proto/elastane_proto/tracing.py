@@ -109,9 +109,9 @@ class Tracer:
         self, name: str, *, at_ns: int, parent: str = "", attributes: Mapping[str, Value] | None = None
     ) -> OpenSpan:
         """Start a span. parent: a traceparent; empty starts a new trace."""
-        told = _without_secrets(attributes or {})
+        public = _without_secrets(attributes or {})
         return OpenSpan(
-            self._tracer.start_span(name, context=_context(parent), attributes=told, start_time=at_ns)
+            self._tracer.start_span(name, context=_context(parent), attributes=public, start_time=at_ns)
         )
 
     def emit(

@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 
 class QueueStatus(StrEnum):
-    """What a worker that asks for tasks should do next.
+    """Instruction to a worker that asks for tasks.
 
     HAS_TODO: lease again, there are tasks. WAIT: none now, but a task in DOING may come back, the next epoch
     may start or the stream may grow, so the worker must stay. COMPLETE: every task is DONE or FAILED.

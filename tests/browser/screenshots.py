@@ -52,7 +52,7 @@ async def main(folder: Path, only: str = "") -> None:
                 if only != "top":
                     await pictures(base, stub, folder)
                 else:
-                    await strike(stub)
+                    await inject(stub)
             if only != "dashboard":
                 await asyncio.to_thread(terminal_pictures, master.address, folder)
 
@@ -79,7 +79,7 @@ async def agent(address: str, state: Path) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def strike(stub: Any) -> None:
+async def inject(stub: Any) -> None:
     """Kills one of three workers, and waits for the one that is started in its place."""
     async with asyncio.timeout(2 * WAIT_MS / 1000):
         killed, generation = False, 0

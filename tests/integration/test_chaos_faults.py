@@ -1,4 +1,4 @@
-"""Every fault of `elastane chaos`, struck once by its engine; one test for each row of docs/reliability.md.
+"""Every fault of `elastane chaos`, injected once by its engine; one test for each row of docs/reliability.md.
 
 All faults share one job (two, if its steps run out): each test looks at what came of its own. What must hold
 after every fault (bits, history, audit, events) is in `elastane_cli.chaos.promises`.
@@ -30,7 +30,7 @@ def injected(tmp_path_factory: pytest.TempPathFactory) -> ChaosResult:
     ).run()
 
 
-def struck_by(result: ChaosResult, name: str) -> Injection:
+def injection_of(result: ChaosResult, name: str) -> Injection:
     """What came of a fault; skips where the machine does not allow it."""
     if name in result.left_out:
         pytest.skip(result.left_out[name])
@@ -51,61 +51,61 @@ def test_result_is_that_of_the_fixed_run(injected: ChaosResult) -> None:
 
 
 def test_worker_killed(injected: ChaosResult) -> None:
-    struck_by(injected, "kill-worker")
+    injection_of(injected, "kill-worker")
 
 
 def test_worker_killed_for_its_memory(injected: ChaosResult) -> None:
-    struck_by(injected, "oom-worker")
+    injection_of(injected, "oom-worker")
 
 
 @pytest.mark.parametrize("name", ["stop-worker", "half-open"])
 def test_silent_node(injected: ChaosResult, name: str) -> None:
-    struck_by(injected, name)
+    injection_of(injected, name)
 
 
 def test_stuck_trainer(injected: ChaosResult) -> None:
-    struck_by(injected, "stuck-trainer")
+    injection_of(injected, "stuck-trainer")
 
 
 @pytest.mark.parametrize("name", ["spot-notice", "term-storm"])
 def test_spot_notice(injected: ChaosResult, name: str) -> None:
-    struck_by(injected, name)
+    injection_of(injected, name)
 
 
 @pytest.mark.parametrize("name", ["kill-all", "damaged-checkpoint"])
 def test_all_workers_gone(injected: ChaosResult, name: str) -> None:
-    struck_by(injected, name)
+    injection_of(injected, name)
 
 
 @pytest.mark.parametrize("name", ["kill-master", "upgrade-master", "stolen-port", "stop-master"])
 def test_master_killed(injected: ChaosResult, name: str) -> None:
-    struck_by(injected, name)
+    injection_of(injected, name)
 
 
 @pytest.mark.parametrize(
     "name", ["kill-store", "stop-store", "full-store-disk", "cut-store-file", "cut-store-file-kill-master"]
 )
 def test_store_killed(injected: ChaosResult, name: str) -> None:
-    struck_by(injected, name)
+    injection_of(injected, name)
 
 
 def test_master_and_store_killed(injected: ChaosResult) -> None:
-    struck_by(injected, "kill-both")
+    injection_of(injected, "kill-both")
 
 
 @pytest.mark.parametrize(
     "name", ["partition", "one-way-out", "one-way-in", "reset-connection", "slow-network"]
 )
 def test_partition(injected: ChaosResult, name: str) -> None:
-    struck_by(injected, name)
+    injection_of(injected, name)
 
 
 def test_poison_task(injected: ChaosResult) -> None:
-    struck_by(injected, "poison-task")
+    injection_of(injected, "poison-task")
 
 
 @pytest.mark.parametrize(
     "name", ["slow-worker", "flapping-worker", "full-checkpoint-disk", "descriptors-used-up", "clock-jump"]
 )
 def test_surroundings(injected: ChaosResult, name: str) -> None:
-    struck_by(injected, name)
+    injection_of(injected, name)

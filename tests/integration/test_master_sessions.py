@@ -219,7 +219,7 @@ async def test_a_broken_stream_returns_the_tasks_at_once(tmp_path: Path) -> None
         await wait_for_workers(channel, set())
 
 
-async def test_a_silent_worker_is_put_out_and_a_speaking_one_is_not(tmp_path: Path) -> None:
+async def test_a_silent_worker_is_evicted_and_a_speaking_one_is_not(tmp_path: Path) -> None:
     async with job(tmp_path, heartbeat_seconds=0.6) as (_, channel):
         silent, speaking = Worker(channel, "silent"), Worker(channel, "speaking")
         await silent.hello()
@@ -340,7 +340,7 @@ async def test_nothing_is_said_before_it_is_durable(tmp_path: Path) -> None:
         assert (await prepared).prepared.step == 0
 
 
-async def test_no_worker_is_put_out_while_the_store_is_away(tmp_path: Path) -> None:
+async def test_no_worker_is_evicted_while_the_store_is_away(tmp_path: Path) -> None:
     async with job(tmp_path, heartbeat_seconds=0.5) as (master, channel):
         worker = Worker(channel, "a")
         await worker.hello()

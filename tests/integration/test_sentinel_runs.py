@@ -82,7 +82,7 @@ def compared(folder: Path, reference: Path, history: list[Any]) -> Comparison:
     return compare_runs(folder / "reports", reference, history, ests=ESTS)
 
 
-def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_those_without_it(
+def test_a_worker_whose_gradients_have_a_wrong_bit_is_evicted_and_the_bits_are_those_without_it(
     forked_commands: ForkedCommands, master: EmbeddedMaster, tmp_path: Path, reference: Path
 ) -> None:
     code, said = run(

@@ -23,7 +23,7 @@ from elastane_master.security.settings import SecuritySettings
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames, Store
 from elastane_master.store.errors import Fenced
-from elastane_master.store.lease import LEASE_KEY, Claimant, LeaderLease
+from elastane_master.store.lease import LEASE_KEY, LeaderLease, LeaseCandidate
 from elastane_master.store.log import JobLog
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import open_ledger, private_store, reason_of, serving_master
@@ -250,20 +250,20 @@ async def test_what_was_read_while_another_master_took_the_job_over_is_not_serve
 
 
 async def test_a_store_whose_clock_is_set_back_does_not_make_a_lease_longer(store: Store) -> None:
-    gone = LeaderLease(store.redis, Claimant("a:1", "a:7"), 1.0)
-    waits = LeaderLease(store.redis, Claimant("b:1", "b:7"), 60.0)
-    assert (await gone.claim()).token == 1
-    assert 0 < (await waits.claim()).left_seconds <= 1.0
+    gone = LeaderLease(store.redis, LeaseCandidate("a:1", "a:7"), 1.0)
+    waits = LeaderLease(store.redis, LeaseCandidate("b:1", "b:7"), 60.0)
+    assert (await gone.acquire()).token == 1
+    assert 0 < (await waits.acquire()).left_seconds <= 1.0
     for seconds_left in (3600, None):  # as it looks after the clock was set back, or a backup was restored
         if seconds_left is None:
             await store.redis.persist(LEASE_KEY)
         else:
             await store.redis.expire(LEASE_KEY, seconds_left)
-        reply = await waits.claim()
+        reply = await waits.acquire()
         assert reply.token == 0 and 0 < reply.left_seconds <= 1.0
-    await waits.released((await waits.claim()).left_seconds)
+    await waits.released((await waits.acquire()).left_seconds)
     async with patience.within(20):
-        while not (await waits.claim()).token:
+        while not (await waits.acquire()).token:
             await waits.released(0.05)
 
 

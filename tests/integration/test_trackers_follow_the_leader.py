@@ -15,7 +15,7 @@ from elastane_cli.rehearse.cluster import local_cluster
 from elastane_cli.report.facts import gather
 from elastane_cli.report.markdown import as_markdown
 from elastane_common.logged import StepStream, get_series
-from elastane_proto.history_wire import told_of
+from elastane_proto.history_wire import dated_event_of
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers
 from patience import Patience
@@ -100,7 +100,7 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path, servers:
     death = next(one for one in facts.incidents if not one.planned and leader in one.reason)
     assert death.cost_seconds is not None and facts.lost_seconds >= death.cost_seconds >= 0.0
     assert facts.environment["optimizer"] == "SGD" and facts.steps.next_step == STEPS
-    assert f"{leader}: EST 0, " in as_markdown(facts, told_of(events[-1]).time)
+    assert f"{leader}: EST 0, " in as_markdown(facts, dated_event_of(events[-1]).time)
     assert any("epoch 4/4: 8 steps in" in log and "loss" in log for log in logs.values())
     lines = [json.loads(line) for log in logs.values() for line in log.splitlines() if line.startswith("{")]
     assert {line["worker"] for line in lines} == {"a", "b"}

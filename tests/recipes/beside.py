@@ -33,7 +33,7 @@ from elastane_common.processes.child import ChildProcess
 from integration.forked_cli import shared_server
 from integration.forkserver import ForkServer, start_forked
 from patience import Patience, communicate, wait
-from recipes import strikes
+from recipes import kills
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
 RUN_SECONDS_MAX = 120.0
@@ -83,7 +83,7 @@ class Outcome:
     recipe: Recipe
     ests: int
     verdict: str
-    struck: tuple[str, ...]
+    killed: tuple[str, ...]
     seconds: float
     said: str = ""
 
@@ -135,11 +135,11 @@ class Ground:
         at = draw.sample(range(1, 20 * ests), kills)
         folder = self._new(f"{recipe.name}-{ests}-{seed}")
         command = ["run", "--ests", f"{ests}", "--workers", f"1:{ests}", str(recipe.converted)]
-        with strikes.Strikes(folder / "strikes", at) as struck:
+        with kills.Kills(folder / "kills", at) as killed:
             done = subprocess.Popen(
                 [sys.executable, "-m", "integration.forked_cli", *command],
                 cwd=folder,
-                env=self._environment | {strikes.VARIABLE: str(struck.path), "ELASTANE_PROGRESS": "0"},
+                env=self._environment | {kills.VARIABLE: str(killed.path), "ELASTANE_PROGRESS": "0"},
                 pass_fds=[self._server.fileno()],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -154,7 +154,7 @@ class Ground:
         verdict = _verdict(done.returncode, said, expected)
         shown = "" if verdict == "equal" else f"exit code {done.returncode}\n{_end(said)}"
         seconds = time.monotonic() - began
-        return Outcome(recipe, ests, verdict, tuple(struck.struck), seconds, shown)
+        return Outcome(recipe, ests, verdict, tuple(killed.killed), seconds, shown)
 
     def _new(self, name: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
@@ -202,7 +202,7 @@ def ground(folder: Path) -> Iterator[Ground]:
     """A place under `folder` for the time of a block."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
     clean |= {"PYTHONPATH": os.pathsep.join(sys.path), "ELASTANE_SPOT": "none"}
-    with shared_server(folder, clean, strikes.__file__) as (variables, server):
+    with shared_server(folder, clean, kills.__file__) as (variables, server):
         yield Ground(folder, clean | variables, server)
 
 
@@ -232,7 +232,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
         out, put_in = recipe.changed_lines()
         verdicts = [outcome.verdict for outcome in mine]
         result = "; ".join(f"{verdict} ({verdicts.count(verdict)})" for verdict in dict.fromkeys(verdicts))
-        kills = sum(len(outcome.struck) for outcome in mine)
+        kills = sum(len(outcome.killed) for outcome in mine)
         rows.append((recipe.name, f"-{out} +{put_in}", f"{len(mine)}", f"{kills}", result))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
@@ -265,10 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for seed in range(args.first, args.first + args.seeds):
                     outcome = place.converted(Recipe(name), expected, ests, seed=seed, kills=args.kills)
                     outcomes.append(outcome)
-                    struck = ", ".join(outcome.struck) or "nobody"
+                    killed = ", ".join(outcome.killed) or "nobody"
                     print(
                         f"{name}, {ests} logical workers, seed {seed}: {outcome.verdict}"
-                        f" (killed: {struck}; {outcome.seconds:.1f} s)",
+                        f" (killed: {killed}; {outcome.seconds:.1f} s)",
                         flush=True,
                     )
                     if outcome.said:

@@ -46,7 +46,7 @@ def _beside(place: Ground, recipe: Recipe, ests: int) -> Outcome:
 def test_recipe_has_the_bits_of_its_original(outcome_of: Callable[[Recipe], Outcome], recipe: Recipe) -> None:
     outcome = outcome_of(recipe)
     assert outcome.verdict == "equal", outcome.said
-    assert len(outcome.struck) == 1
+    assert len(outcome.killed) == 1
 
 
 def test_originals_know_nothing_of_elastane_and_the_page_names_every_recipe() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 CLOSING = "finished jobs closed"
-STRUCK = "fault in a call for a finished job"
+CLOSING_FAULT = "fault in a call for a finished job"
 SHARE = 0.4
 
 

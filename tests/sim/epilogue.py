@@ -30,7 +30,7 @@ SCRIPTS = {
     closed.CHECK: ("CHECK", 0.1),
     closed.DELETE: ("DELETE", 0.4),
 }
-"""By their text: the name of each, and how often it is struck, before it is run and after."""
+"""By their text: the name of each, and how often a fault is injected, before it is run and after."""
 
 
 class Epilogue:
@@ -143,15 +143,15 @@ class Epilogue:
         if world.now >= self.faults_until:
             return
         masters = self.cluster.masters_alive
-        strike = self.rng.choice((*self._strikes(), self._stop, self._refuse, self._slow, self._trouble))
-        strike(self.rng.choice(masters) if masters else None)
+        inject = self.rng.choice((*self._faults(), self._stop, self._refuse, self._slow, self._trouble))
+        inject(self.rng.choice(masters) if masters else None)
         self._plan()
 
-    def _strikes(self) -> list[Callable[[MasterModel | None], None]]:
-        strikes = [self._kill, self._crash, self._cut]
+    def _faults(self) -> list[Callable[[MasterModel | None], None]]:
+        faults = [self._kill, self._crash, self._cut]
         if self.cluster.takeovers is not None:
-            strikes += [self._freeze, self._second]
-        return strikes
+            faults += [self._freeze, self._second]
+        return faults
 
     def _kill(self, master: MasterModel | None) -> None:
         if master is not None:
@@ -200,4 +200,4 @@ class Epilogue:
             return
         self.cluster.world.log(f"{'after' if done else 'before'} {script} of {name}:")
         self.closings.hit[script] = self.closings.hit.get(script, 0) + 1
-        self.rng.choice(self._strikes())(masters[0])
+        self.rng.choice(self._faults())(masters[0])

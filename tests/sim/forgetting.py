@@ -48,10 +48,10 @@ def plan(cluster: Cluster, cuts: tuple[Power, ...]) -> None:
     if cuts:
         cluster.server.is_begun = lambda: bool(cluster.checkers.standing)
     for cut in cuts:
-        cluster.world.after(cut.at_seconds, lambda cut=cut: _strike(cluster, cut))
+        cluster.world.after(cut.at_seconds, lambda cut=cut: _inject(cluster, cut))
 
 
-def _strike(cluster: Cluster, cut: Power) -> None:
+def _inject(cluster: Cluster, cut: Power) -> None:
     if cluster.is_over or cluster.closings is not None or not cluster.server.is_up:
         return
     for master in cluster.masters_alive:

@@ -28,7 +28,7 @@ from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, JobDamaged, JobTooNew, StoreError, StoreRefused
-from elastane_master.store.lease import Claimant, LeaderLease
+from elastane_master.store.lease import LeaderLease, LeaseCandidate
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import ring_pb2
 from sim.checkers import Checkers
@@ -36,7 +36,7 @@ from sim.closings import Closings, check_served_once
 from sim.network import CallContext, Ended, Network, Stream, unavailable
 from sim.process import Process
 from sim.store_model import StoreClient, StoreServer
-from sim.takeovers import Takeovers, check_whole, strike
+from sim.takeovers import Takeovers, check_whole, inject
 from sim.world import World
 
 JOB = "job"
@@ -100,7 +100,7 @@ class MasterModel:
         self.follows_a_sync = False
         self.streams: list[Stream] = []
         self._calls: list[Callable[[Ended | None, Any], None]] = []
-        self.claimant = Claimant(address, name, address, id=name)
+        self.candidate = LeaseCandidate(address, name, address, id=name)
         self._server, self._takeovers, self._closings = server, takeovers, closings
         self.is_calm: Callable[[], bool] = lambda: True
         self.takes_over: Callable[[], None] = lambda: None
@@ -114,7 +114,7 @@ class MasterModel:
         lease = None
         if self._takeovers is not None:
             asks = StoreClient(self._server, self.network, self.process)
-            lease = LeaderLease(asks, self.claimant, self._takeovers.lease_seconds)  # type: ignore[arg-type]
+            lease = LeaderLease(asks, self.candidate, self._takeovers.lease_seconds)  # type: ignore[arg-type]
         self.leadership = _Leadership(
             lambda: self._takeover_begins(client),
             self._takeover_ends,
@@ -202,7 +202,7 @@ class MasterModel:
             if (number, acted) == (cut.call, cut.acted) and self.process.alive:
                 client.asked = lambda number, acted: None
                 hit.append(cut)
-                strike(cut, self.world, self.network, self._server, self.name)
+                inject(cut, self.world, self.network, self._server, self.name)
 
         client.asked = asked
 

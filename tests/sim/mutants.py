@@ -233,8 +233,8 @@ MUTANTS = (
     Mutant(
         "the resume step is the lowest of the members'",
         f"{DECISIONS}.ring",
-        "best = max(claims.usable_step(state, record) for record in state.active_members())",
-        "found = [claims.usable_step(state, record) for record in state.active_members()]\n"
+        "best = max(held_state.usable_step(state, record) for record in state.active_members())",
+        "found = [held_state.usable_step(state, record) for record in state.active_members()]\n"
         "    best = min((step for step in found if step >= 0), default=-1)",
     ),
     Mutant(
@@ -298,8 +298,8 @@ MUTANTS = (
         "    state.contexts.reset(book.prepared + 1, contexts)\n",
     ),
     Mutant(
-        "claims of a history that was given up are believed",
-        f"{DECISIONS}.claims",
+        "held state of a history that was given up is believed",
+        f"{DECISIONS}.held_state",
         "if event.generation < state.history_generation:",
         "if False:",
     ),
@@ -330,7 +330,7 @@ MUTANTS = (
     Mutant(
         "a script that ended in an older history counts",
         f"{DECISIONS}.sessions",
-        "if claims.is_fenced(state, event.worker, event.applied_step):\n        return False",
+        "if held_state.is_fenced(state, event.worker, event.applied_step):\n        return False",
         "return True",
     ),
     Mutant(
@@ -437,7 +437,7 @@ MUTANTS = (
     Mutant(
         "an evicted worker goes on",
         "elastane.runtime.protocol",
-        "        if not message.resumed:\n            outcome = self.put_out()",
+        "        if not message.resumed:\n            outcome = self.evict()",
         "        if not message.resumed:\n            outcome = Outcome()",
     ),
 )
@@ -450,7 +450,7 @@ SELDOM = frozenset(
         "a Ready of an older ring counts",
         "a Go of an older ring counts",
         "Prepared of another generation counts",
-        "claims of a history that was given up are believed",
+        "held state of a history that was given up is believed",
         "a script that ended in an older history counts",
         "a store that lost the token fences its own master",
         "history is given up before everybody was asked",

@@ -24,7 +24,7 @@ from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
 from sim.callers import EPOCHS, JOB, TASKS, Caller, TaskClient
 from sim.checkers import KEYS, Checkers
-from sim.closings import CLOSING, STRUCK
+from sim.closings import CLOSING, CLOSING_FAULT
 from sim.closings import draw as draw_closings
 from sim.epilogue import Epilogue
 from sim.faults import Cluster
@@ -154,7 +154,7 @@ class _Run:
         if self.closings is not None:
             injected[CLOSING] = self.closings.jobs
             if self.closings.hit:
-                injected[STRUCK] = sum(self.closings.hit.values())
+                injected[CLOSING_FAULT] = sum(self.closings.hit.values())
         return Outcome(self.seed, self.checkers, self.world, injected)
 
     def stored_at(self, seconds: float) -> tuple[bytes, tuple[bytes, ...]]:

@@ -89,7 +89,7 @@ def check_granted(world: World, masters: list[MasterModel], holder: bytes) -> No
 
     The holder may be dead already: its request may have been sent long ago.
     """
-    ids = [master.claimant.id.encode() for master in masters]
+    ids = [master.candidate.id.encode() for master in masters]
     for master, known in zip(masters, ids, strict=True):
         if holder in ids and holder != known and master.host is not None:
             world.fail("one leader", f"{master.name} would answer, and another is given the lease")
@@ -109,7 +109,7 @@ def check_whole(world: World, server: StoreServer, master: MasterModel) -> None:
             world.fail("whole", f"{master.name} says that it is ready, without job {name}")
 
 
-def strike(cut: Cut, world: World, network: Network, server: StoreServer, name: str) -> None:
+def inject(cut: Cut, world: World, network: Network, server: StoreServer, name: str) -> None:
     """Make the store fail: for all masters if it crashes, else for the master of this name."""
     what = "after" if cut.acted else "before"
     world.log(f"STORE goes away {what} call {cut.call} of the takeover of {name}, crashes={cut.crashes}")

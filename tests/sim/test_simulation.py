@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from sim.closings import CLOSING, STRUCK
+from sim.closings import CLOSING, CLOSING_FAULT
 from sim.faults import FAULTS
 from sim.forgetting import FORGETTING, Power
 from sim.mutants import MUTANTS, TESTS, hunt_in_process
@@ -121,7 +121,7 @@ def test_the_faults_really_happen() -> None:
     wanted += " interval_lost task_timed_out job_max_wait_exceeded prices_changed job_cost"
     assert not set(wanted.split()) - set(notes)
     assert refusals["ABORTED"] and refusals["UNAVAILABLE"]
-    assert set(injected) == {*FAULTS, FORGETTING, CLOCK, CUT, CLOSING, STRUCK}
+    assert set(injected) == {*FAULTS, FORGETTING, CLOCK, CUT, CLOSING, CLOSING_FAULT}
 
 
 def test_every_planted_bug_still_applies() -> None:

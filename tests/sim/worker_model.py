@@ -290,7 +290,7 @@ class WorkerModel:
         self.notify()
 
     async def _evicted(self) -> None:
-        self.protocol.put_out()
+        self.protocol.evict()
         self._abort()
         self.notify()
         while not await self.wait_for(lambda: self._at_boundary or self._session_over, HANG_SECONDS):

@@ -66,12 +66,12 @@ def test_gates_hold_after_the_report_until_they_are_opened(tmp_path: Path) -> No
     assert process.returncode == 0
 
 
-def test_a_newcomer_waits_at_its_door(tmp_path: Path) -> None:
-    door = Gate(tmp_path / "doors" / "w4")
-    process = start(Rehearsal(enter=str(tmp_path / "doors" / "w4")))
+def test_a_newcomer_waits_at_its_gate(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gates" / "w4")
+    process = start(Rehearsal(enter=str(tmp_path / "gates" / "w4")))
     read_until(process, "started")
     assert is_waiting_for_a_lock(process.pid)
-    door.open()
+    gate.open()
     assert patience.communicate(process, 60)[0].splitlines()[0] == "entered"
 
 
@@ -92,7 +92,7 @@ def is_waiting_for_a_lock(pid: int) -> bool:
 
 
 def test_the_variable_there_and_back() -> None:
-    rehearsal = Rehearsal("/doors/w1", "/gates", "hand_over:0")
+    rehearsal = Rehearsal("/gates/w1", "/gates", "hand_over:0")
     assert Rehearsal.parse(rehearsal.environment()[VARIABLE]) == rehearsal
     for text in ("", "7", "[]", '{"kill": "lunch:2"}', '{"kill": "forward"}', '{"what": "?"}', "{"):
         with pytest.raises(RefusedError, match=VARIABLE):

@@ -238,7 +238,7 @@ def test_an_echo_of_prepare_in_its_own_ring_breaks_nothing_off() -> None:
     assert not protocol.changing and protocol.planned is not None and protocol.begin_apply(4)
 
 
-def test_a_worker_that_was_put_out_waits_for_a_new_ring() -> None:
+def test_a_worker_that_was_evicted_waits_for_a_new_ring() -> None:
     protocol = reported_in_ring(step=7)
     protocol.prepared(ring_pb2.Prepared(generation=1, step=7))
     outcome = protocol.welcome(ring_pb2.Welcome(generation=4, resumed=False))
@@ -248,7 +248,7 @@ def test_a_worker_that_was_put_out_waits_for_a_new_ring() -> None:
 
 def test_an_evicted_worker_drops_its_step_before_it_is_welcomed_again() -> None:
     protocol = reported_in_ring(step=4)
-    assert protocol.put_out().abort
+    assert protocol.evict().abort
     assert protocol.changing and not protocol.may_apply(4)
     assert kinds(protocol.welcome(ring_pb2.Welcome(resumed=False))) == []
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from elastane_proto.history import events as history
 from elastane_proto.history.events import HistoryEvent
 from elastane_proto.history.fold import ENDS, DatedEvent, RingFold
-from elastane_proto.history_wire import told_of
+from elastane_proto.history_wire import dated_event_of
 from elastane_proto.v1 import job_pb2
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ class Explanation:
 
 def explain(worker: str, job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> Explanation | None:
     """Explain a worker's place; None if neither the job nor its events mention the worker."""
-    told = [told_of(event) for event in events]
+    dated = [dated_event_of(event) for event in events]
     info = next((one for one in job.workers if one.worker_id == worker), None)
-    steps = _steps(worker, told)
+    steps = _steps(worker, dated)
     chain = tuple(link for link, _ in steps)
     if info is None and not chain:
         return None
-    complete = not told or told[0].sequence <= 1
+    complete = not dated or dated[0].sequence <= 1
     if info is None:
         last = next((link for link, event in reversed(steps) if isinstance(event, _OUT)), chain[-1])
         return Explanation(worker, "out", f"out: {last.reason}", last.time, chain, complete)
@@ -99,9 +99,9 @@ def explain(worker: str, job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> 
 def known_workers(job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> list[str]:
     """Return all workers mentioned by the job or its events, sorted."""
     names = {info.worker_id for info in job.workers}
-    for told in map(told_of, events):
-        names |= {told.worker} if told.worker else set()
-        names |= {place.worker for place in told.members or ()}
+    for dated in map(dated_event_of, events):
+        names |= {dated.worker} if dated.worker else set()
+        names |= {place.worker for place in dated.members or ()}
     return sorted(names)
 
 
@@ -117,11 +117,11 @@ def _steps(worker: str, events: Iterable[DatedEvent]) -> list[tuple[Link, Histor
     steps: list[tuple[Link, HistoryEvent]] = []
     place: tuple[int, int] | None = None
     fold = RingFold()
-    for told in events:
-        fold.take(told)
-        ring, meaning, counts = fold.ring, "", told.worker == worker
+    for dated in events:
+        fold.take(dated)
+        ring, meaning, counts = fold.ring, "", dated.worker == worker
         # Of a ring that is not stored whole, a worker that is not listed may still be a member.
-        if told.members is not None and ring is not None and (worker in ring.members or ring.whole):
+        if dated.members is not None and ring is not None and (worker in ring.members or ring.whole):
             now = ring.members.get(worker)
             counts = counts or now != place
             if now is not None and now != place:
@@ -130,11 +130,13 @@ def _steps(worker: str, events: Iterable[DatedEvent]) -> list[tuple[Link, Histor
             elif now is None and place is not None:
                 meaning = "is not in the ring any more"
             place = now
-        elif isinstance(told.event, ENDS) and place is not None:
+        elif isinstance(dated.event, ENDS) and place is not None:
             counts, place = True, None
         if counts:
-            link = Link(told.sequence, told.time, told.kind, told.generation, told.step, told.reason, meaning)
-            steps.append((link, told.event))
+            link = Link(
+                dated.sequence, dated.time, dated.kind, dated.generation, dated.step, dated.reason, meaning
+            )
+            steps.append((link, dated.event))
     return steps
 
 

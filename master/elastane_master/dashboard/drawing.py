@@ -130,12 +130,12 @@ def _bars(lane: Lane, y: int, across: object) -> list[Bar]:
     bars = []
     for stay in lane.stays:
         formed = stay.formed if stay.formed is not None else stay.ended
-        told = f"{lane.worker}: {ranks(stay.first, stay.after)}, generation {stay.generation}"
-        title = f"{told}, {age(stay.ended - stay.began)} from {clock(stay.began)}"
+        caption = f"{lane.worker}: {ranks(stay.first, stay.after)}, generation {stay.generation}"
+        title = f"{caption}, {age(stay.ended - stay.began)} from {clock(stay.began)}"
         hue = f"h{stay.first % HUES}"
         start, ready, end = across(stay.began), across(formed), across(stay.ended)
         if ready - start >= 1:
-            why = f"{told}: the ring is being formed, {age(formed - stay.began)}"
+            why = f"{caption}: the ring is being formed, {age(formed - stay.began)}"
             bars.append(Bar(start, y + 3, round(ready - start, 1), ROW - 6, "forming", "", why))
         width = round(max(end - ready, 1.0), 1)
         label = ranks(stay.first, stay.after, bare=True) if width >= _LABEL_WIDTH_MIN else ""

@@ -50,7 +50,7 @@ class _Made:
     parts: dict[bool, Parts]
 
 
-class Kitchen:
+class PageRenderer:
     """Renders the parts of jobs' pages once for all viewers."""
 
     def __init__(self, gatherer: Gatherer) -> None:
@@ -91,8 +91,8 @@ class Live:
     write_seconds: time for a client to read one event.
     """
 
-    def __init__(self, kitchen: Kitchen, connections_max: int, write_seconds: float = 30.0) -> None:
-        self._kitchen = kitchen
+    def __init__(self, renderer: PageRenderer, connections_max: int, write_seconds: float = 30.0) -> None:
+        self._renderer = renderer
         self._clients_max = connections_max // 2
         self._write_seconds = write_seconds
         self._clients = 0
@@ -106,7 +106,7 @@ class Live:
                 while True:
                     seen = host.changed.count
                     require_serving(host)
-                    yield await self._kitchen.parts(host, Visitor.of(call.caller, known=True), wanted)
+                    yield await self._renderer.parts(host, Visitor.of(call.caller, known=True), wanted)
                     await asyncio.sleep(PART_SECONDS_MIN)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_SECONDS):
@@ -150,14 +150,14 @@ class Live:
             return response
 
     async def _follow(self, response: web.StreamResponse, pages: AsyncIterator[Parts]) -> None:
-        told: Parts = {}
+        sent: Parts = {}
         clock = asyncio.get_running_loop().time
         wrote = clock()
         async with contextlib.aclosing(pages) as following:  # type: ignore[type-var]
             async for parts in following:
-                news = {name: html for name, html in parts.items() if told.get(name) != html}
+                news = {name: html for name, html in parts.items() if sent.get(name) != html}
                 if news:
-                    told.update(news)
+                    sent.update(news)
                     await self._write(response, _event("parts", news))
                     wrote = clock()
                 elif clock() - wrote > SILENT_SECONDS:

@@ -30,7 +30,7 @@ from elastane_master.dashboard.browser import (
     token_of_cookie,
 )
 from elastane_master.dashboard.facts import Gatherer
-from elastane_master.dashboard.live import Kitchen, Live, Parts
+from elastane_master.dashboard.live import Live, PageRenderer, Parts
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
 from elastane_master.decisions.events import Rejection
@@ -109,7 +109,7 @@ class DashboardRoutes:
         self._certificate = certificate
         self._own_names = frozenset({socket.gethostname().lower()})
         self._lists: dict[tuple[str, ...], tuple[float, str]] = {}
-        self._kitchen: tuple[JobServers, Gatherer, Live] | None = None
+        self._views: tuple[JobServers, Gatherer, Live] | None = None
         self._notices: OrderedDict[str, tuple[str, Notice]] = OrderedDict()
 
     def add(self, app: web.Application) -> None:
@@ -205,10 +205,10 @@ class DashboardRoutes:
 
     def authorization(self, request: web.Request) -> list[str]:
         """Return the values of the Authorization header, or without one the token from the cookie."""
-        told = request.headers.getall(hdrs.AUTHORIZATION, [])
+        presented = request.headers.getall(hdrs.AUTHORIZATION, [])
         cookie = request.cookies.get(cookie_name(tls=request.secure))
-        if told or cookie is None or (token := token_of_cookie(cookie)) is None:
-            return list(told)
+        if presented or cookie is None or (token := token_of_cookie(cookie)) is None:
+            return list(presented)
         return [f"Bearer {token}"]
 
     def _caller(self, request: web.Request, route: str, job: str = "") -> Principal:
@@ -271,7 +271,7 @@ class DashboardRoutes:
                     ) from None
         except REFUSALS as error:
             return await self._refused(request, as_rejection(error), job)
-        return self._told(job, Notice(result_of(action, fields, answer)))
+        return self._notice_page(job, Notice(result_of(action, fields, answer)))
 
     async def _refused(self, request: web.Request, error: Rejection, job: str) -> web.Response:
         """Redirect to the job's page with the refusal; show it alone if the caller may not see the job."""
@@ -280,9 +280,9 @@ class DashboardRoutes:
             await self._host(job)
         except REFUSALS:
             return self._problem(request, error, root="../../")
-        return self._told(job, Notice(_sentence(error), error.hint, refused=True))
+        return self._notice_page(job, Notice(_sentence(error), error.hint, refused=True))
 
-    def _told(self, job: str, notice: Notice) -> web.Response:
+    def _notice_page(self, job: str, notice: Notice) -> web.Response:
         """Redirect to the job's page with a notice, so that reloading it does not repeat the action."""
         number = secrets.token_urlsafe(9)
         self._notices[number] = (job, notice)
@@ -310,10 +310,10 @@ class DashboardRoutes:
 
     def _lives(self) -> tuple[Gatherer, Live]:
         hosts = self._hosts()
-        if self._kitchen is None or self._kitchen[0] is not hosts:
+        if self._views is None or self._views[0] is not hosts:
             gatherer = Gatherer(hosts)
-            self._kitchen = (hosts, gatherer, Live(Kitchen(gatherer), self._connections_max))
-        return self._kitchen[1], self._kitchen[2]
+            self._views = (hosts, gatherer, Live(PageRenderer(gatherer), self._connections_max))
+        return self._views[1], self._views[2]
 
     def _listed(self, caller: Principal) -> Listed:
         """Return the jobs that the caller may see. Raises Rejection while this master does not serve."""
@@ -358,8 +358,8 @@ class DashboardRoutes:
         """
         status = _STATUS.get(error.reason, 503)
         if status in (401, 403) and (asked or (status == 401 and self._master.gate.asks_for_tokens)):
-            told = asked or bool(self.authorization(request))
-            why, hint = (_sentence(error), error.hint if asked else "") if told else ("", "")
+            presented = asked or bool(self.authorization(request))
+            why, hint = (_sentence(error), error.hint if asked else "") if presented else ("", "")
             then = "" if asked else _local(request.path.lstrip("/"))
             response = _html(pages.login_page(why, hint, then, root), status)
         else:

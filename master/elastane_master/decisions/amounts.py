@@ -53,7 +53,7 @@ class Amount(msgspec.Struct, frozen=True, array_like=True):
         return self.micros + (2 * self.rest >= HOUR_NANOS)
 
 
-class Tally(msgspec.Struct, frozen=True, array_like=True):
+class Charges(msgspec.Struct, frozen=True, array_like=True):
     """Worker time of one kind, by capacity, and its money.
 
     spot_nanos, on_demand_nanos, unpriced_nanos: worker-nanoseconds; the last are contained in the others.
@@ -70,14 +70,14 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     def nanos(self) -> int:
         return self.spot_nanos + self.on_demand_nanos
 
-    def charged(self, workers: Workers, nanos: int, settings: JobSettings) -> Tally:
+    def charged(self, workers: Workers, nanos: int, settings: JobSettings) -> Charges:
         """And so many workers for so long, at the prices of `settings`."""
         spot, on_demand = workers.spot * nanos, workers.on_demand * nanos
         spot_price, on_demand_price = settings.spot_price_micros, settings.on_demand_price_micros
         unpriced = (0 if spot_price else spot) + (0 if on_demand_price else on_demand)
         # What is missing from the bill is missing from what it is compared with: nothing seems to be saved.
         priced = (spot if spot_price else 0) + on_demand
-        return Tally(
+        return Charges(
             self.spot_nanos + spot,
             self.on_demand_nanos + on_demand,
             self.unpriced_nanos + unpriced,
@@ -85,9 +85,9 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
             self.baseline.plus(on_demand_price, priced),
         )
 
-    def plus(self, other: Tally, times: int = 1) -> Tally:
+    def plus(self, other: Charges, times: int = 1) -> Charges:
         """The sum; times -1: the difference."""
-        return Tally(
+        return Charges(
             self.spot_nanos + times * other.spot_nanos,
             self.on_demand_nanos + times * other.on_demand_nanos,
             self.unpriced_nanos + times * other.unpriced_nanos,
@@ -95,12 +95,12 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
             self.baseline.and_amount(other.baseline, times),
         )
 
-    def minus(self, other: Tally) -> Tally:
+    def minus(self, other: Charges) -> Charges:
         return self.plus(other, -1)
 
-    def share(self, part: int, whole: int) -> Tally:
+    def share(self, part: int, whole: int) -> Charges:
         """part / whole of it, rounded down."""
-        return Tally(
+        return Charges(
             self.spot_nanos * part // whole,
             self.on_demand_nanos * part // whole,
             self.unpriced_nanos * part // whole,
@@ -110,7 +110,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Workers(msgspec.Struct, array_like=True):
-    """How many, by capacity."""
+    """Number of workers, by capacity type."""
 
     spot: Count = 0
     on_demand: Count = 0
@@ -126,7 +126,7 @@ class Workers(msgspec.Struct, array_like=True):
 
 
 class CostBook(msgspec.Struct):
-    """What has been charged, up to `at`, and who is charged for from then on.
+    """Amounts charged up to `at`, and the workers charged for from then on.
 
     at: nanoseconds since the Unix epoch; None: nothing yet. ring_workers, task_workers: who attends;
     members: who of the former works. boundary: the step that is being done, and what `working` was when it
@@ -137,18 +137,18 @@ class CostBook(msgspec.Struct):
     ring_workers: Workers = msgspec.field(default_factory=Workers)
     task_workers: Workers = msgspec.field(default_factory=Workers)
     members: Workers = msgspec.field(default_factory=Workers)
-    tasks: Tally = Tally()
-    idle: Tally = Tally()
-    working: Tally = Tally()
-    replayed: Tally = Tally()
-    boundary: tuple[int, Tally] = (0, Tally())
-    before: tuple[int, Tally] = (0, Tally())
-    marks: dict[int, Tally] = {}
+    tasks: Charges = Charges()
+    idle: Charges = Charges()
+    working: Charges = Charges()
+    replayed: Charges = Charges()
+    boundary: tuple[int, Charges] = (0, Charges())
+    before: tuple[int, Charges] = (0, Charges())
+    marks: dict[int, Charges] = {}
 
     @property
-    def attended(self) -> Tally:
+    def attended(self) -> Charges:
         return self.tasks.plus(self.idle).plus(self.working).plus(self.replayed)
 
     @property
-    def useful(self) -> Tally:
+    def useful(self) -> Charges:
         return self.tasks.plus(self.working)

@@ -1,4 +1,4 @@
-"""What a job's workers have cost, and what of it was work: exact sums, no floats.
+"""Cost of a job's workers and the share of it that was useful work: exact sums, no floats.
 
 Between two changes (who attends, who is in the ring, the ring's stage, the prices) so many workers of each
 capacity work, and so many are idle: `settle` charges the time since the last change at the prices that
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions.amounts import MARKS_MAX, NANOS, NANOS_MAX, CostBook, Tally, Workers
+from elastane_master.decisions.amounts import MARKS_MAX, NANOS, NANOS_MAX, Charges, CostBook, Workers
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_proto.history.events import Spent
@@ -124,7 +124,7 @@ def resumed(state: JobState, step: int, now: float) -> None:
 
 
 class CostView(msgspec.Struct, frozen=True):
-    """What a job has cost, as job.proto's Cost; savings: None while there is no baseline."""
+    """Cost of a job, as job.proto's Cost; savings: None while there is no baseline."""
 
     currency: str
     spent_micros: int
@@ -199,15 +199,15 @@ def _count_members(state: JobState) -> None:
     state.cost.members = members
 
 
-def _replay(book: CostBook, stands: Tally) -> None:
+def _replay(book: CostBook, stands: Charges) -> None:
     """Of what was worked only `stands` still counts as work."""
     book.replayed = book.replayed.plus(book.working.minus(stands))
     book.working = stands
 
 
-def _working_at(book: CostBook, step: int) -> Tally:
-    """What had been worked when `step` began, in the history that stands."""
-    known = {0: Tally(), **book.marks, book.before[0]: book.before[1], book.boundary[0]: book.boundary[1]}
+def _working_at(book: CostBook, step: int) -> Charges:
+    """Work charged before `step` began, in the current history."""
+    known = {0: Charges(), **book.marks, book.before[0]: book.before[1], book.boundary[0]: book.boundary[1]}
     if step in known:
         return known[step]
     above = min((marked for marked in known if marked > step), default=None)

@@ -1,4 +1,4 @@
-"""What a decision asks the edge to do: messages to workers, history, notes for people."""
+"""Effects of decisions, carried out at the edge: messages to workers, history, notes for people."""
 
 from __future__ import annotations
 

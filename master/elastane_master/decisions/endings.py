@@ -12,7 +12,7 @@ the job behaves as if it had no further steps.
 
 from __future__ import annotations
 
-from elastane_master.decisions import claims, life, majority, ring
+from elastane_master.decisions import held_state, life, majority, ring
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import AllEnd
 from elastane_master.decisions.events import EndEarlyReported
@@ -34,7 +34,7 @@ def end_early(ctx: DecisionContext, event: EndEarlyReported) -> None:
         return
     ctx.touch()
     state.early_ends[event.worker] = EarlyEnd(event.step, event.epoch, event.place, event.state_digest)
-    claims.proven(state, record, event.step)
+    held_state.proven(state, record, event.step)
     ring.commit_applied(ctx)
     for worker in (*steps.reports, *steps.before_epoch(ring_state.generation)):
         _fail(ctx, worker)

@@ -1,4 +1,4 @@
-"""What happens to a job: every event the decision code knows, and its refusal.
+"""Every event that the decision code handles, and its refusal.
 
 Events are values. The edge (gRPC, timers) makes them, `JobMachine.handle` decides on
 them, and the write-ahead stream stores those that changed the state; replaying the
@@ -19,7 +19,7 @@ Parts = dict[str, bytes]
 
 
 Change = int | bytes
-"""What became of a part of a context between two epochs: raw draws of a generator, or the part itself."""
+"""Change of a part of a context between two epochs: raw draws of a generator, or the part itself."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -37,7 +37,7 @@ class TensorSpec(msgspec.Struct, frozen=True):
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What must be equal in all workers of a job."""
+    """Properties that must be equal in all workers of a job."""
 
     tensors: tuple[TensorSpec, ...] = ()
     dataset_size: int = 0
@@ -78,7 +78,7 @@ class StepTask(msgspec.Struct, frozen=True):
 class WorkerJoined(Event, frozen=True, tag=True):
     """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect.
 
-    history_generation: of which history its weights are (claims.py); 0: not known. process,
+    history_generation: of which history its weights are (held_state.py); 0: not known. process,
     process_started_seconds, process_clock: tell it from another process of the same worker id, and which of
     them is newer (processes.py).
     """
@@ -152,7 +152,7 @@ class AppliedReported(Event, frozen=True, tag=True):
 
 
 class CheckReported(Event, frozen=True, tag=True):
-    """What a worker has for an EST whose step is checked; digest: in hexadecimal."""
+    """A worker's result for an EST whose step is checked. digest: hexadecimal."""
 
     worker: str
     session: str
@@ -284,7 +284,7 @@ class CheckpointRequested(Event, frozen=True, tag=True):
 
 
 class PricesRequested(Event, frozen=True, tag=True):
-    """What workers cost from now on. None, or an empty currency: it stays."""
+    """New prices of workers. None, or an empty currency: unchanged."""
 
     request_id: str
     spot_price_micros: int | None = None

@@ -122,6 +122,6 @@ def _named(details: Mapping[str, tuple[StateDetail, ...]]) -> list[str]:
                 f"{detail.value if detail and detail.value else 'nothing'} in {worker}"
                 for worker, detail in each.items()
             ]
-            told = any(detail is None or detail.value for detail in each.values())
-            found.append(f"{name} ({', '.join(values)})" if told else name)
+            reported = any(detail is None or detail.value for detail in each.values())
+            found.append(f"{name} ({', '.join(values)})" if reported else name)
     return found

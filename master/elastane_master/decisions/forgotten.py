@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from elastane_master.decisions import claims, cost
+from elastane_master.decisions import cost, held_state
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import ContextDelta, Rejection, StepReported, WorkerJoined
@@ -62,7 +62,7 @@ def notice(ctx: DecisionContext, event: WorkerJoined) -> None:
         if ring.stage is Stage.RUNNING:
             cost.dropped(state, ctx.now)  # by the store it trains; its members know that it is over
         ring.generation = event.generation + 1
-    elif claims.is_foreign(state, event):
+    elif held_state.is_foreign(state, event):
         began = event.history_generation
         begin(
             ctx,
@@ -175,7 +175,7 @@ def give_up(ctx: DecisionContext) -> None:
     step, held = state.steps.whole_until, max(_ahead(state), default=0)
     if held:
         ctx.note(history.HistoryForgotten(held, step, _missing(state)))
-        claims.go_back(state)
+        held_state.go_back(state)
 
 
 def loadable_until(state: JobState) -> int | None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from elastane_master.decisions import claims, endings, life, ring
+from elastane_master.decisions import endings, held_state, life, ring
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import IntervalDecided, Member
 from elastane_master.decisions.events import Change, IntervalReported, Parts, Rejection
@@ -171,7 +171,7 @@ def decide_if_complete(ctx: DecisionContext) -> None:
     except PartLost as why:
         lost = history.IntervalLost(step, str(why))
         ctx.note(lost)
-        claims.void_all(state)
+        held_state.void_all(state)
         ring.reform(ctx, describe(lost))
         return
     except Unattributable as why:

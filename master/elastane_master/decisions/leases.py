@@ -106,7 +106,7 @@ def ready_seconds(ctx: DecisionContext) -> float:
 
 
 def _ready_due(ctx: DecisionContext, record: WorkerRecord) -> float:
-    """When a worker must have answered: more changes of the ring give one that hangs no more time."""
+    """Deadline for a worker's answer; further changes of the ring do not extend it."""
     since, ring_state = record.unanswered_since, ctx.state.ring
     if since is None or ring_state.planned_from:  # a planned change waits for the step in flight
         since = ring_state.since

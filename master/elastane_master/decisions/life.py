@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from elastane_master.decisions import checkpoints, claims, cost, majority
+from elastane_master.decisions import checkpoints, cost, held_state, majority
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import Rejection
@@ -36,7 +36,7 @@ _ENTERED: dict[str, _Entered] = {
     "failed": history.JobFailed,
     "cancelled": history.JobCancelled,
 }
-"""What tells of a phase and why; `JobMaxWaitExceeded` has more to say."""
+"""The event recorded when each phase is entered; `JobMaxWaitExceeded` carries more."""
 
 
 def check_settings(settings: JobSettings) -> None:
@@ -148,7 +148,7 @@ def dissolve(ctx: DecisionContext, reason: str) -> None:
     cost.dropped(state, ctx.now)
     state.join_due = None
     checkpoints.give_up(ctx, reason, again=True)
-    claims.load_given_up(state)
+    held_state.load_given_up(state)
     ring.generation += 1
     ring.dissolve(ctx.now)
     ring.reason = reason

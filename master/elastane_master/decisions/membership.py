@@ -10,7 +10,7 @@ from itertools import islice
 
 import msgspec
 
-from elastane_master.decisions import claims, quarantine
+from elastane_master.decisions import held_state, quarantine
 from elastane_master.decisions.assignment import Candidate, Choice, choose_members, too_few
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState
@@ -31,7 +31,7 @@ def next_members(state: JobState, *, planned: bool = False, without_newcomers: b
             record.store_address,
             order.get(record.worker),
             record.joined_order,
-            claims.usable_step(state, record),
+            held_state.usable_step(state, record),
             record.draining,
             record.held_until is not None,
         )

@@ -50,7 +50,7 @@ def _rendezvous_key(state: JobState) -> bytes:
 
 
 def _interval(state: JobState) -> IntervalDecided | None:
-    """What is decided of the code before the step to resume at; ESTs known whole are so in the contexts."""
+    """Verdict on the code that runs before the resumed step; ESTs known whole are whole in the contexts."""
     step = state.ring.resume_step
     interval = state.steps.intervals.get(step)
     if interval is None or interval.changes is None:

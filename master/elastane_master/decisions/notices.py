@@ -16,7 +16,7 @@ from elastane_proto.history.describe import unsaved_in_time
 
 
 def next_deadline(state: JobState) -> float | None:
-    """When the first notice is over."""
+    """Time at which the first notice expires."""
     return min(
         (record.leave_by for record in state.workers.values() if record.leave_by is not None), default=None
     )

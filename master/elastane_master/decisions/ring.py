@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from elastane_master.decisions import (
     checkpoints,
-    claims,
     cost,
     fingerprints,
     forgotten,
+    held_state,
     life,
     membership,
     messages,
@@ -45,7 +45,7 @@ def announce(
     reason: str,
     *,
     planned: bool = False,
-    told: tuple[str, ...] = (),
+    notified: tuple[str, ...] = (),
 ) -> None:
     """Decides the next ring and tells everybody; an empty one dissolves the ring.
 
@@ -59,13 +59,13 @@ def announce(
     state.steps.drop_reports()
     state.early_ends = {}
     ctx.queues.ring_stopped()
-    claims.load_given_up(state)
+    held_state.load_given_up(state)
     ring.generation += 1
     if members:
         ring.prepare(members, ctx.now)
     else:
         ring.dissolve(ctx.now)
-    ring.reason, ring.planned, ring.planned_from = reason, planned, told
+    ring.reason, ring.planned, ring.planned_from = reason, planned, notified
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
     quarantine.lift(state, ring.order if members else ())
     ring.donors = ring.receivers = ()
@@ -76,7 +76,7 @@ def announce(
     for record in state.ring_workers():
         if not record.drain_sent:
             record.asked_generation = ring.generation
-        if record.worker not in told and not record.drain_sent:
+        if record.worker not in notified and not record.drain_sent:
             record.asked(ctx.now)
             ctx.send(record.worker, messages.prepare(state, record.worker))
     if members:
@@ -141,7 +141,7 @@ def ready(ctx: DecisionContext, event: ReadyReported) -> None:
     ctx.touch()
     record.ready_generation, record.unanswered_since = event.generation, None
     if ring.stage is Stage.PREPARING or ring.member(event.worker) is None:
-        claims.believe_ready(state, record, event.applied_step, event.holds_state)
+        held_state.believe_ready(state, record, event.applied_step, event.holds_state)
     proceed(ctx)
     dismiss(ctx)
 
@@ -150,7 +150,7 @@ def unready(state: JobState) -> list[WorkerRecord]:
     """Whose Ready is missing: members', and, before history is given up, everybody's who was asked."""
     generation = state.ring.generation
     members = [record for record in state.active_members() if record.ready_generation != generation]
-    has_state = any(claims.usable_step(state, record) >= 0 for record in state.active_members())
+    has_state = any(held_state.usable_step(state, record) >= 0 for record in state.active_members())
     if members or (has_state and not state.steps.catching_up):
         return members
     return [
@@ -161,7 +161,7 @@ def unready(state: JobState) -> list[WorkerRecord]:
 
 
 def all_ready(state: JobState) -> bool:
-    """Whether nobody's Ready is missing."""
+    """True if every member has sent Ready."""
     generation = state.ring.generation
     return not state.lagging(lambda record: record.ready_generation != generation) and not unready(state)
 
@@ -176,7 +176,7 @@ def proceed(ctx: DecisionContext) -> None:
     forgotten.restore(ctx)
     if forgotten.waits(ctx):
         return
-    best = max(claims.usable_step(state, record) for record in state.active_members())
+    best = max(held_state.usable_step(state, record) for record in state.active_members())
     if best >= 0:
         forgotten.give_up(ctx)
         _go(ctx, best)
@@ -230,8 +230,8 @@ def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
     if event.ready_order or event.step == 0:
         steps.ready_order = event.ready_order
     state.finished, state.final_digests, state.ended_step = {}, {}, None
-    claims.rewind(state, event.worker)
-    claims.proven(state, record, event.step)
+    held_state.rewind(state, event.worker)
+    held_state.proven(state, record, event.step)
     if not ring.put_off:
         _go(ctx, event.step)
 
@@ -264,7 +264,7 @@ def commit_applied(ctx: DecisionContext) -> None:
 
 
 def _held_up(state: JobState) -> bool:
-    """Whether a member has not applied the next step to commit."""
+    """True if a member has not yet applied the next step to commit."""
     committed = state.steps.committed
     return state.lagging(lambda record: not record.holds_state or record.applied_step <= committed)
 
@@ -308,7 +308,7 @@ def _go(ctx: DecisionContext, resume_step: int) -> None:
     ctx.touch()
     records = state.active_members()
     cost.resumed(state, resume_step, ctx.now)
-    at_step = [claims.usable_step(state, record) == resume_step for record in records]
+    at_step = [held_state.usable_step(state, record) == resume_step for record in records]
     ring.run(resume_step, at_step, ctx.now)
     for record in records:
         if record.trainer_at is None:
@@ -340,5 +340,5 @@ def pause_undecided(ctx: DecisionContext) -> None:
     undecided = history.SentinelUndecided(suspects, third_missing, check.step, check.rank, step)
     ctx.note(undecided)
     life.halt(ctx, "suspended", describe(undecided))
-    claims.void(state)
+    held_state.void(state)
     dismiss(ctx)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from elastane_master.decisions import (
     checkpoints,
-    claims,
     cost,
     datasets,
     fingerprints,
     forgotten,
+    held_state,
     life,
     membership,
     messages,
@@ -79,7 +79,7 @@ def joined(ctx: DecisionContext, event: WorkerJoined) -> None:
         forgotten.notice(ctx, event)
     is_other = processes.came(state, event)
     if record is not None and record.awaited and not is_other and _is_same(record, event):
-        if not claims.is_foreign(state, event):
+        if not held_state.is_foreign(state, event):
             _returned(ctx, record, event)
             return
         record.holds_state = False
@@ -163,7 +163,7 @@ def _ended_in_this_history(
 ) -> bool:
     """True if a script's end counts: an evicted worker may end with steps of an older history."""
     state = ctx.state
-    if claims.is_fenced(state, event.worker, event.applied_step):
+    if held_state.is_fenced(state, event.worker, event.applied_step):
         return False
     forgotten.restore(ctx)
     if event.applied_step > state.steps.whole_until:
@@ -347,7 +347,7 @@ def _returned(ctx: DecisionContext, record: WorkerRecord, event: WorkerJoined) -
     running = ring_state.stage is Stage.RUNNING and event.generation == ring_state.generation
     is_member = ring_state.member(record.worker) is not None and event.holds_state
     if running and is_member and record.applied_step < event.applied_step <= state.steps.prepared + 1:
-        claims.proven(state, record, event.applied_step)
+        held_state.proven(state, record, event.applied_step)
         ring.commit_applied(ctx)
     if resumed and not ring_state.put_off:
         messages.resend(ctx, record)
@@ -368,7 +368,7 @@ def _add(ctx: DecisionContext, event: WorkerJoined) -> None:
         pid=event.pid,
         store_address=event.store_address,
         applied_step=event.applied_step,
-        holds_state=claims.believe_hello(state, event),
+        holds_state=held_state.believe_hello(state, event),
         reason="leases dynamic tasks" if event.role == "tasks" else "joins at the next change of the ring",
         capacity=event.capacity,
         rendezvous_key=event.rendezvous_key,
@@ -392,7 +392,7 @@ def _admit(ctx: DecisionContext, worker: str) -> None:
         if choice.members and worker not in {member.worker for member in choice.members}:
             record.reason = membership.standing_by(choice)
             ctx.note(history.WorkerStandby(worker, len(choice.members)))
-    if state.ring.stage is Stage.LOADING and claims.usable_step(state, record) >= 0:
+    if state.ring.stage is Stage.LOADING and held_state.usable_step(state, record) >= 0:
         ring.reform(ctx, f"{worker} came back with the state: nothing has to be loaded")
     ring.form_if_due(ctx)
 

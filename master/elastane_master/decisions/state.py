@@ -31,8 +31,8 @@ HALTED: frozenset[Phase] = frozenset({"suspended", "max_wait_exceeded"})
 class WorkerRecord(msgspec.Struct):
     """A worker with a session, or awaited after a restart of the master.
 
-    joined_order: increases with each join. applied_step, holds_state: its weights, as far as its claims are
-    accepted (claims.py). asked_generation, ready_generation: newest generation for which it was sent Prepare,
+    joined_order: increases with each join. applied_step, holds_state: its weights, as far as held_state.py
+    accepts them. asked_generation, ready_generation: newest generation for which it was sent Prepare,
     and answered. unanswered_since: when it was sent the first Prepare after its last answer; None if it owes
     none. trainer_at: last sign of life of its trainer; None before its first ring. between_since: when it
     entered user code between two steps; None inside a step. held_until: end of its quarantine, infinite if
@@ -182,7 +182,7 @@ class JobState(msgspec.Struct):
     original: the settings as created; `settings` may differ after a Scale. revision: counter of changes.
     decided_at: time of the last one; the next master's clock continues from there. join_due: end of the
     window in which joins are collected. grace_until: time until which members of the ring may return after a
-    restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at which
+    restart of the master. history_generation, fenced_claims: see held_state. finished: applied step at which
     each member's script ended; final_digests: of their state then. early_ends: members of the ring whose
     scripts left their loop over epochs; ended_step: step with which the training ended, once all had
     (endings.py). drift: a difference between members, under investigation (fingerprints.py). failures,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from elastane_master.decisions import (
     checkpoints,
-    claims,
     cost,
     endings,
     fingerprints,
     forgotten,
+    held_state,
     life,
     membership,
     messages,
@@ -69,7 +69,7 @@ def report_step(ctx: DecisionContext, event: StepReported) -> None:
         return
     ctx.touch()
     record = state.workers[event.worker]
-    claims.proven(state, record, event.step)
+    held_state.proven(state, record, event.step)
     record.trainer_at, record.between_since = ctx.now, None
     if member.start == 0 and not steps.ready_order:
         steps.ready_order = event.ready_order
@@ -134,7 +134,7 @@ def applied(ctx: DecisionContext, event: AppliedReported) -> None:
     known = record.applied_step if record.holds_state else state.ring.resume_step
     if known < event.applied_step <= state.steps.prepared + 1:
         ctx.touch()
-        claims.proven(state, record, event.applied_step)
+        held_state.proven(state, record, event.applied_step)
         record.trainer_at = ctx.now
         if record.between_since is None:
             ctx.queues.training.resume(event.worker, ctx.now)
@@ -153,7 +153,7 @@ def saved(ctx: DecisionContext, event: SavedReported) -> None:
         ctx.note(history.SuspensionGivenUp())
     if flight is not None and flight.checkpoint == event.checkpoint and record.applied_step < flight.step:
         # A shard contains the weights after the step, so its writer has applied the step.
-        claims.proven(state, record, flight.step)
+        held_state.proven(state, record, flight.step)
         ring.commit_applied(ctx)
 
 
@@ -197,7 +197,7 @@ def _change_planned(ctx: DecisionContext) -> bool:
         return False
     if state.suspending:
         return False
-    ring.announce(ctx, choice, choice.change, planned=True, told=state.ring.names())
+    ring.announce(ctx, choice, choice.change, planned=True, notified=state.ring.names())
     return True
 
 

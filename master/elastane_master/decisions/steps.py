@@ -118,7 +118,7 @@ class StepBook(msgspec.Struct, dict=True):
         """Workers of that ring waiting before the current step, if it is the first of an epoch."""
         interval = self.intervals.get(self.current)
         here = interval.here if interval is not None else {}
-        return [worker for worker, told in here.items() if told == generation]
+        return [worker for worker, reported in here.items() if reported == generation]
 
     @property
     def current(self) -> int:

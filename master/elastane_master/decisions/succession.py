@@ -67,7 +67,7 @@ class Succession(msgspec.Struct, frozen=True):
     renewed_at: float = 0.0
     not_before: float = 0.0
 
-    def claim_seconds(self, now: float) -> float:
+    def acquire_seconds(self, now: float) -> float:
         """Seconds until the next claim, unless something wakes us earlier."""
         return max(self.lease_seconds / 3, self.not_before - now)
 

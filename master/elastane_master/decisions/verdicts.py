@@ -8,7 +8,16 @@ Running processes are not rolled back: a script's own variables, and its place i
 
 from __future__ import annotations
 
-from elastane_master.decisions import claims, cost, life, membership, ring, sentinel, sessions, step_boundary
+from elastane_master.decisions import (
+    cost,
+    held_state,
+    life,
+    membership,
+    ring,
+    sentinel,
+    sessions,
+    step_boundary,
+)
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done
 from elastane_master.decisions.events import CheckReported, Rejection
@@ -76,7 +85,7 @@ def _go_back(ctx: DecisionContext, check: Check, faulty: tuple[str, ...]) -> Non
         sentinel.condemn(state, worker, check.step)
         if worker in state.workers:
             sessions.evict(ctx, state.workers[worker], f"it computed wrongly in step {check.step}")
-    claims.void(state)
+    held_state.void(state)
     for record in list(state.workers.values()):
         if record.awaited:
             del state.workers[record.worker]

@@ -1,4 +1,4 @@
-"""What can be seen of a job: read models for the API, dashboard and metrics. Nothing here changes it."""
+"""Read models of a job for the API, dashboard and metrics. Nothing here changes its state."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class CheckpointsView(msgspec.Struct, frozen=True):
 
 
 class ProgressView(msgspec.Struct, frozen=True):
-    """How far a dataset is, and who holds what (at most 1000 tasks)."""
+    """Progress of a dataset and its leases (at most 1000 tasks)."""
 
     dataset: str
     progress: Progress
@@ -167,7 +167,7 @@ def context_of(machine: JobMachine, virtual_rank: int, step: int | None = None) 
 
 
 def checkpoints_view(machine: JobMachine) -> CheckpointsView:
-    """What became of the checkpoints."""
+    """Outcome of the checkpoints."""
     book = machine.state.checkpoints
     in_flight = book.in_flight.requests if book.in_flight else ()
     return CheckpointsView(

@@ -33,7 +33,7 @@ HEADERS: Final = {
 """Headers of every answer."""
 
 
-class Doorkeeper:
+class ConnectionLimiter:
     """Creates and counts the connections of one server. server: aiohttp's, of an AppRunner that is set up."""
 
     def __init__(
@@ -76,21 +76,21 @@ class Doorkeeper:
 class Connection(web.RequestHandler):
     """One HTTP connection with its idle timer."""
 
-    __slots__ = ("_counted", "_doorkeeper", "_idle_timer", "_serving")
+    __slots__ = ("_counted", "_idle_timer", "_limiter", "_serving")
 
-    def __init__(self, doorkeeper: Doorkeeper, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limiter: ConnectionLimiter, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._doorkeeper = doorkeeper
+        self._limiter = limiter
         self._idle_timer: asyncio.TimerHandle | None = None
         self._serving = 0
         self._counted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        measures = self._doorkeeper.measures
+        measures = self._limiter.measures
         super().connection_made(transport)
         self._counted = True
         measures.connections += 1
-        self._doorkeeper.make_room(self)
+        self._limiter.make_room(self)
         if self._counted:
             self._wait_for_request()
 
@@ -102,7 +102,7 @@ class Connection(web.RequestHandler):
     def _uncount(self) -> None:
         if self._counted:
             self._counted = False
-            self._doorkeeper.measures.connections -= 1
+            self._limiter.measures.connections -= 1
 
     def request_begins(self) -> None:
         """A handler has begun a request: stop the idle timer."""
@@ -130,11 +130,11 @@ class Connection(web.RequestHandler):
 
     def _wait_for_request(self) -> None:
         loop = asyncio.get_running_loop()
-        self._idle_timer = loop.call_later(self._doorkeeper.idle_seconds, self.end)
-        self._doorkeeper.idles(self)
+        self._idle_timer = loop.call_later(self._limiter.idle_seconds, self.end)
+        self._limiter.idles(self)
 
     def _stop_waiting(self) -> None:
-        self._doorkeeper.is_served(self)
+        self._limiter.is_served(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -143,7 +143,7 @@ class Connection(web.RequestHandler):
         """End the connection at once."""
         self._stop_waiting()
         self._uncount()  # another connection may arrive before the loop reports the loss of this one
-        self._doorkeeper.measures.refused += 1
+        self._limiter.measures.refused += 1
         transport = self.transport
         if transport is not None:
             # Not close(), which would wait until the client has read what was written.

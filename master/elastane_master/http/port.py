@@ -9,7 +9,7 @@ import ssl
 from aiohttp import web
 
 from elastane_master.errors import CannotListen
-from elastane_master.http.connections import Doorkeeper
+from elastane_master.http.connections import ConnectionLimiter
 from elastane_master.http.gather import Served
 from elastane_master.http.routes import Access, Routes
 
@@ -52,14 +52,14 @@ class HttpPort:
             raise HttpCannotListen(f"{host}:{port}", error.strerror or str(error)) from error
         await self._runner.setup()
         assert self._runner.server is not None
-        doorkeeper = Doorkeeper(
+        limiter = ConnectionLimiter(
             self._runner.server,
             self._master.measures.http,
             connections_max=self._connections_max,
             idle_seconds=self._idle_seconds,
         )
         self._server = await asyncio.get_running_loop().create_server(
-            doorkeeper,
+            limiter,
             sock=listening,
             ssl=self._tls,
             # Until the handshake is done aiohttp has no Connection object that could time out.

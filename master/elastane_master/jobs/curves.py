@@ -73,7 +73,7 @@ class Curves:
         return len(self._left_out)
 
     def stands(self, step: int, generation: int) -> bool:
-        """Whether no later commit supersedes this one, as far as is known."""
+        """True if no later commit is known to supersede this one."""
         return all(step < back.step or generation >= back.generation for back in self.rewinds)
 
     def add(self, logged: LoggedStep) -> bool:

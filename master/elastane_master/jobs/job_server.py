@@ -97,7 +97,7 @@ class JobServerOwner:
 class JobServer(LogListener):
     """One job being served. Used from one event loop.
 
-    changed: announces durable changes of the job's state. noted: announces new notes. tally: counters since
+    changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
     latest, serialized; those reported longest ago come first.
     """
@@ -438,9 +438,9 @@ class JobServer(LogListener):
 
     def _trace(self, tracing: RingTracing, event: AnyEvent, decision: Decision) -> None:
         """Trace the decision. Must precede its messages, which carry the parent of workers' spans."""
-        told = tracing.decided(event, decision.effects, self.machine.state, self.counters.last_cause)
-        if told is not None:
-            self._when_durable(told)
+        spans = tracing.decided(event, decision.effects, self.machine.state, self.counters.last_cause)
+        if spans is not None:
+            self._when_durable(spans)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
         """Schedule an effect for the session it refers to now, whichever sessions exist when it is due.

@@ -1,4 +1,4 @@
-"""What of a job is stored, as bytes: events for replay, commits for the audit, notes for people."""
+"""Stored form of a job, as bytes: events for replay, commits for the audit, notes for people."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _StoredText(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LoggedTask(msgspec.Struct, frozen=True, gc=False):
-    """What a curve needs of a task of a step; the rest of it is passed over."""
+    """The fields of a step's task that a curve needs; the others are skipped in decoding."""
 
     virtual_rank: int
     start: int
@@ -71,7 +71,7 @@ class LoggedTask(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoggedStep(msgspec.Struct, frozen=True, tag="Commit"):
-    """What a curve needs of a `Commit`."""
+    """The fields of a `Commit` that a curve needs."""
 
     step: int
     epoch: int
@@ -110,7 +110,7 @@ def decode_commit(payload: bytes) -> StoredCommit:
 
 
 def decode_logged(payload: bytes) -> tuple[float, LoggedStep | None]:
-    """When a commit was made, and what was logged in it; None for tasks of a dynamic dataset.
+    """Time of a commit and the values logged in it; None for tasks of a dynamic dataset.
 
     Reads no sample, which is most of a commit. Raises as `decode_commit`.
     """

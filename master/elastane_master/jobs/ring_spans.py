@@ -1,4 +1,4 @@
-"""What a change of the ring looks like as spans: pure. Decisions and times come in, operations go out.
+"""Ring changes as tracing spans. Pure: takes decisions and times, returns operations on spans.
 
     ring change     from what caused it until a step of the new ring is committed; workers' spans belong to it
       collect       from the cause until the change is decided: joins are gathered, a step boundary awaited
@@ -25,7 +25,7 @@ from elastane_proto.history.events import RingAnnounced, RingFormed
 from elastane_proto.history.fold import Cause, Ring, RingFold
 
 REASON_CHARACTERS = 500
-MEMBERS_TOLD = 100
+MEMBERS_MAX = 100
 """Names of members that a span has; a ring of thousands would be more than a receiver takes."""
 
 Value = str | bool | int | float | Sequence[str]
@@ -148,7 +148,7 @@ class RingSpans:
             "elastane.ring.reason": clip(note.reason, REASON_CHARACTERS),
             "elastane.ring.planned": planned,
             "elastane.ring.workers": len(members),
-            "elastane.ring.members": [member.worker for member in members[:MEMBERS_TOLD]],
+            "elastane.ring.members": [member.worker for member in members[:MEMBERS_MAX]],
             "elastane.ring.ests_moved": moved(before, members),
         }
         if self._open and not planned and members:
@@ -241,7 +241,7 @@ class RingSpans:
 
 
 def _began(ring: Ring, cause: Cause, before: Sequence[Member], members: Sequence[Member]) -> float:
-    """When what caused the change came to pass, as far as it was noted."""
+    """Time of the change's cause, if it was recorded."""
     old, new = ({member.worker for member in one} for one in (before, members))
     if cause == "scale":
         return ring.marks.get("", (cause, ring.decided))[1]
@@ -252,7 +252,7 @@ def _began(ring: Ring, cause: Cause, before: Sequence[Member], members: Sequence
 
 
 def moved(before: Iterable[Member], after: Iterable[Member]) -> int:
-    """How many ESTs that had a host have another one now."""
+    """Number of ESTs that moved from one worker to another."""
     hosts = {rank: member.worker for member in before for rank in range(member.start, member.end)}
     return sum(
         hosts.get(rank, member.worker) != member.worker

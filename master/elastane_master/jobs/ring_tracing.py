@@ -23,12 +23,12 @@ class RingTracing:
         self._tracer = tracer
         self._spans = RingSpans(job, state)
         self._open: dict[Key, OpenSpan] = {}
-        self._told: dict[int, str] = {}
+        self._sent: dict[int, str] = {}
 
     def decided(
         self, event: AnyEvent, effects: Iterable[Effect], state: JobState, cause: Cause
     ) -> partial[None] | None:
-        """What is to be done once the decision is durable, before its messages go out; None: nothing.
+        """Return the action due once the decision is durable, before its messages are sent; None: no action.
 
         By the wall clock: the clock of the decisions stands while the store is away.
         """
@@ -41,7 +41,7 @@ class RingTracing:
 
     def traceparent(self, generation: int) -> str:
         """The parent of what workers tell of this generation's change; empty: it is not traced."""
-        return self._told.get(generation, "")
+        return self._sent.get(generation, "")
 
     def _perform(self, operations: Iterable[Operation]) -> None:
         # What begins with a decision that never became durable is not there when its end comes.
@@ -57,9 +57,9 @@ class RingTracing:
                         attributes=attributes,
                     )
                 case Covers(_, generation) if span is not None:
-                    self._told[generation] = span.traceparent
-                    while len(self._told) > GENERATIONS_KEPT:
-                        del self._told[next(iter(self._told))]
+                    self._sent[generation] = span.traceparent
+                    while len(self._sent) > GENERATIONS_KEPT:
+                        del self._sent[next(iter(self._sent))]
                 case Event(_, name, at, attributes) if span is not None:
                     span.event(name, _ns(at), attributes)
                 case End(key, at, attributes) if span is not None:

@@ -52,6 +52,6 @@ async def once_durable(host: JobServer, view: Callable[[], T]) -> T:
     While the store does not answer, the state in memory is returned all the same, because operators need it
     then.
     """
-    told = view()
+    current = view()
     await host.log.settled()
-    return told
+    return current

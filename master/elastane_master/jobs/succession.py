@@ -1,4 +1,4 @@
-"""Keeper of the leader lease: claims and renews it, and makes its owner follow the decided role.
+"""Keeper of the leader lease: acquires and renews it, and makes its owner follow the decided role.
 
 Two tasks, so that a long takeover of many jobs does not delay the renewal of the lease: one asks the store
 and decides (`decisions.succession`), the other carries out one change after the other.
@@ -106,7 +106,7 @@ class SuccessionKeeper:
     async def _keep_asking(self) -> None:
         while True:
             # A lease that is not renewed is claimed as soon as it is over.
-            seconds = min(self.state.claim_seconds(time.monotonic()), self._left_seconds + EXPIRED_SECONDS)
+            seconds = min(self.state.acquire_seconds(time.monotonic()), self._left_seconds + EXPIRED_SECONDS)
             if self.state.role == "standby" and self.state.leader is not None:
                 await self._lease.released(seconds)
             else:
@@ -119,7 +119,7 @@ class SuccessionKeeper:
             return
         self._left_seconds = math.inf
         try:
-            reply = await self._lease.claim()
+            reply = await self._lease.acquire()
         except LeaseUnanswered as error:
             self._decide(NoAnswer(str(error)))
         else:

@@ -54,8 +54,10 @@ class AttendEncoder:
             self._alike, self._alike_parent = message, parent
             response = attend_response(message, settings)
             if parent:
-                told = response.prepared.then_prepare if response.HasField("prepared") else response.prepare
-                told.traceparent = parent
+                ring_change = (
+                    response.prepared.then_prepare if response.HasField("prepared") else response.prepare
+                )
+                ring_change.traceparent = parent
             self._alike_bytes = response.SerializeToString()
         return self._alike_bytes
 

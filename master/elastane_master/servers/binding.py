@@ -107,15 +107,15 @@ def require_client(context: Context) -> None:
             require_version(str(value), "the client")
 
 
-def require_version(told: str, who: str) -> None:
+def require_version(version: str, who: str) -> None:
     """Raise Rejection if `who`, a worker or client with this protocol version, cannot be served."""
-    fault, hint = versions.client_fault(told)
+    fault, hint = versions.client_fault(version)
     if fault:
         raise Rejection(
             "incompatible",
             f"{who} and this master are incompatible: {fault}",
             hint=hint,
-            version=told[:40],
+            version=version[:40],
             oldest=versions.CLIENT_OLDEST,
             newest=versions.PROTOCOL,
         )

@@ -10,4 +10,4 @@ from collections.abc import Callable
 from contextvars import ContextVar
 
 covers: ContextVar[Callable[[str], bool]] = ContextVar("covers", default=lambda job: True)
-"""Whether a job of that name may be told of. Calls from inside the master see all."""
+"""Predicate: may this caller know of the job of that name? Calls from inside the master see all."""

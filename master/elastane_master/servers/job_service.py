@@ -212,7 +212,7 @@ def _closed_job(closed: ClosedJob) -> job_pb2.Job:
 
 
 def _outcome(host: JobServer, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:
-    """What became of a checkpoint that was asked for; None while it is pending. Raises Rejection."""
+    """Outcome of a requested checkpoint; None while it is pending. Raises Rejection."""
     view = checkpoints_view(host.machine)
     for saved in view.saved:
         if request_id in saved.requests:

@@ -70,15 +70,15 @@ class MetricServicer:
         host = await self._hosts.find(request.job)
         points_max = _points_max(request.points_max)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
-        told: str | None = None
+        sent_token: str | None = None
         followed: _Followed | None = None
         with host.watching():
             while True:
                 seen = host.changed.count
                 require_serving(host)
                 followed = await self._caught_up(host, followed)
-                if followed.token != told:
-                    told, curves = followed.token, followed.curves
+                if followed.token != sent_token:
+                    sent_token, curves = followed.token, followed.curves
                     yield metric_pb2.WatchSeriesResponse(
                         series=_series(curves, request.names, points_max),
                         step=curves.step,

@@ -42,7 +42,7 @@ _HEARTBEATS_PER_SECOND_MAX = 1000
 
 
 class _Fault(Exception):  # noqa: N818 - becomes a Rejection that names the worker
-    """What is wrong with a worker's message, to be read behind the worker's name."""
+    """Description of a fault in a worker's message, worded to follow the worker's name."""
 
     def __init__(self, problem: str, *, hint: str = "", **facts: object) -> None:
         super().__init__(problem)
@@ -254,7 +254,7 @@ _FIELDS: dict[type[effects.Message], str] = {
     effects.AllEnd: "compare.all_end",
     effects.Done: "done",
 }
-"""Where in an AttendResponse each message is."""
+"""Field of AttendResponse that holds each message."""
 
 
 def attend_response(message: WorkerMessage, settings: JobSettings) -> ring_pb2.AttendResponse:

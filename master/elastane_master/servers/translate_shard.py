@@ -128,7 +128,7 @@ def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: 
 
 
 def progress_message(view: ProgressView) -> shard_pb2.Progress:
-    """How far a dataset is."""
+    """Progress of a dataset."""
     message = shard_pb2.Progress()
     _TASKS.fill(message, view)
     return message

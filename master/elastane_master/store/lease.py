@@ -25,7 +25,7 @@ LEASE_KEY = _PREFIX + "lease"
 TERM_KEY = _PREFIX + "term"
 RELEASED_KEY = _PREFIX + "released"
 
-_CLAIM = """
+_ACQUIRE = """
 -- KEYS: lease, term, released. ARGV: 1 id, 2 place, 3 address, 4 master, 5 milliseconds
 -- Returns {1, token} when the lease is the caller's now, else {0, address, master, milliseconds left}.
 local holder = redis.call('HMGET', KEYS[1], 'id', 'place', 'address', 'master', 'milliseconds')
@@ -65,8 +65,8 @@ _FAULTS = (RedisError, OSError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
-class Claimant:
-    """A master that claims the lease. address: as reached by clients.
+class LeaseCandidate:
+    """A master that asks for the lease. address: as reached by clients.
 
     place: see `place_of`; empty: unknown.
     """
@@ -81,7 +81,7 @@ class Claimant:
 class LeaseReply:
     """Result of a claim.
 
-    token: the lease's, if the claimant has it; else 0, with the holder and its time left.
+    token: the lease's, if the candidate has it; else 0, with the holder and its time left.
     """
 
     token: int = 0
@@ -95,18 +95,18 @@ class LeaseUnanswered(Exception):  # noqa: N818 - says what happened
 
 
 class LeaderLease:
-    """One claimant's access to the lease of a store. Used from one event loop."""
+    """One candidate's access to the lease of a store. Used from one event loop."""
 
-    def __init__(self, redis: Redis, claimant: Claimant, lease_seconds: float) -> None:
-        self.claimant = claimant
+    def __init__(self, redis: Redis, candidate: LeaseCandidate, lease_seconds: float) -> None:
+        self.candidate = candidate
         self.lease_seconds = lease_seconds
         self._redis = redis
-        self._claim = redis.register_script(_CLAIM)
+        self._acquire = redis.register_script(_ACQUIRE)
         self._release = redis.register_script(_RELEASE)
 
-    async def claim(self) -> LeaseReply:
+    async def acquire(self) -> LeaseReply:
         """Take or renew the lease, or return its holder. Raises LeaseUnanswered."""
-        who = self.claimant
+        who = self.candidate
         arguments: list[str | int] = [
             who.id,
             who.place,
@@ -117,7 +117,7 @@ class LeaderLease:
         try:
             # A store that swallows requests must not keep the holder from noticing that its lease runs out.
             async with asyncio.timeout(self.lease_seconds / 2):
-                reply: list[Any] = await self._claim(keys=_KEYS, args=arguments)
+                reply: list[Any] = await self._acquire(keys=_KEYS, args=arguments)
         except _FAULTS as error:
             raise LeaseUnanswered(str(error) or type(error).__name__) from error
         if reply[0]:
@@ -137,10 +137,10 @@ class LeaderLease:
             await asyncio.sleep(max(0.0, until - loop.time()))
 
     async def release(self) -> None:
-        """Release the lease if this claimant holds it; does not fail if the store is gone."""
+        """Release the lease if this candidate holds it; does not fail if the store is gone."""
         try:
             async with asyncio.timeout(self.lease_seconds):
-                await self._release(keys=_KEYS, args=[self.claimant.id])
+                await self._release(keys=_KEYS, args=[self.candidate.id])
         except _FAULTS:
             return  # it expires
 

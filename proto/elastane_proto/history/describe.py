@@ -21,7 +21,7 @@ Event = TypeVar("Event", bound=HistoryEvent)
 
 
 def describe(event: HistoryEvent) -> str:
-    """What was decided and why, in one sentence; empty of an event of a kind that is not known."""
+    """Return the decision and its reason in one sentence; empty for an event of an unknown kind."""
     return _SAID[type(event)](event)
 
 
@@ -133,7 +133,7 @@ def _(event: e.StepsUnsaved) -> str:
 
 
 def done_again(lost: int) -> str:
-    """What it means that so many steps are in no checkpoint."""
+    """Describe the consequence of steps that are in no checkpoint."""
     return f"{lost} steps after the newest checkpoint will be done again"
 
 
@@ -213,7 +213,7 @@ def _(event: e.WorkerLost) -> str:
 
 
 def lost_how(event: e.WorkerLost) -> str:
-    """What became of the worker, without its name."""
+    """Describe what happened to the worker, without its name."""
     match event.how:
         case "raised":
             return f"the script raised: {event.why}"
@@ -242,7 +242,7 @@ def _(event: e.WorkerLeft) -> str:
 
 
 def left_how(event: e.WorkerLeft) -> str:
-    """How the worker ended, without its name."""
+    """Describe how the worker ended, without its name."""
     return "came to its end" if event.finished else "was drained"
 
 
@@ -288,7 +288,7 @@ def _(event: e.NoticeOverUnsaved) -> str:
 
 
 def unsaved_in_time(event: e.NoticeOverUnsaved) -> str:
-    """What became of the checkpoint."""
+    """Describe the checkpoint's outcome."""
     return (
         f"{event.worker}'s notice is over, and the checkpoint of step {event.at_step} was not saved within"
         f" {event.waited_seconds:.1f} s"
@@ -382,7 +382,7 @@ def _(event: e.SentinelFaulty) -> str:
 
 
 def computed_wrongly(event: e.SentinelFaulty) -> str:
-    """Who computed what wrongly."""
+    """Name the workers with wrong results."""
     return (
         f"{' and '.join(event.faulty)} computed other gradients for EST {event.virtual_rank}"
         f" in step {event.at_step} than {' and '.join(event.right)}"

@@ -1,6 +1,6 @@
 """Every kind of event in a job's history, as a struct: what was decided, in fields. Pure.
 
-`decisions` of the master make them, one `Turn.note` each; they are stored and served as they are, beside the
+`decisions` of the master make them, one `note` each; they are stored and served as they are, beside the
 text that `describe` makes of them. Whoever needs a fact of a decision reads its field; nobody reads prose.
 
     kind     what people filter by (`elastane events --kind`); some kinds have several structs
@@ -47,14 +47,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Vote(msgspec.Struct, frozen=True):
-    """What a worker computed when it was compared with others."""
+    """A worker's result in a comparison with others."""
 
     worker: str
     digest: str
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """What a worker costs an hour, in millionths of the currency; 0: unknown."""
+    """Price of a worker per hour, in millionths of the currency; 0: unknown."""
 
     spot_micros: int
     on_demand_micros: int
@@ -62,7 +62,7 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """What a job has cost so far. savings: share of the price on demand; None: there is no baseline.
+    """Cost of a job so far. savings: share of the price on demand; None: there is no baseline.
 
     *_nanos: worker-time in nanoseconds; *_micros: millionths of the currency.
     """
@@ -211,7 +211,7 @@ class EndedEarly(HistoryEvent, frozen=True):
 
 
 class JobCost(HistoryEvent, frozen=True):
-    """What the job has cost when it entered a phase in which nobody trains. Written by `life`."""
+    """Cost of the job when it entered a phase in which nobody trains. Written by `life`."""
 
     kind = "job_cost"
     phase: str

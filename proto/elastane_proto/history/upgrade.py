@@ -63,9 +63,9 @@ def upgraded(
 
 def _made(struct: type[HistoryEvent], worker: str, reason: str, facts: Mapping[str, str]) -> HistoryEvent:
     if struct is e.RingAnnounced:
-        told = facts["members"]
-        members = tuple(Place(name, int(start), int(end)) for name, start, end in _MEMBER.findall(told))
-        return e.RingAnnounced(members, facts.get("planned") == "True", reason, _CUT.search(told) is None)
+        listed = facts["members"]
+        members = tuple(Place(name, int(start), int(end)) for name, start, end in _MEMBER.findall(listed))
+        return e.RingAnnounced(members, facts.get("planned") == "True", reason, _CUT.search(listed) is None)
     if struct is e.WorkerDraining:
         return e.WorkerDraining(worker, _without(worker, reason), _who_drained(reason))
     if struct is e.SentinelFaulty:

@@ -11,7 +11,7 @@ from elastane_cli.chaos.plan import ChaosResult, Deck, FaultsError, Injection, R
 NAMES = ["a", "b", "c", "d", "e"]
 
 
-def test_every_fault_strikes_once_before_any_strikes_again() -> None:
+def test_every_fault_is_injected_once_before_any_is_injected_again() -> None:
     deck = Deck("7", NAMES)
     assert deck.size == 5
     drawn = [deck.draw() for _ in range(15)]
@@ -47,7 +47,7 @@ def test_choice_of_faults() -> None:
 
 
 def injection(fault: str, seconds: float | None, *problems: str) -> Injection:
-    return Injection(fault, 1, 3, f"{fault} struck", 1.0, seconds, problems)
+    return Injection(fault, 1, 3, f"{fault} injected", 1.0, seconds, problems)
 
 
 def summary(**changes: object) -> RunSummary:

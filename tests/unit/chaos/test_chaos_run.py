@@ -32,7 +32,7 @@ def test_a_fault_that_acts_until_the_job_is_over_is_not_held_against_it(tmp_path
     @contextmanager
     def acts(_cluster: object, _rng: random.Random) -> Iterator[ActiveFault]:
         cluster.is_over = over
-        yield ActiveFault(0.0, "struck", hold_seconds=0.0)
+        yield ActiveFault(0.0, "injected", hold_seconds=0.0)
 
     seen = SimpleNamespace(step=3, at=1.0, generation=1, members=("w0",), reason="")
     cluster.watch = SimpleNamespace(latest=seen, forget=lambda: None, since=list, first=lambda *_: seen)

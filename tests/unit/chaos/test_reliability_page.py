@@ -45,14 +45,14 @@ def test_row_names_tests_that_exist(row: list[str]) -> None:
     assert [name for name in named if f"def {name}(" not in TESTS] == []
 
 
-def test_every_fault_is_on_the_page_and_struck_by_a_test() -> None:
+def test_every_fault_is_on_the_page_and_injected_by_a_test() -> None:
     listed = [name for row in ROWS for name in faults_of(row[4])]
     assert sorted(listed) == sorted(FAULTS)
     injected = (ROOT / "tests" / "integration" / "test_chaos_faults.py").read_text()
     assert [name for name in FAULTS if f'"{name}"' not in injected] == []
 
 
-def test_every_struck_row_is_measured() -> None:
+def test_every_injected_row_is_measured() -> None:
     for row in ROWS:
         measured = re.findall(r"\d+\.\d+ \(\d+\.\d+ to \d+\.\d+\)", row[2])
         assert len(measured) == len(faults_of(row[4])), row

@@ -13,7 +13,7 @@ from elastane_cli.commands.main import build_app
 from elastane_cli.explain import explain, known_workers
 from elastane_master.jobs.limits import clip
 from elastane_proto.history.events import Place
-from elastane_proto.history_wire import told_of
+from elastane_proto.history_wire import dated_event_of
 from elastane_proto.v1 import job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, running_job, serving
 
@@ -117,9 +117,9 @@ def test_the_end_of_the_job_is_in_the_chain_of_those_who_were_in_the_ring() -> N
 
 
 def test_rings_are_read_from_their_events() -> None:
-    assert told_of(events()[2]).members == (Place("w0", 0, 2), Place("w1", 2, 4))
-    assert told_of(ring_pb2.Event(kind="ring_change", facts={"members": "none"})).members == ()
-    assert told_of(events()[10]).members is None and told_of(events()[0]).members is None
+    assert dated_event_of(events()[2]).members == (Place("w0", 0, 2), Place("w1", 2, 4))
+    assert dated_event_of(ring_pb2.Event(kind="ring_change", facts={"members": "none"})).members == ()
+    assert dated_event_of(events()[10]).members is None and dated_event_of(events()[0]).members is None
     assert known_workers(job(), events()) == ["w0", "w1", "w2", "w9"]
 
 

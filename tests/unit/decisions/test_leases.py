@@ -131,7 +131,7 @@ def test_a_planned_change_that_hangs_becomes_an_unplanned_one_first() -> None:
     assert set(job.take(effects.Prepare)) == {"a", "b", "c"}
 
 
-def test_a_leaver_that_does_not_stop_is_put_out_without_another_change() -> None:
+def test_a_leaver_that_does_not_stop_is_evicted_without_another_change() -> None:
     job = running("a", "b")
     job.do(events.LeavingReported("b", "b-1", "spot notice"))
     job.step(0)
@@ -157,7 +157,7 @@ def test_further_changes_of_the_ring_give_no_more_time_to_a_member_that_hangs() 
     assert job.now == pytest.approx(asked + 30.0, abs=0.1)
 
 
-def test_a_leaver_that_hangs_is_put_out_although_the_job_halts_and_resumes_before() -> None:
+def test_a_leaver_that_hangs_is_evicted_although_the_job_halts_and_resumes_before() -> None:
     """It is one of the workers that its agent keeps alive, so that no other takes its place."""
     job = running("a", "b", "c", recovery="fixed", workers_max=3, max_wait_seconds=12.0)
     job.do(events.LeavingReported("b", "b-1", "spot notice"))

@@ -87,7 +87,7 @@ def test_a_planned_change_in_flight_is_sent_again_with_its_prepared() -> None:
     assert set(job.take(effects.Prepare)) == {"b"}
 
 
-def test_who_does_not_return_within_the_grace_is_put_out() -> None:
+def test_who_does_not_return_within_the_grace_is_evicted() -> None:
     job = running("a", "b", return_grace_seconds=5.0)
     job.steps(0, 3)
     restarted(job)

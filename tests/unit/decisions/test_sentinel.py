@@ -393,7 +393,7 @@ def test_a_faulty_worker_is_found_within_k_times_p_steps_and_nobody_else(
 
 @given(st.lists(st.tuples(st.sampled_from(["train", "lose", "join"]), st.integers(0, 9)), max_size=40))
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_honest_workers_are_never_put_out_and_no_step_is_held_up(acts: list[tuple[str, int]]) -> None:
+def test_honest_workers_are_never_evicted_and_no_step_is_held_up(acts: list[tuple[str, int]]) -> None:
     driver = start(4, 1, "w0", "w1", "w2")
     step, count = 0, 3
     for act, number in acts:

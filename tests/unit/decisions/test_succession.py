@@ -53,7 +53,7 @@ def test_who_led_in_between_is_not_overlooked() -> None:
 def test_who_is_fenced_leaves_the_other_in_peace_for_the_time_of_a_lease() -> None:
     state, reason = decide(LEADING, 12.0, Fenced("taken over"))
     assert (state.role, reason, action(LEADING, state)) == ("standby", "taken over", "yield")
-    assert state.claim_seconds(12.0) == 3.0
+    assert state.acquire_seconds(12.0) == 3.0
     assert decide(state, 14.9, Held(1, 14.0))[0].role == "standby"
     assert decide(state, 15.1, Held(1, 15.1))[0].role == "leading"
 

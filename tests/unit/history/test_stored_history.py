@@ -22,7 +22,7 @@ from elastane_proto.history import events as e
 from elastane_proto.history.describe import describe, facts_text
 from elastane_proto.history.events import AnyHistoryEvent, HistoryEvent
 from elastane_proto.history.upgrade import upgraded
-from elastane_proto.history_wire import event_of, told_of
+from elastane_proto.history_wire import dated_event_of, event_of
 from elastane_proto.v1 import history_pb2, job_pb2, ring_pb2
 
 BEFORE = Path(__file__).with_name("notes_before_types.hex")
@@ -138,7 +138,7 @@ def test_every_event_is_stored_and_served_whole(struct: type[HistoryEvent]) -> N
     read = records.decode_note(records.encode(stored))
     assert read == stored and type(read.note.event) is struct
     message = ring_pb2.Event.FromString(event_message(stored).SerializeToString())
-    assert told_of(message) == stored.dated
+    assert dated_event_of(message) == stored.dated
     assert dict(message.facts) == facts_text(event)
 
 
@@ -169,7 +169,7 @@ def test_what_a_newer_master_stored_is_told_as_text() -> None:
     other = {**text, "kind": "worker_lost", "event": {"type": "worker_lost", "worker": ["w1"]}}
     read = records.decode_note(msgspec.msgpack.encode([1, 2.0, newer]))
     assert read.note.event == e.UnknownEvent() and read.note.reason == "w1 leads"
-    assert told_of(event_message(read)) == read.dated
+    assert dated_event_of(event_message(read)) == read.dated
     assert isinstance(records.decode_note(msgspec.msgpack.encode([1, 2.0, other])).note.event, e.WorkerLost)
 
 

@@ -31,7 +31,7 @@ class Lease:
         self.released_at: list[float] = []
         self.wait: Callable[[], Awaitable[None]] | None = None
 
-    async def claim(self) -> LeaseReply:
+    async def acquire(self) -> LeaseReply:
         if self.wait is not None:
             await self.wait()
         if self.answer is None:

@@ -1,4 +1,4 @@
-"""What a reducer asks of the worker that reports its steps, during the last backward of a step."""
+"""Interface through which a reducer reports the last backward of a step."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Inspection:
         self._own = Registry()
         self._own_states: Parts = {}
         self._moved: list[Located] = []
-        self._told: set[str] = set()  # reported once: the second step would repeat it
+        self._reported: set[str] = set()  # reported once: the second step would repeat it
 
     def step_begins(self) -> None:
         """Record the generators that the loop can reach now."""
@@ -171,8 +171,8 @@ class Inspection:
     # ------------------------------------------------------------------
 
     def _tell_moved(self, found: Located) -> None:
-        told = [finding.what for finding in self._book.report.findings if finding.kind == "data"]
-        if any(found.name in what for what in told) or not self._first(found.name):
+        reported = [finding.what for finding in self._book.report.findings if finding.kind == "data"]
+        if any(found.name in what for what in reported) or not self._first(found.name):
             return
         self._book.add(
             Severity.DIFFERS,
@@ -202,8 +202,8 @@ class Inspection:
             )
 
     def _first(self, key: str) -> bool:
-        new = key not in self._told
-        self._told.add(key)
+        new = key not in self._reported
+        self._reported.add(key)
         return new
 
     def _refused(self, kind: str, what: str, todo: str = "") -> None:

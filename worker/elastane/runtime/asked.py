@@ -27,7 +27,7 @@ _OWN: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How the script uses the attribute. block: line range that only EST 0 runs, None unless that is certain.
+    """A use of an attribute by the script. block: lines that only EST 0 runs; None unless that is certain.
 
     kept: the value may also decide something later. harmless: it does not affect random draws. seeds: it
     seeds a generator.

@@ -26,7 +26,7 @@ training, minutes of most."""
 
 @dataclass
 class Outcome:
-    """What must be done after a message, or after the trainer's progress."""
+    """Actions required after a message, or after the trainer's progress."""
 
     #: Messages to send, in order.
     send: list[ring_pb2.AttendRequest] = field(default_factory=list)
@@ -241,7 +241,7 @@ class WorkerProtocol:
         if message.HasField("reports_from"):
             again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
         if not message.resumed:
-            outcome = self.put_out()
+            outcome = self.evict()
             outcome.send.extend(again)
         else:
             outcome = Outcome(send=again)
@@ -262,7 +262,7 @@ class WorkerProtocol:
             outcome.send.append(ring_pb2.AttendRequest(leaving=self.leaving))
         return outcome
 
-    def put_out(self) -> Outcome:
+    def evict(self) -> Outcome:
         """Leave the current ring, because the master does not count this worker as a member (any more)."""
         self.generation = 0
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None

@@ -26,17 +26,17 @@ class SamplerEpochError(ElastaneError):
 
 
 class SamplerEpoch:
-    """Records the script's calls of `set_epoch`. told: last number passed to it; None: never called."""
+    """Records the script's calls of `set_epoch`. last_epoch: last number passed to it; None: never called."""
 
     def __init__(self, sampler: Any) -> None:
-        self.told: int | None = None
+        self.last_epoch: int | None = None
         self._kind = type(sampler).__name__
         self._shuffles = bool(getattr(sampler, "shuffle", True))
         self._warned = False
         original = sampler.set_epoch
 
         def set_epoch(epoch: int) -> Any:
-            self.told = int(epoch)
+            self.last_epoch = int(epoch)
             return original(epoch)
 
         sampler.set_epoch = set_epoch
@@ -45,17 +45,17 @@ class SamplerEpoch:
         """Compare at the beginning of the loop of `epoch`. Raises SamplerEpochError."""
         if not self._shuffles:
             return
-        if self.told is not None and self.told != epoch:
+        if self.last_epoch is not None and self.last_epoch != epoch:
             raise SamplerEpochError(
-                f"{self._kind}.set_epoch was last given {self.told}, and this is epoch {epoch}",
+                f"{self._kind}.set_epoch was last given {self.last_epoch}, and this is epoch {epoch}",
                 hint=(
                     "call `sampler.set_epoch(epoch)` in every epoch with the number that job.epochs "
                     "gives; for a different order give the sampler a different seed"
                 ),
-                told=self.told,
+                last_epoch=self.last_epoch,
                 epoch=epoch,
             )
-        if self.told is None and epoch > 0 and not self._warned:
+        if self.last_epoch is None and epoch > 0 and not self._warned:
             self._warned = True
             _log.warning(
                 f"{self._kind}.set_epoch is never called: stock DDP would repeat the first epoch's order, "

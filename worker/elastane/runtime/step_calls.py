@@ -32,7 +32,7 @@ class ElasticCalls:
         if steps.est_step is not None and optimizer is not None:
             steps.watch.used(steps.est_step, optimizer)
         try:
-            if not steps.claim():
+            if not steps.begin_apply():
                 return None
             result = original(*args, **kwargs)
             steps.watch.after_step()

@@ -1,4 +1,4 @@
-"""What a worker's steps work with: built once at prepare, the same objects for the whole run."""
+"""The objects that a worker's steps use, built once at prepare and kept for the whole run."""
 
 from __future__ import annotations
 

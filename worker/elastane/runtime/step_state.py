@@ -21,7 +21,7 @@ from elastane_proto.v1 import ring_pb2
 
 
 class Stage(Enum):
-    """How far an attempt at a step has come."""
+    """Progress of an attempt at a step."""
 
     READY = "ready"
     """It has not begun."""
@@ -76,7 +76,7 @@ class StepState:
         return self.stage in (Stage.REPORTED, Stage.PREPARED, Stage.APPLIED)
 
     @property
-    def is_claimed(self) -> bool:
+    def may_apply(self) -> bool:
         """True once the optimizer may step."""
         return self.stage in (Stage.PREPARED, Stage.APPLIED)
 

@@ -42,12 +42,12 @@ from elastane_proto.v1 import ring_pb2
 
 _LOOK = "to inspect a batch, use a separate DataLoader: next(iter(DataLoader(dataset, ...)))"
 SENT_AWAY_SECONDS = 0.5
-"""How long a drained worker waits for a file that is being written."""
+"""Time for which a drained worker waits for a file that is being written."""
 
 
 @dataclass(frozen=True)
 class TrainerParts:
-    """What a trainer is made of; `assembly.build_trainer` builds it.
+    """The parts of a trainer, built by `assembly.build_trainer`.
 
     boundary: builds the step boundary of the trainer. signature: builds the script's signature from the
     number of epochs and max_steps.
@@ -296,7 +296,7 @@ class Trainer:
 
     def _note_step(self) -> None:
         """Note that an attempt at a step is over, applied or lost."""
-        if self._protocol.step.is_claimed:
+        if self._protocol.step.may_apply:
             # From here on a leader that finds no checkpoint cannot fall back to the initial state.
             self._boundary.pristine = False
         if self._progress is not None and self.is_leader:

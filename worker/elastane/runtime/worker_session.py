@@ -39,7 +39,7 @@ DETAILS_MAX = 20_000
 
 @dataclass(frozen=True)
 class Duties:
-    """What a worker does in its session's threads.
+    """The work of a worker's session threads.
 
     signature: builds the script's signature for Hello. write_manifest: called with a Checkpoint message that
     asks the leader to write the manifest. details: the parts of the state as (name, digest, value in words).
@@ -337,7 +337,7 @@ class WorkerSession:
         where.
         """
         with self._changed:
-            self.protocol.put_out()
+            self.protocol.evict()
             self._cancel.set()
             transport = self._transport
             self._changed.notify_all()

@@ -75,7 +75,7 @@ def carry_line(found: Sequence[Carried]) -> str:
 
 
 def is_attribute(carried: Carried) -> bool:
-    """Whether it is an attribute of the model or the dataset, which job.carry cannot take the place of."""
+    """True for an attribute of the model or the dataset, which job.carry cannot replace."""
     return carried.kind == "attribute" and carried.name == carried.target
 
 

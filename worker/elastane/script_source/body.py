@@ -438,15 +438,15 @@ class Body:
             self._reach(given, "setting", f"the lr, by {word}()", node.lineno, "lr")
         if word == "next" and node.args and (name := self._scope.path(node.args[0])) is not None:
             self._mutate(name, given | {VARIES}, node.lineno, values)
-        told, named = len(self.reached), {one.kind for one in self.reached[count:]}
+        before, named = len(self.reached), {one.kind for one in self.reached[count:]}
         callee = self._callee(node, values)
         followed = None if callee is None else self._follow(callee, node, given, values)
         if callee is None:
             for element in self._of_elements(node.func):
                 given = given.union(*self._follow(element, node, given, values) or ())
         if "setting" in named:  # already reported at the call: drop repetitions from inside the callee
-            again = (one for one in self.reached[told:] if one.kind != "setting" or not one.by <= given)
-            self.reached[told:] = again
+            again = (one for one in self.reached[before:] if one.kind != "setting" or not one.by <= given)
+            self.reached[before:] = again
         if isinstance(node.func, ast.Attribute):
             owner = self._method(node, node.func, given, arguments[:1], values, callee if followed else None)
         else:

@@ -201,13 +201,13 @@ class LaunchPolicy:
         self._grow_at = None
         if not self._live:
             return [*said, *self._finish(self._code)] if phase == "ending" else said
-        told = (
+        message = (
             []
             if self.phase in ("stopping", "ending")
             else [Terminate(str(rank)) for rank in sorted(self._live)]
         )
         self.phase, self._kill_at = phase, self._kill_at or now + self._grace_seconds
-        return [*said, *told]
+        return [*said, *message]
 
     def _kill(self) -> list[Action]:
         self._kill_at = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BudgetDecision:
-    """Whether to restart, after which delay, and the reason in words."""
+    """Decision after a worker's end: restart or not, the delay, and the reason in words."""
 
     allowed: bool
     delay_seconds: float

@@ -23,7 +23,7 @@ def _agent(name: str, metavar: str | None, text: str, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """What the command line says of this agent, in the order of the help."""
+    """Options of this agent on the command line, in the order of the help."""
 
     job: Annotated[
         str | None, _agent("--job", "NAME", "Name of the job.", show_default="the script's name")

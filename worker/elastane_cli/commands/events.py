@@ -69,8 +69,8 @@ def events(
     def is_wanted_here(event: ring_pb2.Event) -> bool:
         return is_wanted(event, wanted)
 
-    def show(told: Iterable[ring_pb2.Event]) -> None:
-        for event in told:
+    def show(found: Iterable[ring_pb2.Event]) -> None:
+        for event in found:
             if as_json:
                 print_json(to_plain(event))
             else:
@@ -85,8 +85,8 @@ def events(
                 out.print(fold_line(run), soft_wrap=True)
             if not follow:
                 return
-        told = _until_over(client, watcher, name, after) if follow else client.events(name, since=after)
-        show(filter(is_wanted_here, told))
+        found = _until_over(client, watcher, name, after) if follow else client.events(name, since=after)
+        show(filter(is_wanted_here, found))
 
 
 def _until_over(

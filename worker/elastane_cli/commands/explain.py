@@ -53,8 +53,8 @@ def explain(
     with connect(master, timeout) as client:
         found = client.get_job(client.only_job(job))
         events = list(client.events(found.name))
-    told = explained(worker, found, events)
-    if told is None:
+    result = explained(worker, found, events)
+    if result is None:
         names = known_workers(found, events)
         shown = ", ".join(names[-_NAMES_SHOWN:]) + (" and more" if len(names) > _NAMES_SHOWN else "")
         raise RequestRefusedError(
@@ -65,8 +65,8 @@ def explain(
             worker=worker,
         )
     if as_json:
-        print_json({"job": found.name, **asdict(told)})
+        print_json({"job": found.name, **asdict(result)})
         return
     out = console()
-    for line in explanation_lines(told):
+    for line in explanation_lines(result):
         out.print(line, soft_wrap=True)

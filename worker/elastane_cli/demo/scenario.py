@@ -96,7 +96,7 @@ class Recovery:
 class Play:
     """Runs the scenario on a started cluster. on_event: called from another thread; on_fault: before a fault.
 
-    struck: the faults so far.
+    injected: the faults so far.
     """
 
     cluster: LocalCluster

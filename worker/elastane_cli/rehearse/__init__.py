@@ -1,4 +1,4 @@
-"""Rehearsals: a job is started on this machine, struck by a plan, watched, and compared with a fixed run.
+"""Rehearsals: a job is started on this machine, given planned faults, watched, and compared with a fixed run.
 
 cluster    the job, whose every process can be ended and started again, in steps that the caller knows
 stock_run  the fixed run: the script under stock DDP

@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def violations(self) -> tuple[str, ...]:
-        """What the audit found wrong."""
+        """Problems found by the audit."""
         return self.audit.violations if self.audit is not None else ()
 
     @property

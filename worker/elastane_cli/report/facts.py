@@ -11,7 +11,7 @@ from elastane_cli.views.plain import to_plain
 from elastane_proto.history import events as history
 from elastane_proto.history import fold as folding
 from elastane_proto.history.fold import DatedEvent, RingFold
-from elastane_proto.history_wire import told_of
+from elastane_proto.history_wire import dated_event_of
 
 if TYPE_CHECKING:
     from elastane_common.logged import LoggedStep
@@ -124,13 +124,13 @@ def gather(
     now: float,
 ) -> Facts:
     """Compute the contents. steps: in the order of commits, iterated once. now: time of the report."""
-    told = [told_of(event) for event in events]
-    incidents = [one for one in told if isinstance(one.event, _INCIDENTS)]
+    dated = [dated_event_of(event) for event in events]
+    incidents = [one for one in dated if isinstance(one.event, _INCIDENTS)]
     fold = StepFold([one.time for one in incidents])
     for step in steps:
         fold.take(step)
     phase = to_plain(job)["phase"]
-    over = [one.time for one in told if isinstance(one.event, folding.OVER)]
+    over = [one.time for one in dated if isinstance(one.event, folding.OVER)]
     ended = over[-1] if over and phase in ("succeeded", "failed", "cancelled") else None
     cost = getattr(job, "cost", None)
     settings = to_plain(job.settings)
@@ -146,23 +146,23 @@ def gather(
         settings={name: value for name, value in settings.items() if value not in (None, "")},
         environment=dict(sorted(job.environment.items())),
         cost=to_plain(cost) if cost is not None and job.HasField("cost") else {},
-        rings=_rings(told, ended if ended is not None else now),
+        rings=_rings(dated, ended if ended is not None else now),
         incidents=_incidents(incidents, fold),
         checkpoints=[
             Saved(one.time, one.event.checkpoint, one.event.at_step, one.event.bytes, one.event.sha256)
-            for one in told
+            for one in dated
             if isinstance(one.event, history.CheckpointSaved)
         ],
         series=list(series),
-        events=len(told),
-        complete=not told or told[0].sequence <= 1,
+        events=len(dated),
+        complete=not dated or dated[0].sequence <= 1,
     )
 
 
-def _rings(told: Sequence[DatedEvent], until: float) -> list[Ring]:
+def _rings(dated: Sequence[DatedEvent], until: float) -> list[Ring]:
     """Return all rings that had members; the last one ends at `until`."""
     fold = RingFold()
-    ended = [ring for one in told if (ring := fold.take(one)) is not None]
+    ended = [ring for one in dated if (ring := fold.take(one)) is not None]
     if (last := fold.end(until)) is not None:
         ended.append(last)
     return [
@@ -170,11 +170,11 @@ def _rings(told: Sequence[DatedEvent], until: float) -> list[Ring]:
     ]
 
 
-def _incidents(told: Sequence[DatedEvent], fold: StepFold) -> list[Incident]:
+def _incidents(dated: Sequence[DatedEvent], fold: StepFold) -> list[Incident]:
     incidents = []
     waits: set[tuple[float, float]] = set()
     median = fold.step_seconds or 0.0
-    for one in told:
+    for one in dated:
         pause = fold.pause_at(one.time)
         seconds, shared = pause.seconds, False
         began = fold.first is not None and fold.first < pause.at

@@ -101,11 +101,11 @@ def _timeline(facts: Facts) -> str:
             first, last = ring.members[worker]
             x, width = _LEFT + (ring.began - start) * scale, max((ring.ended - ring.began) * scale, 1.0)
             ranks = ranks_text(first, last)
-            told = (
+            caption = (
                 f"{worker}: {ranks}, generation {ring.generation}, {texts.duration(ring.ended - ring.began)}"
             )
             place = f'x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}"'
-            title = f"<title>{escape(told)}</title>"
+            title = f"<title>{escape(caption)}</title>"
             shapes.append(f'<rect class="h{first % _HUES}" {place}>{title}</rect>')
             if width > 60:
                 label = ranks.removeprefix("ESTs ").removeprefix("EST ")

@@ -66,20 +66,20 @@ def summary(facts: Facts) -> Table:
 
 def cost(facts: Facts) -> Table:
     """Return the cost of the job; empty without prices."""
-    told = facts.cost
-    if not told or not (told.get("spent_micros") or told.get("on_demand_micros")):
+    cost = facts.cost
+    if not cost or not (cost.get("spent_micros") or cost.get("on_demand_micros")):
         return Table((), ())
-    currency = str(told.get("currency", ""))
+    currency = str(cost.get("currency", ""))
     rows = [
-        ("spent", money(told["spent_micros"], currency)),
-        ("the same work on demand", money(told["on_demand_micros"], currency)),
-        ("saved", money(told["saved_micros"], currency)),
-        ("worker time", duration(told["worker_seconds"])),
+        ("spent", money(cost["spent_micros"], currency)),
+        ("the same work on demand", money(cost["on_demand_micros"], currency)),
+        ("saved", money(cost["saved_micros"], currency)),
+        ("worker time", duration(cost["worker_seconds"])),
         (
             "of it replayed",
-            f"{duration(told['replayed_seconds'])}, {money(told['replayed_micros'], currency)}",
+            f"{duration(cost['replayed_seconds'])}, {money(cost['replayed_micros'], currency)}",
         ),
-        ("of it idle", f"{duration(told['idle_seconds'])}, {money(told['idle_micros'], currency)}"),
+        ("of it idle", f"{duration(cost['idle_seconds'])}, {money(cost['idle_micros'], currency)}"),
     ]
     return Table(("", ""), rows)
 

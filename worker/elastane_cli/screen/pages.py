@@ -262,9 +262,9 @@ def _tasks(detail: JobNews, now: float) -> Body:
 
 def _events(detail: JobNews, view: View) -> Body:
     body = Body(empty="no events yet" if not detail.events else "none of the events is wanted")
-    told = [event for event in detail.events if is_wanted(event, view.wanted)]
+    result = [event for event in detail.events if is_wanted(event, view.wanted)]
     one_by_one = view.unfolded or view.wanted.kinds
-    for run in ((event,) for event in told) if one_by_one else folded(told, lambda event: event.kind):
+    for run in ((event,) for event in result) if one_by_one else folded(result, lambda event: event.kind):
         # Named by its first: a run that grows keeps its place.
         body.add(Row(str(run[0].sequence), run[-1].worker_id), fold_line(run), run[-1].reason)
     return body
@@ -281,12 +281,12 @@ def _curves(detail: JobNews, columns: int) -> Body:
 
 def _worker(name: str, detail: JobNews) -> Body:
     assert detail.job is not None
-    told = explain(name, detail.job, list(detail.events))
+    result = explain(name, detail.job, list(detail.events))
     body = Body(empty=f"{name}: not known (any more)")
-    if told is not None:
-        for number, line in enumerate(explanation_lines(told)):
+    if result is not None:
+        for number, line in enumerate(explanation_lines(result)):
             assert isinstance(line, Text)
-            reason = told.chain[number - 1].reason if 0 < number <= len(told.chain) else told.sentence
+            reason = result.chain[number - 1].reason if 0 < number <= len(result.chain) else result.sentence
             body.add(Row(str(number)), line, reason)
     return body
 

@@ -73,7 +73,7 @@ def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) 
     console = Console(highlight=False)
     with (
         _keyboard(inbox) as keyboard,
-        _told(inbox),
+        _notified(inbox),
         Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         ) as live,
@@ -158,7 +158,7 @@ def _keyboard(inbox: Inbox) -> Iterator[_Keyboard]:
 
 
 @contextlib.contextmanager
-def _told(inbox: Inbox) -> Iterator[None]:
+def _notified(inbox: Inbox) -> Iterator[None]:
     """Handle SIGWINCH and SIGTSTP in the block: redraw at once, and stop between two frames."""
 
     def resized(number: int, frame: FrameType | None) -> Any:

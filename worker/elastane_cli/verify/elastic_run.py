@@ -76,7 +76,7 @@ class ElasticRun:
         environment = {**self.environment, "ELASTANE_MODE": "elastic"}
         with contextlib.ExitStack() as stack:
             newcomers = [name for act in plan.acts if act.verb == "add" for name in act.workers]
-            gates = {name: Gate(folder / "doors" / name) for name in newcomers}
+            gates = {name: Gate(folder / "gates" / name) for name in newcomers}
             for gate in gates.values():
                 stack.callback(gate.open)
             cluster = stack.enter_context(
@@ -106,7 +106,7 @@ class ElasticRun:
 
 @dataclass
 class _Play:
-    """Execution of a plan. doors: file locks holding each joining worker until its step.
+    """Execution of a plan. gates: file locks holding each joining worker until its step.
 
     A worker that must restart (when a leader has died in code that EST 0 alone runs) is started again as its
     agent would do it, under a new name.
@@ -121,7 +121,7 @@ class _Play:
 
     def run(self) -> None:
         self.cluster.check = self._check
-        # Joining workers import everything they need and wait at their doors while the others train.
+        # Joining workers import everything they need and wait at their gates while the others train.
         for name in [*self.plan.start, *self.gates]:
             self._start(name)
         self._wait(lambda job: job.generation > 0, "the first ring")
@@ -159,7 +159,7 @@ class _Play:
     def _start(self, name: str) -> None:
         """Start a worker. name: as in the plan."""
         rehearsal = Rehearsal(
-            enter=str(self.cluster.folder / "doors" / name) if name in self.gates else "",
+            enter=str(self.cluster.folder / "gates" / name) if name in self.gates else "",
             gates=str(self.cluster.gates),
             kill=self.plan.kill_of(name),
         )

@@ -80,7 +80,7 @@ def first_event_difference(
 
 @dataclass(frozen=True, slots=True)
 class EventDifference:
-    """Where the original and the converted script diverge, both under stock DDP.
+    """First divergence of the original and the converted script, both under stock DDP.
 
     what: "initial weights", "mini-batch", "random numbers", "loss", "settings" (of the optimizer), "weights",
     "order" (another kind of event), "end" (one makes fewer). name: of the tensor, generator or setting.

@@ -82,8 +82,8 @@ class ChurnPlan:
         for death in self.deaths:
             where = "in the hand-over" if death.point == HAND_OVER else f"at {death.point}"
             found.append((death.step, f"kill -9 {death.worker} {where}"))
-        told = [f"step {step}: {text}" for step, text in sorted(found, key=lambda item: item[0])]
-        return [f"start: {', '.join(self.start)}", *told]
+        lines = [f"step {step}: {text}" for step, text in sorted(found, key=lambda item: item[0])]
+        return [f"start: {', '.join(self.start)}", *lines]
 
 
 @dataclass(frozen=True, slots=True)

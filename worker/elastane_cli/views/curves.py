@@ -15,8 +15,8 @@ def curve_lines(series: metric_pb2.Series, columns: int, rows: int) -> list[str]
 
     last = series.points[-1]
     steps = sum(point.steps for point in series.points)
-    told = f": {last.last:.6g} at the last of {steps} steps"
+    summary = f": {last.last:.6g} at the last of {steps} steps"
     # The name comes from a script, so it must not contain terminal escape sequences.
     name = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in series.name)
-    title = short(name, max(columns - len(told), 8)) + told
+    title = short(name, max(columns - len(summary), 8)) + summary
     return [title[:columns], *draw([(point.step, point.mean) for point in series.points], columns, rows - 1)]

@@ -36,14 +36,14 @@ def fold_line(run: Sequence[ring_pb2.Event]) -> Text:
 
     A run of one is formatted by `event_line`.
     """
-    from elastane_proto.history_wire import told_of
+    from elastane_proto.history_wire import dated_event_of
 
     if len(run) == 1:
         return event_line(run[0])
     last = type(run[-1])()
     last.CopyFrom(run[-1])
     last.kind, last.worker_id = f"{last.kind} x{len(run)}", ""
-    last.reason = fold_words([told_of(event) for event in run])
+    last.reason = fold_words([dated_event_of(event) for event in run])
     return event_line(last)
 
 
@@ -68,9 +68,9 @@ def event_line(event: ring_pb2.Event) -> Text:
 
 def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
     """True if the filter selects the event."""
-    from elastane_proto.history_wire import told_of
+    from elastane_proto.history_wire import dated_event_of
 
-    return wanted.wants(told_of(event))
+    return wanted.wants(dated_event_of(event))
 
 
 def _beside_its_worker(event: ring_pb2.Event) -> str:

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from elastane_cli.explain import Explanation
 
 
-def explanation_lines(told: Explanation) -> list[RenderableType]:
+def explanation_lines(result: Explanation) -> list[RenderableType]:
     """Return the lines printed by `elastane explain` and shown by `elastane top`."""
     from rich.text import Text
 
-    style = {"member": "green", "out": "red"}.get(told.place, "yellow")
-    since = f" (since {local_time(told.since)})" if told.since is not None else ""
+    style = {"member": "green", "out": "red"}.get(result.place, "yellow")
+    since = f" (since {local_time(result.since)})" if result.since is not None else ""
     lines: list[RenderableType] = [
-        one_line(Text.assemble((told.worker, "bold"), "  ", (told.sentence, style), (since, "dim")))
+        one_line(Text.assemble((result.worker, "bold"), "  ", (result.sentence, style), (since, "dim")))
     ]
-    for link in told.chain:
+    for link in result.chain:
         line = Text()
         line.append(f"{link.sequence:>5} ", style="dim")
         line.append(f"{local_time(link.time)} ", style="cyan")
@@ -31,6 +31,6 @@ def explanation_lines(told: Explanation) -> list[RenderableType]:
             line.append(f"{link.meaning}: ", style="green")
         line.append(link.reason)
         lines.append(one_line(line))
-    if not told.complete:
+    if not result.complete:
         lines.append(Text("earlier events are no longer kept", style="dim"))
     return lines

@@ -17,8 +17,8 @@ from elastane.script_source.words import NUMPY_UNEVEN, PYTHON_UNEVEN
 def epoch_findings(script: Script, notes: Notes) -> None:
     """Note findings in all loops over job.epochs of the file."""
     for loop in script.epoch_loops:
-        told = _variables(script, loop, notes)
-        _breaks(loop, notes, told)
+        noted = _variables(script, loop, notes)
+        _breaks(loop, notes, noted)
         _draws(script, loop, notes)
         _early_leader(script, loop, notes)
 
@@ -74,9 +74,9 @@ def _origin(carried: Carried) -> tuple[tuple[str, str], str]:
     return ("lives across epochs", f"a worker that joins later does not have it{lost}"), carry
 
 
-def _breaks(loop: ast.For, notes: Notes, told: set[int]) -> None:
+def _breaks(loop: ast.For, notes: Notes, noted: set[int]) -> None:
     for leave in exits(loop.body):
-        if leave.lineno not in told and isinstance(leave, ast.Break):
+        if leave.lineno not in noted and isinstance(leave, ast.Break):
             notes.add(
                 Severity.NOTE,
                 "break",

@@ -39,12 +39,12 @@ def loop_findings(script: Script, notes: Notes) -> None:
 
 def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
     """Note carried variables that decide the lr, the loss, or whether a turn steps."""
-    told: set[tuple[str, str]] = set()
+    noted: set[tuple[str, str]] = set()
     for carried in script.carried(loop.node):
         name, enumerated = carried.name, carried.name == iteration_counter(loop.node)
-        if (name, carried.kind) in told:
+        if (name, carried.kind) in noted:
             continue
-        told.add((name, carried.kind))
+        noted.add((name, carried.kind))
         if carried.kind == "setting":
             by = "enumerate" if enumerated else "a counter" if carried.counts else "what the loop carries"
             notes.add(

@@ -109,7 +109,7 @@ def _same_function(script: Script, one: ast.AST, other: ast.AST) -> bool:
 
 
 def _distributed(script: Script, notes: Notes) -> None:
-    told: set[str] = set()
+    noted: set[str] = set()
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.Call):
             continue
@@ -123,10 +123,10 @@ def _distributed(script: Script, notes: Notes) -> None:
                 "turn",
             )
             continue
-        _distributed_call(script, node, notes, told)
+        _distributed_call(script, node, notes, noted)
 
 
-def _distributed_call(script: Script, node: ast.Call, notes: Notes, told: set[str]) -> None:
+def _distributed_call(script: Script, node: ast.Call, notes: Notes, noted: set[str]) -> None:
     dotted = script.dotted(node.func)
     last = dotted.rpartition(".")[2]
     if last in _SHARDED:
@@ -148,9 +148,9 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, told: set[st
     elif (
         _is_distributed(script, dotted)
         and last not in ("is_available", "is_torchelastic_launched")
-        and last not in told
+        and last not in noted
     ):
-        told.add(last)
+        noted.add(last)
         if last == "is_initialized" and script.distributed_calls:
             notes.add(
                 Severity.NOTE,
@@ -411,7 +411,7 @@ def _unshuffled(script: Script) -> bool:
 
 def _module_states(script: Script, notes: Notes) -> None:
     """Note counters and means that modules and optimizers keep as plain attributes."""
-    told: set[int] = set()
+    noted: set[int] = set()
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.ClassDef):
             continue
@@ -420,17 +420,17 @@ def _module_states(script: Script, notes: Notes) -> None:
         bases = [script.dotted(base) for kind in kinds for base in kind.bases]
         module = any(base.endswith("Module") for base in bases)
         if module or any(is_optimizer(base) for base in bases):
-            _attributes(kinds, classes, module, told, notes)
+            _attributes(kinds, classes, module, noted, notes)
 
 
 def _attributes(
     kinds: Sequence[ast.ClassDef],
     classes: Sequence[ClassSource],
     module: bool,
-    told: set[int],
+    noted: set[int],
     notes: Notes,
 ) -> None:
-    """Check one class with its bases. told: lines already noted for another class that shares them."""
+    """Check one class with its bases. noted: lines already noted for another class that shares them."""
     methods = [
         (kind, method)
         for kind in kinds
@@ -452,9 +452,9 @@ def _attributes(
     for attribute, place in carried_attributes(classes).items():
         line = place.line
         # A called attribute is a module, with its own state.
-        if attribute in buffers or attribute in called or line in told:
+        if attribute in buffers or attribute in called or line in noted:
             continue
-        told.add(line)
+        noted.add(line)
         kind, method = next((k, m) for k, m in methods if m.lineno <= line <= (m.end_lineno or line))
         variable = f"{method.args.args[0].arg}.{attribute}"
         keeps = f"{kind.name}.{method.name} keeps {variable} from one call to the next"

@@ -28,7 +28,7 @@ class Notice:
 
     kind: "reclaim": the node will be taken away; "rebalance": that has become more likely. source: name of
     the source, such as "aws". reason: one line for people. at: when the node is taken away, in seconds since
-    the epoch; None: unknown, assume `lead_seconds` after the notice. told_at: time of the notice by the
+    the epoch; None: unknown, assume `lead_seconds` after the notice. notified_at: time of the notice by the
     source's own clock; None: unknown.
     """
 
@@ -37,17 +37,17 @@ class Notice:
     reason: str
     at: float | None = None
     lead_seconds: float = 30.0
-    told_at: float | None = None
+    notified_at: float | None = None
 
     def seconds_left(self, now: float) -> float:
         """Return the seconds from reading the notice until the node is taken away, at least LEFT_MIN_SECONDS.
 
-        now: this node's time in seconds since the epoch, used only if `told_at` is unknown: the difference
-        should be between two times of the same clock.
+        now: this node's time in seconds since the epoch, used only if `notified_at` is unknown: the
+        difference should be between two times of the same clock.
         """
         if self.at is None:
             return max(self.lead_seconds, LEFT_MIN_SECONDS)
-        return max(self.at - (now if self.told_at is None else self.told_at), LEFT_MIN_SECONDS)
+        return max(self.at - (now if self.notified_at is None else self.notified_at), LEFT_MIN_SECONDS)
 
 
 def parse_time(text: str, source: str) -> float:

@@ -67,7 +67,7 @@ class Source(ABC):
     def _get(self, path: str, headers: dict[str, str] | None = None) -> Reply:
         return self._fetch(Request(self.base_url + path, headers=headers or {}))
 
-    def _told_at(self, reply: Reply) -> float | None:
+    def _notified_at(self, reply: Reply) -> float | None:
         """Return the time of the answer by the service's own clock, with which its notices are made."""
         try:
             return parse_time(reply.headers["date"], self.name)
@@ -75,7 +75,7 @@ class Source(ABC):
             return None
 
     def _reclaim(self, reply: Reply, reason: str, at: float | None, lead_seconds: float) -> Notice:
-        return Notice("reclaim", self.name, reason, at, lead_seconds, self._told_at(reply))
+        return Notice("reclaim", self.name, reason, at, lead_seconds, self._notified_at(reply))
 
     def _wrong(self, reply: Reply, what: str) -> NoticeFormatError:
         return NoticeFormatError(
@@ -299,7 +299,7 @@ class _Hook(Source):
     def capacity(self) -> Capacity:
         return "spot"  # a node with a hook for reclaims can be reclaimed
 
-    def _read(self, text: str, told_at: float | None = None) -> Notice:
+    def _read(self, text: str, notified_at: float | None = None) -> Notice:
         text = text.strip()
         announcement = {"time": text} if text and not text.startswith("{") else self._object(text or "{}")
         seconds, at = announcement.get("seconds", 30.0), announcement.get("time")
@@ -312,7 +312,7 @@ class _Hook(Source):
             str(announcement.get("reason") or "announced"),
             when,
             float(seconds),
-            told_at,
+            notified_at,
         )
 
 
@@ -347,7 +347,7 @@ class Http(_Hook):
             return None
         if reply.status != 200:
             raise self._wrong(reply, self.base_url)
-        return self._read(reply.body, self._told_at(reply))
+        return self._read(reply.body, self._notified_at(reply))
 
     def is_here(self) -> bool:
         return bool(self.base_url)

@@ -54,7 +54,7 @@ class NoticeWatch:
         if source is None:
             return
         self._on_source(source)
-        failures, rebalance_told = 0, False
+        failures, rebalance_notified = 0, False
         while not self._over.is_set():
             wait_seconds = self._poll_seconds or source.poll_seconds
             try:
@@ -69,8 +69,8 @@ class NoticeWatch:
                 if notice is not None and notice.kind == "reclaim":
                     self._tell(notice)
                     return
-                if notice is not None and not rebalance_told:
-                    rebalance_told = True
+                if notice is not None and not rebalance_notified:
+                    rebalance_notified = True
                     self._tell(notice)
             self._over.wait(wait_seconds)
 

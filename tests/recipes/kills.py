@@ -2,7 +2,7 @@
 
 The scripts run in forks of a server that has adapted torch: at the beginning and the end of every backward
 pass, where a module is put into evaluation mode, and before it joins a job, a process says so over a socket
-and waits for the answer. `Strikes` answers, some with SIGKILL; after that nobody else is answered until the
+and waits for the answer. `Kills` answers, some with SIGKILL; after that nobody else is answered until the
 one that takes the dead one's place is about to join. Nothing waits for a time, so a slow machine kills at
 the same moments as a fast one, and the job is not over before the newcomer comes.
 """
@@ -21,12 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-VARIABLE = "RECIPES_STRIKES"
+VARIABLE = "RECIPES_KILLS"
 _GO_ON = b"."
 _JOINS = "before joining"
 
 
-class Strikes:
+class Kills:
     """While the block runs, the visits whose numbers are in `at` (from 1) end with SIGKILL of the visitor.
 
     Attributes: path (of the socket; its name goes into the environment of the scripts as VARIABLE), visits
@@ -36,15 +36,15 @@ class Strikes:
     def __init__(self, path: Path, at: Collection[int] = ()) -> None:
         self.path = path
         self.visits = 0
-        self.struck: list[str] = []
+        self.killed: list[str] = []
         self._at = frozenset(at)
         self._away = 0
         self._joined: set[int] = set()
         self._held: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
-        self._thread = threading.Thread(target=self._answer_all, name="strikes", daemon=True)
+        self._thread = threading.Thread(target=self._answer_all, name="kills", daemon=True)
 
-    def __enter__(self) -> Strikes:
+    def __enter__(self) -> Kills:
         self._listener.bind(str(self.path))
         self._listener.listen(64)
         self._thread.start()
@@ -68,7 +68,7 @@ class Strikes:
             if self.visits in self._at:
                 os.kill(pid, signal.SIGKILL)
                 visitor.close()
-                self.struck.append(point)
+                self.killed.append(point)
                 self._away += pid in self._joined  # else the place is one that is waited for already
                 self._joined.discard(pid)
                 continue

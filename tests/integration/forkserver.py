@@ -53,9 +53,7 @@ _PRELOAD = (
 )
 _MASTER = "elastane_master"
 #: What a server has imported of which a module is to be run, and not a script.
-_PRELOAD_OF = {
-    _MASTER: (f"{_MASTER}.__main__", f"{_MASTER}.jobs.job_server", f"{_MASTER}.security.tls", "uvloop")
-}
+_PRELOAD_OF = {_MASTER: (f"{_MASTER}.cli", f"{_MASTER}.jobs.job_server", f"{_MASTER}.security.tls", "uvloop")}
 
 
 class ForkServer:

@@ -33,7 +33,7 @@ from elastane_common.processes.child import ChildProcess
 from integration.forked_cli import shared_server
 from integration.forkserver import ForkServer, start_forked
 from patience import Patience, communicate, wait
-from recipes import kills
+from recipes import kills as killing
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
 RUN_SECONDS_MAX = 120.0
@@ -135,11 +135,11 @@ class Ground:
         at = draw.sample(range(1, 20 * ests), kills)
         folder = self._new(f"{recipe.name}-{ests}-{seed}")
         command = ["run", "--ests", f"{ests}", "--workers", f"1:{ests}", str(recipe.converted)]
-        with kills.Kills(folder / "kills", at) as killed:
+        with killing.Kills(folder / "kills", at) as killed:
             done = subprocess.Popen(
                 [sys.executable, "-m", "integration.forked_cli", *command],
                 cwd=folder,
-                env=self._environment | {kills.VARIABLE: str(killed.path), "ELASTANE_PROGRESS": "0"},
+                env=self._environment | {killing.VARIABLE: str(killed.path), "ELASTANE_PROGRESS": "0"},
                 pass_fds=[self._server.fileno()],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -202,7 +202,7 @@ def ground(folder: Path) -> Iterator[Ground]:
     """A place under `folder` for the time of a block."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
     clean |= {"PYTHONPATH": os.pathsep.join(sys.path), "ELASTANE_SPOT": "none"}
-    with shared_server(folder, clean, kills.__file__) as (variables, server):
+    with shared_server(folder, clean, killing.__file__) as (variables, server):
         yield Ground(folder, clean | variables, server)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final
 
 import tenacity
@@ -17,13 +18,15 @@ _SHARE: Final = 0.1
 _generator = random.Random()
 
 
-def backoff_seconds(away_seconds: float) -> float:
+def backoff_seconds(
+    away_seconds: float, uniform: Callable[[float, float], float] = _generator.uniform
+) -> float:
     """Return the wait before the next attempt after an outage of `away_seconds`.
 
-    The wait has jitter and is at most `SECONDS_MAX`.
+    The wait has jitter, drawn by `uniform`, and is at most `SECONDS_MAX`.
     """
     seconds = min(SECONDS_MAX, max(_SECONDS_MIN, away_seconds * _SHARE))
-    return seconds * _generator.uniform(0.5, 1.0)
+    return seconds * uniform(0.5, 1.0)
 
 
 def wait_backoff(state: tenacity.RetryCallState) -> float:

@@ -54,6 +54,7 @@ FAULTS = (
     "master cut off",
     "master cut off from store",
     "calls lost and doubled",
+    "workers misled",
     "scaled",
     "suspended",
     "resumed",
@@ -309,6 +310,7 @@ class Cluster:
             ("master cut off", lambda: master(lambda m: self._cut(m.name, list(self.workers))), 1),
             ("master cut off from store", lambda: master(lambda m: self._cut(m.name, [PLACE])), 1.5),
             ("calls lost and doubled", self._trouble_calls, 1),
+            ("workers misled", self._mislead, 0.7),
             ("scaled", self._scale, 1),
             ("suspended", self.operator.suspend, 0.5),
             ("resumed", self.operator.resume, 1),
@@ -429,6 +431,13 @@ class Cluster:
     def _trouble_calls(self) -> None:
         self.world.log("NETWORK loses and doubles calls")
         self.network.troubled_until = min(self.world.now + 3.0, self.faults_until)
+
+    def _mislead(self) -> None:
+        """Reset all connections, while one of the masters' addresses leads to a master of another store."""
+        self.world.log("NETWORK leads workers to a master of another store")
+        self.network.misleads_until = min(self.world.now + 5.0, self.faults_until)
+        for worker in self.alive:
+            worker.blip()
 
     def _scale(self) -> None:
         low = self.world.rng.randint(1, max(1, self.script.ests // 2))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from elastane_master.app import services
 from elastane_master.decisions.events import Rejection
@@ -42,6 +43,7 @@ from sim.world import World
 JOB = "job"
 LIMITS = Limits()
 ATTEND = "/elastane.v1.RingService/Attend"
+HEALTH = "/grpc.health.v1.Health/Check"
 FAULTS_OF_OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
@@ -138,7 +140,8 @@ class MasterModel:
         )
         described = services()
         self._handlers = [
-            service_handler(one, other) for one, other in zip(described, servicers, strict=True)
+            *(service_handler(one, other) for one, other in zip(described, servicers, strict=True)),
+            self._health_handler(),
         ]
         try:
             await self.leadership.start()
@@ -284,6 +287,22 @@ class MasterModel:
         finally:
             if answered in self._calls:
                 self._calls.remove(answered)
+
+    def _health_handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """As `MasterServer._keep_health`: a master that serves the jobs is ready."""
+        statuses = health_pb2.HealthCheckResponse.ServingStatus
+
+        async def check(request: Any, context: Any) -> Any:
+            ready = self.leadership.ready
+            return health_pb2.HealthCheckResponse(status=statuses.SERVING if ready else statuses.NOT_SERVING)
+
+        service, _, name = HEALTH[1:].partition("/")
+        method = grpc.unary_unary_rpc_method_handler(
+            check,
+            health_pb2.HealthCheckRequest.FromString,
+            health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        return grpc.method_handlers_generic_handler(service, {name: method})
 
     def _handler(self, method: str) -> Any:
         for generic in self._handlers:

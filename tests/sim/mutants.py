@@ -370,6 +370,24 @@ MUTANTS = (
         "if message.generation == self.fenced > self.generation:",
     ),
     Mutant(
+        "a master that does not know the job is believed at once",
+        "elastane.runtime.session_machine",
+        'return self._job_not_found(now) if event.code == "NOT_FOUND" else self._refused()',
+        "return self._refused()",
+    ),
+    Mutant(
+        "a master that does not lead is believed that there is no job",
+        "elastane.runtime.session_machine",
+        "return self._refused() if leads else self._ask_again()",
+        "return self._refused()",
+    ),
+    Mutant(
+        "a standby master's answer ends the session",
+        "elastane.runtime.session_machine",
+        "return self.code in PERMANENT_CODES",
+        'return self.code in PERMANENT_CODES or self.reason == "NOT_LEADING"',
+    ),
+    Mutant(
         "a takeover that did not come to its end counts",
         "elastane_master.jobs.succession",
         'if step == "lead" and not await self._follower.lead():',

@@ -28,11 +28,15 @@ DELAYS_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.02)
 
 
 class Network:
-    """All links. troubled_until: until then unary calls are also lost, delayed and duplicated."""
+    """All links.
+
+    troubled_until: until then unary calls are also lost, delayed and duplicated. misleads_until: until then a
+    worker's stream may reach a master of another store, which is not ready.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.troubled_until = 0.0
+        self.troubled_until = self.misleads_until = 0.0
         self._cut_until: dict[tuple[str, str], float] = {}
 
     def cut(
@@ -55,6 +59,10 @@ class Network:
         """Return when a message sent now arrives; not before the link works again."""
         delay = self.world.rng.choice(DELAYS_SECONDS)
         return max(self.world.now, self._cut_until.get((source, target), 0.0)) + delay
+
+    def misleads(self) -> bool:
+        """Draw whether a stream opened now reaches a master that does not know the job."""
+        return self.world.now < self.misleads_until and self.world.rng.random() < 0.5
 
     def is_lost(self, source: str, target: str) -> bool:
         """Draw whether a message of a unary call sent now is lost."""

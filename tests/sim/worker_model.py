@@ -1,8 +1,9 @@
 """A worker process around the unmodified `WorkerProtocol`, `StepBoundary` and `IntervalDraws`, without torch.
 
 What `WorkerSession`, `MasterSession`, `Trainer` and `BoundaryActions` do with threads is done here by tasks
-of one virtual process: the session carries bytes, the script goes through epochs and steps. The trainer can
-hang, the script can raise, the process can be frozen, told to leave, or killed.
+of one virtual process: the session carries out what the unmodified `SessionMachine` decides, the script goes
+through epochs and steps. The trainer can hang, the script can raise, the process can be frozen, told to
+leave, or killed.
 """
 
 from __future__ import annotations
@@ -10,22 +11,48 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from elastane.collective.ring_errors import RingAborted, RingBroken
 from elastane.context import EstContext
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.interval_draws import IntervalDraws
 from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane.runtime.session import stream_ended
+from elastane.runtime.session_machine import (
+    SILENT_SECONDS,
+    ByeRequested,
+    CheckLeader,
+    Connect,
+    End,
+    Event,
+    LeaderChecked,
+    LeaveRing,
+    MessageReceived,
+    Probe,
+    Probed,
+    RingLeft,
+    SendBye,
+    SessionMachine,
+    Started,
+    StreamEnded,
+    StreamOpened,
+    SwitchTo,
+    Ticked,
+    Welcomed,
+)
 from elastane.runtime.step_boundary import IntervalError, StepBoundary
-from elastane_proto.v1 import errors_pb2, ring_pb2
+from elastane_common.backoff import backoff_seconds
+from elastane_proto.v1 import ring_pb2
 from sim.checkers import Checkers
 from sim.group import Group
-from sim.master_model import MasterModel
-from sim.network import Ended, Network, Stream
+from sim.master_model import HEALTH, MasterModel
+from sim.network import Ended, Network, Stream, call, unavailable
 from sim.process import Process
 from sim.reference import (
     DRAWS,
@@ -46,14 +73,8 @@ JOB = "job"
 HANG_SECONDS = 8.0
 NOTICE_SECONDS = 30.0
 BYE_SECONDS = 20.0
-PERMANENT = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
+MASTER_TIMEOUT_SECONDS = 600.0
+PROBE_TIMEOUT_SECONDS = 1.0
 
 
 @dataclass
@@ -118,6 +139,15 @@ class WorkerModel:
         self.started_at = world.now
         self.process = Process(world, name)
         self.protocol = WorkerProtocol()
+        self.machine = SessionMachine(
+            "the masters",
+            timeout_seconds=MASTER_TIMEOUT_SECONDS,
+            now=world.now,
+            backoff=partial(backoff_seconds, uniform=world.rng.uniform),
+        )
+        #: The master of the last stream; that of the next one, if the session has switched to it.
+        self.master: MasterModel | None = None
+        self.switched_to: MasterModel | None = None
         self.stream: Stream | None = None
         self.is_welcome = False
         self.group: Group | None = None
@@ -137,7 +167,6 @@ class WorkerModel:
         self.said_bye: ring_pb2.Bye | None = None
         self._at_boundary = False
         self._session_over = False
-        self._heartbeat_seconds = 1.0
         self._waiting: list[asyncio.Future[None]] = []
         self._ended: asyncio.Future[Ended | None] | None = None
 
@@ -148,6 +177,7 @@ class WorkerModel:
         self.world.log(f"{self.name} starts, pid {self.pid}")
         self.process.spawn(self._session())
         self.process.spawn(self._beat())
+        self.process.spawn(self._look())
         self.process.spawn(self._main())
 
     @property
@@ -208,32 +238,75 @@ class WorkerModel:
     # ------------------------------------------------------------------ session
 
     async def _session(self) -> None:
-        attempt = 0
+        event: Event = Started()
         while not self._session_over:
-            ended = await self._attend()
-            self.is_welcome = False
-            if self._session_over or (self.said_bye is not None and ended is None):
-                break
-            attempt += 1
-            if ended is not None:
-                attempt = 1 if ended.detail.reason else attempt
-                if ended.code in PERMANENT:
-                    self.world.fail("no refusal", f"{self.name} was refused: {ended}")
-                    return
-                if ended.detail.reason == errors_pb2.ERROR_REASON_EVICTED:
+            match self.machine.handle(event, self.world.now):
+                case Connect() as connect:
+                    await asyncio.sleep(connect.wait_seconds)
+                    self.machine.handle(StreamOpened(), self.world.now)
+                    ended = await self._attend(self._chosen(connect))
+                    self.is_welcome = False
+                    event = StreamEnded()
+                    if ended is not None:
+                        event = stream_ended(ended.code, ended.details, ended.detail)
+                case CheckLeader():
+                    event = LeaderChecked(self.master is not None and await self._leads(self.master))
+                case LeaveRing():
                     await self._evicted()
-            await asyncio.sleep(min(2.0, 0.05 * 2.0 ** min(attempt, 10)) * self.world.rng.uniform(0.5, 1.0))
-        self._session_over = True
+                    event = RingLeft()
+                case End(error):
+                    if error is not None:
+                        self.world.fail("no refusal", f"{self.name}: {error}")
+                    self._session_over = True
         self.notify()
 
-    async def _attend(self) -> Ended | None:
-        """Run one stream to one of the masters; return how it ended."""
-        masters = self.masters()
-        if not masters:
+    def _chosen(self, connect: Connect) -> MasterModel | None:
+        """Return the master to connect to; None if none can be reached."""
+        masters, switched_to = self.masters(), self.switched_to
+        self.switched_to = None
+        if switched_to in masters:
+            return switched_to
+        if connect.stays and self.master in masters:
+            return self.master
+        named = [master for master in masters if master.candidate.address == connect.leader]
+        return self.world.rng.choice(named or masters) if masters else None
+
+    async def _leads(self, master: MasterModel) -> bool:
+        """As `MasterSession._leads`."""
+        request = health_pb2.HealthCheckRequest()
+        try:
+            reply = await call(self.network, self.process, master, HEALTH, request, PROBE_TIMEOUT_SECONDS)
+        except Ended:
+            return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def _look(self) -> None:
+        """As `MasterSession._look`: move from a silent master to one that leads."""
+        while not self._session_over:
+            await asyncio.sleep(SILENT_SECONDS)
+            others = {master.name: master for master in self.masters() if master is not self.master}
+            stream = self.stream
+            action = self.machine.handle(Ticked(tuple(others)), self.world.now)
+            while isinstance(action, Probe):
+                leads = await self._leads(others[action.address])
+                action = self.machine.handle(Probed(action.address, leads), self.world.now)
+            if isinstance(action, SwitchTo) and stream is not None:
+                self.world.log(f"{self.name} switches to {action.address}")
+                self.switched_to = others[action.address]
+                stream.give_up("cancelled")
+
+    async def _attend(self, master: MasterModel | None) -> Ended | None:
+        """Run one stream to a master; return how it ended."""
+        self.master = master
+        if master is None:
             await asyncio.sleep(0.1)
-            return Ended.of(grpc.StatusCode.UNAVAILABLE, "connection refused")
+            return unavailable("connection refused")
+        if self.network.misleads():
+            self.world.log(f"{self.name} is led to a master of another store")
+            self.master = None
+            await asyncio.sleep(0.01)
+            return Ended.of(grpc.StatusCode.NOT_FOUND, f"there is no job {JOB!r}")
         self._ended = ended = self.process.create_future()
-        master = self.world.rng.choice(masters)
         self.stream = stream = Stream(
             self.network,
             self.process,
@@ -254,7 +327,10 @@ class WorkerModel:
         )
         hello.process_started.FromNanoseconds(round(self.started_at * 1e9))
         stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
-        return await ended
+        end = await ended
+        if end is not None:
+            self.checkers.refused_wrongly(f"the session of {self.name}", end)
+        return end
 
     def _send(self, *messages: ring_pb2.AttendRequest) -> None:
         if self.is_welcome and self.stream is not None:
@@ -271,9 +347,12 @@ class WorkerModel:
         if stream is not self.stream:
             return
         message = ring_pb2.AttendResponse.FromString(payload)
+        event: Event = MessageReceived()
         if message.HasField("welcome"):
             self.is_welcome = True
-            self._heartbeat_seconds = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
+            interval = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
+            event = Welcomed(message.welcome.version, interval)
+        action = self.machine.handle(event, self.world.now)
         in_ring = self.protocol.generation
         outcome = self.protocol.receive(message)
         if outcome.manifest is not None:
@@ -285,7 +364,7 @@ class WorkerModel:
         self._send(*outcome.send)
         if outcome.abort:
             self._abort()
-        if message.HasField("welcome") and self.said_bye is not None:
+        if isinstance(action, SendBye):
             self._send(ring_pb2.AttendRequest(bye=self.said_bye))
         self.notify()
 
@@ -301,7 +380,7 @@ class WorkerModel:
 
     async def _beat(self) -> None:
         while not self._session_over:
-            await asyncio.sleep(self._heartbeat_seconds)
+            await asyncio.sleep(self.machine.heartbeat_seconds)
             self._send(self.protocol.heartbeat())
 
     def set_between(self, between: bool) -> None:
@@ -325,7 +404,8 @@ class WorkerModel:
         self._leave_group()
         self.said_bye = ring_pb2.Bye(reason=reason, applied_step=self.protocol.applied_step)
         self.world.log(f"{self.name} says Bye: {ring_pb2.ByeReason.Name(reason)}")
-        self._send(ring_pb2.AttendRequest(bye=self.said_bye))
+        if isinstance(self.machine.handle(ByeRequested(), self.world.now), SendBye):
+            self._send(ring_pb2.AttendRequest(bye=self.said_bye))
         await self.wait_for(lambda: self._session_over, BYE_SECONDS)
         if self.stream is not None:
             self.stream.close_up()

@@ -203,7 +203,7 @@ class MasterSession:
                         outgoing.put(self._bye)
             except grpc.RpcError as error:
                 _log.debug("session ended", address=address, code=str(error.code()), details=error.details())
-                return _ended(error)
+                return stream_ended(error.code(), error.details() or "", _detail(error))
             finally:
                 with self._lock:
                     self._stream = None
@@ -263,22 +263,24 @@ class MasterSession:
                 stream.cancel()
 
 
-def _ended(error: grpc.RpcError) -> StreamEnded:
-    """Return the facts of the error that ended a stream, with the master's details if there are any."""
-    detail = errors_pb2.ErrorDetail()
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
-    for packed in status.details if status is not None else ():
-        packed.Unpack(detail)
+def stream_ended(code: grpc.StatusCode, text: str, detail: errors_pb2.ErrorDetail) -> StreamEnded:
+    """Return the facts of the error that ended a stream. text: of the error; detail: empty if it has none."""
+    has_name = detail.reason and detail.reason in errors_pb2.ErrorReason.values()
+    name = errors_pb2.ErrorReason.Name(detail.reason) if has_name else ""
     return StreamEnded(
-        code=error.code().name,
-        text=error.details() or "",
-        reason=_reason(detail),
+        code.name,
+        text,
+        reason=name.removeprefix("ERROR_REASON_"),
         is_retryable=detail.retryable,
         hint=detail.hint,
         facts=dict(detail.facts),
     )
 
 
-def _reason(detail: errors_pb2.ErrorDetail) -> str:
-    known = detail.reason and detail.reason in errors_pb2.ErrorReason.values()
-    return errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_") if known else ""
+def _detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail:
+    """Return the machine-readable details of an error; empty if there are none."""
+    found = errors_pb2.ErrorDetail()
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
+    for packed in status.details if status is not None else ():
+        packed.Unpack(found)
+    return found

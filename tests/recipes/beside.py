@@ -33,7 +33,7 @@ from elastane_common.processes.child import ChildProcess
 from integration.forked_cli import shared_server
 from integration.forkserver import ForkServer, start_forked
 from patience import Patience, communicate, wait
-from recipes import kills as killing
+from recipes import kills
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
 RUN_SECONDS_MAX = 120.0
@@ -127,19 +127,21 @@ class Ground:
                 process.stop(STOP_SECONDS)
         raise RecipeError(f"{recipe.original.name} on {ests} processes:\n" + "\n".join(said[-_LINES_SHOWN:]))
 
-    def converted(self, recipe: Recipe, expected: Digests, ests: int, *, seed: int, kills: int) -> Outcome:
-        """The converted script on 1 to `ests` workers, of which `kills` are killed at moments of the seed."""
+    def converted(
+        self, recipe: Recipe, expected: Digests, ests: int, *, seed: int, kill_count: int
+    ) -> Outcome:
+        """The converted script on 1 to `ests` workers, with `kill_count` kills at moments of the seed."""
         began = time.monotonic()
         draw = random.Random(f"{recipe.name}/{ests}/{seed}")
         # A recipe has at least twenty visits for each of its logical workers; a killed worker's come again.
-        at = draw.sample(range(1, 20 * ests), kills)
+        at = draw.sample(range(1, 20 * ests), kill_count)
         folder = self._new(f"{recipe.name}-{ests}-{seed}")
         command = ["run", "--ests", f"{ests}", "--workers", f"1:{ests}", str(recipe.converted)]
-        with killing.Kills(folder / "kills", at) as killed:
+        with kills.Kills(folder / "kills", at) as killed:
             done = subprocess.Popen(
                 [sys.executable, "-m", "integration.forked_cli", *command],
                 cwd=folder,
-                env=self._environment | {killing.VARIABLE: str(killed.path), "ELASTANE_PROGRESS": "0"},
+                env=self._environment | {kills.VARIABLE: str(killed.path), "ELASTANE_PROGRESS": "0"},
                 pass_fds=[self._server.fileno()],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -202,7 +204,7 @@ def ground(folder: Path) -> Iterator[Ground]:
     """A place under `folder` for the time of a block."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
     clean |= {"PYTHONPATH": os.pathsep.join(sys.path), "ELASTANE_SPOT": "none"}
-    with shared_server(folder, clean, killing.__file__) as (variables, server):
+    with shared_server(folder, clean, kills.__file__) as (variables, server):
         yield Ground(folder, clean | variables, server)
 
 
@@ -232,8 +234,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
         out, put_in = recipe.changed_lines()
         verdicts = [outcome.verdict for outcome in mine]
         result = "; ".join(f"{verdict} ({verdicts.count(verdict)})" for verdict in dict.fromkeys(verdicts))
-        kills = sum(len(outcome.killed) for outcome in mine)
-        rows.append((recipe.name, f"-{out} +{put_in}", f"{len(mine)}", f"{kills}", result))
+        killed = sum(len(outcome.killed) for outcome in mine)
+        rows.append((recipe.name, f"-{out} +{put_in}", f"{len(mine)}", f"{killed}", result))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
@@ -263,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for ests in map(int, args.ests.split(",")):
                 expected = place.original(Recipe(name), ests, torchrun=not args.no_torchrun)
                 for seed in range(args.first, args.first + args.seeds):
-                    outcome = place.converted(Recipe(name), expected, ests, seed=seed, kills=args.kills)
+                    outcome = place.converted(Recipe(name), expected, ests, seed=seed, kill_count=args.kills)
                     outcomes.append(outcome)
                     killed = ", ".join(outcome.killed) or "nobody"
                     print(

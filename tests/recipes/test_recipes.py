@@ -39,7 +39,7 @@ def outcome_of(request: pytest.FixtureRequest, place: Ground) -> Iterator[Callab
 
 def _beside(place: Ground, recipe: Recipe, ests: int) -> Outcome:
     expected: Digests = place.original(recipe, ests)
-    return place.converted(recipe, expected, ests, seed=1, kills=1)
+    return place.converted(recipe, expected, ests, seed=1, kill_count=1)
 
 
 @pytest.mark.parametrize("recipe", slow_except(RECIPES, *QUICK), ids=lambda recipe: recipe.name)
@@ -61,6 +61,6 @@ def test_originals_know_nothing_of_elastane_and_the_page_names_every_recipe() ->
 def test_a_difference_is_found(place: Ground, tmp_path: Path) -> None:
     """The original of another seed is another script."""
     recipe = Recipe("multigpu")
-    outcome = place.converted(recipe, {"model": "0" * 16, "optimizer": "0" * 16}, 2, seed=1, kills=0)
+    outcome = place.converted(recipe, {"model": "0" * 16, "optimizer": "0" * 16}, 2, seed=1, kill_count=0)
     assert outcome.verdict == "different: model, optimizer"
     assert "different: model, optimizer (1)" in table([outcome])

@@ -49,7 +49,7 @@ def receive(ctx: DecisionContext, record: WorkerRecord) -> None:
     """Hold a joining ring worker back if it died too often, or was found to compute wrongly."""
     wrong_in = ctx.state.sentinel.faulty.get(record.worker)
     if wrong_in is not None:
-        evict(ctx, record, wrong_in)
+        exclude(ctx, record, wrong_in)
         return
     deaths = [at for at in ctx.state.deaths.get(record.worker, ()) if ctx.now - at < WINDOW_SECONDS]
     delay = delay_seconds(len(deaths))
@@ -62,7 +62,7 @@ def receive(ctx: DecisionContext, record: WorkerRecord) -> None:
     ctx.note(held_back)
 
 
-def evict(ctx: DecisionContext, record: WorkerRecord, step: int) -> None:
+def exclude(ctx: DecisionContext, record: WorkerRecord, step: int) -> None:
     """Hold back for good a worker that computes wrongly; a repaired machine comes back under another id."""
     ctx.touch()
     record.held_until = math.inf

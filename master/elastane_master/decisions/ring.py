@@ -49,8 +49,8 @@ def announce(
 ) -> None:
     """Decides the next ring and tells everybody; an empty one dissolves the ring.
 
-    planned: decided at a step boundary, so that nothing is dropped. told: members of the ring before that are
-    told by the Prepared which the caller sends.
+    planned: decided at a step boundary, so that nothing is dropped. notified: members of the ring before,
+    which learn of it from the Prepared that the caller sends.
     """
     state, ring, members = ctx.state, ctx.state.ring, choice.members
     ctx.touch()

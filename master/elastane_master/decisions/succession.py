@@ -57,7 +57,8 @@ class Succession(msgspec.Struct, frozen=True):
     """One master's role.
 
     token: of the lease as last held; 0 before. leader: the known leader; None: none, or this master.
-    renewed_at: the lease lasts at least `lease_seconds` from then on. not_before: no claim until then.
+    renewed_at: the lease lasts at least `lease_seconds` from then on. not_before: it is not asked for until
+    then.
     """
 
     lease_seconds: float
@@ -68,7 +69,7 @@ class Succession(msgspec.Struct, frozen=True):
     not_before: float = 0.0
 
     def acquire_seconds(self, now: float) -> float:
-        """Seconds until the next claim, unless something wakes us earlier."""
+        """Seconds until the lease is next asked for, unless something wakes us earlier."""
         return max(self.lease_seconds / 3, self.not_before - now)
 
 

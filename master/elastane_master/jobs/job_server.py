@@ -438,9 +438,9 @@ class JobServer(LogListener):
 
     def _trace(self, tracing: RingTracing, event: AnyEvent, decision: Decision) -> None:
         """Trace the decision. Must precede its messages, which carry the parent of workers' spans."""
-        spans = tracing.decided(event, decision.effects, self.machine.state, self.counters.last_cause)
-        if spans is not None:
-            self._when_durable(spans)
+        action = tracing.decided(event, decision.effects, self.machine.state, self.counters.last_cause)
+        if action is not None:
+            self._when_durable(action)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
         """Schedule an effect for the session it refers to now, whichever sessions exist when it is due.

@@ -105,7 +105,7 @@ class SuccessionKeeper:
 
     async def _keep_asking(self) -> None:
         while True:
-            # A lease that is not renewed is claimed as soon as it is over.
+            # A lease that is not renewed is asked for as soon as it is over.
             seconds = min(self.state.acquire_seconds(time.monotonic()), self._left_seconds + EXPIRED_SECONDS)
             if self.state.role == "standby" and self.state.leader is not None:
                 await self._lease.released(seconds)

@@ -164,6 +164,9 @@ async def _read(host: JobServer, session: Session, requests: Requests) -> None:
 
 def _keep_figures(host: JobServer, session: Session, request: ring_pb2.AttendRequest) -> None:
     """Keep the figures that came with a heartbeat or Bye, in serialized form because they are rarely read."""
-    figures = (request.bye if request.HasField("bye") else request.heartbeat).figures
+    kind = request.WhichOneof("message")
+    if kind not in ("heartbeat", "bye"):
+        return
+    figures = getattr(request, kind).figures
     if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
         host.keep_figures(session, figures.SerializeToString())

@@ -79,7 +79,7 @@ class LeaseCandidate:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReply:
-    """Result of a claim.
+    """Answer to `LeaderLease.acquire`.
 
     token: the lease's, if the candidate has it; else 0, with the holder and its time left.
     """

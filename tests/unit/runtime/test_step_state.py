@@ -62,7 +62,7 @@ def test_the_next_attempt_begins_once_this_one_is_over(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "reported", "may_apply", "delays"),
+    ("stage", "reported", "may_step", "delays"),
     [
         (Stage.READY, False, False, False),
         (Stage.FORWARD, False, False, False),
@@ -73,9 +73,9 @@ def test_the_next_attempt_begins_once_this_one_is_over(stage: Stage) -> None:
     ],
     ids=lambda value: value.value if isinstance(value, Stage) else None,
 )
-def test_what_each_stage_means(stage: Stage, reported: bool, may_apply: bool, delays: bool) -> None:
+def test_what_each_stage_means(stage: Stage, reported: bool, may_step: bool, delays: bool) -> None:
     state = StepState(0, stage)
-    assert (state.is_reported, state.may_apply, state.delays_ready) == (reported, may_apply, delays)
+    assert (state.is_reported, state.may_step, state.delays_ready) == (reported, may_step, delays)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

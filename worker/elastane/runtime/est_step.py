@@ -65,7 +65,7 @@ class EstStep:
     @property
     def applied(self) -> bool:
         """True once the optimizer may step: in the worker's last turn, if the step is not lost."""
-        return self.state.may_apply
+        return self.state.may_step
 
     @property
     def sync(self) -> bool:

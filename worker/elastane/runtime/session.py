@@ -43,6 +43,7 @@ from elastane.runtime.session_machine import (
     Welcomed,
 )
 from elastane_common.addresses import AddressBook
+from elastane_common.backoff import backoff_seconds
 from elastane_common.credentials import TLS_HINT, open_channel
 from elastane_common.errors import ElastaneError, RefusedError
 from elastane_common.message_size import size_options
@@ -93,6 +94,7 @@ class MasterSession:
             str(self._book),
             timeout_seconds=timeout_seconds,
             now=time.monotonic(),
+            backoff=backoff_seconds,
             unreachable_hint=_UNREACHABLE_HINT,
         )
         self._hello = hello

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from elastane_common.backoff import backoff_seconds
 from elastane_common.errors import ElastaneError, MasterUnreachableError, RefusedError, WorkerReplacedError
 from elastane_proto import versions
 
@@ -225,8 +224,8 @@ class SessionMachine:
     """The decisions of one worker's session. Not thread-safe.
 
     masters: addresses as the user gave them, for texts. timeout_seconds: a master unreachable for longer
-    ends the session. now: the current time of any monotonic clock, in seconds. unreachable_hint: of the error
-    that says so. backoff: the wait after an outage of so many seconds.
+    ends the session. now: the current time of any monotonic clock, in seconds. backoff: the wait after an
+    outage of so many seconds. unreachable_hint: of the error that says so.
     """
 
     def __init__(
@@ -235,8 +234,8 @@ class SessionMachine:
         *,
         timeout_seconds: float,
         now: float,
+        backoff: Callable[[float], float],
         unreachable_hint: str = "",
-        backoff: Callable[[float], float] = backoff_seconds,
     ) -> None:
         self.stage = Stage.CONNECTING
         #: Interval of heartbeats.

@@ -63,7 +63,7 @@ class StepRunner:
                 if not self._reducer.backward_done:
                     self._refuse_next(est_step)
                 self._end_batch(est_step)
-        if state.may_apply:
+        if state.may_step:
             self._complete(turns[-1])
             self._count(state, perf_counter() - began)
         else:
@@ -213,7 +213,7 @@ class StepRunner:
                 f"optimizer.step() came before backward() in step {est_step.step}",
                 hint="each turn of the loop is forward, backward, optimizer.step()",
             )
-        if not state.may_apply:
+        if not state.may_step:
             self.watch.before_step(est_step)
             asked = perf_counter()
             self._worker_session.wait_for(lambda: self._protocol.is_decided(est_step.step))
@@ -222,7 +222,7 @@ class StepRunner:
             if self._worker_session.begin_apply(est_step.step) and est_step.rank != 0:
                 # From here on the body acts on the model once a step, so it must see rank 0's buffers.
                 self._parts.buffers.show(self._reducer.collectives.buffers)
-        return state.may_apply
+        return state.may_step
 
     def log(self, values: dict[str, Any]) -> None:
         """Record values of the EST and step now running, as part of the committed history.

@@ -76,7 +76,7 @@ class StepState:
         return self.stage in (Stage.REPORTED, Stage.PREPARED, Stage.APPLIED)
 
     @property
-    def may_apply(self) -> bool:
+    def may_step(self) -> bool:
         """True once the optimizer may step."""
         return self.stage in (Stage.PREPARED, Stage.APPLIED)
 

@@ -296,7 +296,7 @@ class Trainer:
 
     def _note_step(self) -> None:
         """Note that an attempt at a step is over, applied or lost."""
-        if self._protocol.step.may_apply:
+        if self._protocol.step.may_step:
             # From here on a leader that finds no checkpoint cannot fall back to the initial state.
             self._boundary.pristine = False
         if self._progress is not None and self.is_leader:

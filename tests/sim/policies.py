@@ -18,6 +18,7 @@ from cost_oracle import Charged, CostOracle, charged, difference
 from elastane_master.decisions.effects import Decision, Note
 from elastane_master.decisions.events import MasterStarted
 from elastane_master.decisions.machine import JobMachine
+from elastane_proto.history.events import RingAnnounced
 from elastane_proto.v1 import job_pb2
 from sim.world import World
 
@@ -76,11 +77,11 @@ class PolicyChecker:
             if isinstance(event, MasterStarted):
                 self.started[id(machine)] = now
             state = machine.state
-            generation, phase, until = state.ring.generation, state.phase, state.wait_until
+            phase, until = state.phase, state.wait_until
             decision = handle(machine, event, now)
             if decision.durable:
                 self._check_cost(machine, decision, now)
-                if state.ring.generation != generation and state.ring.members:
+                if any(map(_announces_members, decision.effects)):
                     self._check_members(machine)
                 self._check_wait(machine, event, now, phase, until)
             return decision
@@ -121,3 +122,9 @@ class PolicyChecker:
                 )
             if state.wait_until > now + max(limit, state.settings.return_grace_seconds) + 0.001:
                 self.world.fail("max wait", f"a wait of {limit} s lasts until {state.wait_until} at {now}")
+
+
+def _announces_members(effect: object) -> bool:
+    """True if a ring is decided on; its generation alone changes when the store has lost a newer one."""
+    event = effect.event if isinstance(effect, Note) else None
+    return isinstance(event, RingAnnounced) and bool(event.members)

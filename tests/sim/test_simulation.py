@@ -39,6 +39,8 @@ ONCE_FAILED = {
     "a scaling that was not answered took effect before the job ended": 3231,
     "what a fenced master had decided was taken for settled": 9701,
     "a dead process's Hello, behind its successor's, had the successor refused for good": 392172,
+    "the number of a ring that the store had lost was taken for a decision on its members": 3438,
+    "a message of a stream that had ended was received": 1978,
     "a job whose opening and deletion were both cut off could not be deleted any more": 18,
 }
 """Seeds that once found a fault of the product or of a checker. They only reproduce it while the simulation's

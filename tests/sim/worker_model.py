@@ -344,8 +344,8 @@ class WorkerModel:
         self.notify()
 
     def _receive(self, stream: Stream, payload: bytes) -> None:
-        if stream is not self.stream:
-            return
+        if stream is not self.stream or self._ended.done():
+            return  # gRPC gives no message of a stream that has ended
         message = ring_pb2.AttendResponse.FromString(payload)
         event: Event = MessageReceived()
         if message.HasField("welcome"):

@@ -25,7 +25,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
+PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto proto/elastane_proto/training/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
 JOBS         ?= 3

@@ -24,14 +24,14 @@ Comments = Mapping[tuple[int, ...], str]
 _HEAD = """\
 # Protocol
 
-gRPC, package `elastane.v1`. A master describes itself by reflection (`grpcurl -plaintext HOST:PORT list`)
+gRPC, package `elastane.v1` where no other is named. A master describes itself by reflection (`grpcurl -plaintext HOST:PORT list`)
 unless told not to. Refused calls bear an [ErrorDetail](../errors.md). Durations and times are protobuf's own.
 """
 
 
 def files() -> list[descriptor_pb2.FileDescriptorProto]:
     """Parse every file of the API with protoc, comments included."""
-    names = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.glob("elastane_proto/v1/*.proto"))
+    names = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.glob("elastane_proto/*/*.proto"))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
         arguments = ["protoc", f"-I{_FOLDER}", f"-I{Path(protoc.__file__).parent / '_proto'}"]
@@ -53,7 +53,8 @@ def _file(file: descriptor_pb2.FileDescriptorProto) -> Iterator[str]:
         if place.leading_comments
     }
     for number, service in enumerate(file.service):
-        yield f"## {service.name}\n\n{comments.get((_SERVICES, number), '')}\n"
+        package = "" if file.package == "elastane.v1" else f"{file.package}."
+        yield f"## {package}{service.name}\n\n{comments.get((_SERVICES, number), '')}\n"
         yield "| rpc | | |\n|---|---|---|"
         for at, method in enumerate(service.method):
             text = comments.get((_SERVICES, number, _METHODS, at), "")
@@ -106,4 +107,4 @@ def _type(
 
 
 def _short(name: str) -> str:
-    return name.removeprefix(".elastane.v1.").removeprefix(".google.protobuf.")
+    return name.removeprefix(".elastane.v1.").removeprefix(".google.protobuf.").removeprefix(".training.")

@@ -25,7 +25,8 @@ _HEAD = """\
 # Protocol
 
 gRPC, package `elastane.v1` where no other is named. A master describes itself by reflection
-(`grpcurl -plaintext HOST:PORT list`) unless told not to. Refused calls bear an [ErrorDetail](../errors.md). Durations and times are protobuf's own.
+(`grpcurl -plaintext HOST:PORT list`) unless told not to. Refused calls bear an
+[ErrorDetail](../errors.md). Durations and times are protobuf's own.
 """
 
 

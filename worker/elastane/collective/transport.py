@@ -199,11 +199,6 @@ class RingTransport:
         if self._broken:
             raise self._break()
 
-    @property
-    def aborted(self) -> bool:
-        """True if `abort` was called."""
-        return self._aborted
-
     def abort(self) -> None:
         """End every wait of this ring at once, here and, by closing the connections, at its peers.
 

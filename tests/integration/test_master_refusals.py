@@ -21,7 +21,7 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.errors import MachineBroken
-from elastane_master.jobs import job_server as host_module
+from elastane_master.jobs import durable_server
 from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.serving import stopping
@@ -71,7 +71,7 @@ async def test_a_master_that_lost_the_job_does_not_refuse_what_its_successor_may
 async def test_a_refusal_does_not_wait_for_ever_for_the_store(
     store: Store, hosts: JobServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "CONFIRM_SECONDS", 0.05)
+    monkeypatch.setattr(durable_server, "CONFIRM_SECONDS", 0.05)
     host = hosts.get("j")
     written = asyncio.Event()
 

@@ -100,19 +100,19 @@ MUTANTS = (
     ),
     Mutant(
         "messages leave before they are durable",
-        "elastane_master.jobs.job_server",
+        "elastane_master.jobs.durable_server",
         "if not self._outbox and self.log.durable >= self.log.appended:",
         "if True:",
     ),
     Mutant(
         "an answer leaves before it is durable",
-        "elastane_master.jobs.job_server",
+        "elastane_master.jobs.durable_server",
         "        return decision.result, self.log.pending\n",
         "        return decision.result, None\n",
     ),
     Mutant(
         "a refusal rests on a state that may be old",
-        "elastane_master.jobs.job_server",
+        "elastane_master.jobs.durable_server",
         """        except Rejection:
             await self.confirm()
             raise
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     Mutant(
         "a stopping master still decides",
-        "elastane_master.jobs.job_server",
+        "elastane_master.jobs.durable_server",
         "if self.stopping:\n            # The last",
         "if False:\n            # The last",
     ),

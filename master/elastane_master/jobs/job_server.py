@@ -1,19 +1,14 @@
 """Serving of one job: events in, decisions made durable, effects out.
 
-  submit, deliver --> machine.handle (at once, one at a time) --> log.append
-                                     | durable
-              streams, watchers, answers  <-- effects, in order
-
-The machine is ahead of the store by the writes in flight, and nobody outside may act on that: effects wait
-until everything appended before them is durable. An effect that needs no write still waits for the decisions
-before it, so a worker receives its messages in the order of the decisions.
+Sessions of workers, watchers, deadlines; what is common to all servers of a state machine is in
+`durable_server`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
@@ -37,6 +32,7 @@ from elastane_master.errors import MachineBroken
 from elastane_master.jobs import records
 from elastane_master.jobs.admission import require_admissible
 from elastane_master.jobs.clock import Clock
+from elastane_master.jobs.durable_server import DurableServer
 from elastane_master.jobs.limits import Limits, clip, require_room
 from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
@@ -46,8 +42,8 @@ from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
 from elastane_master.jobs.transactions import Transactions
 from elastane_master.metrics.counters import JobCounters
 from elastane_master.signals import Signal
-from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
-from elastane_master.store.log import JobLog, LogListener
+from elastane_master.store.errors import JobDamaged, StoreError
+from elastane_master.store.log import JobLog
 from elastane_proto.history.events import RingAnnounced
 from elastane_shards.tasks import QueueStatus
 
@@ -55,9 +51,6 @@ logger = structlog.get_logger(__name__)
 
 RECENT_NOTES = 1000
 """Number of notes kept in memory for watchers; older ones are read from the store."""
-
-CONFIRM_SECONDS = 5.0
-"""Time a refusal waits for a store that does not answer."""
 
 PLAN_SECONDS = 0.005
 """Minimum interval between checks for deadlines: there may be thousands of decisions per second."""
@@ -94,7 +87,7 @@ class JobServerOwner:
         """Awaited once the store has a job again of which it had lost some. May raise redis errors."""
 
 
-class JobServer(LogListener):
+class JobServer(DurableServer[AnyEvent]):
     """One job being served. Used from one event loop.
 
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
@@ -112,13 +105,11 @@ class JobServer(LogListener):
         limits: Limits | None = None,
         tracing: RingTracing | None = None,
     ) -> None:
-        self.limits = limits or Limits()
+        super().__init__(log, clock, limits)
         self.tracing = tracing
         self.watchers = 0
         self._transactions = Transactions(machine)
         self.counters = JobCounters(machine.state)
-        self.log = log
-        self.clock = clock
         self.sessions: dict[str, Session] = {}
         self.figures: OrderedDict[str, bytes] = OrderedDict()
         self.liveness = Liveness()
@@ -128,15 +119,12 @@ class JobServer(LogListener):
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self._loop = asyncio.get_running_loop()
         self._asked_at = self._loop.time()
-        self.stopping = False
-        self.paused: Rejection | None = None
         self._ends: dict[Callable[[Rejection], None], None] = {}
         # Ordered by begin, not a set, so that a simulated run is reproducible.
         self._streams: dict[Session, None] = {}
         self._owner = owner
         self._note_sequence = note_sequence
         self._clip = partial(clip, characters=self.limits.note_characters_max)
-        self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._looks_soon = False
 
@@ -226,63 +214,6 @@ class JobServer(LogListener):
         self.task_waiters.wake_all()
 
     # ---------------------------------------------------------------- events in
-
-    async def submit(self, event: AnyEvent) -> object:
-        """Decide on a request; return its result once everything it depends on is durable.
-
-        Raises Rejection, MachineBroken, and StoreError if the job is no longer served.
-        """
-        self.require_taking()
-        try:
-            result, durable = self.begin(event)
-        except Rejection:
-            await self.confirm()
-            raise
-        if durable is not None:
-            # The write is shared by all its waiters: a caller that leaves must not cancel it.
-            await asyncio.shield(durable)
-        return result
-
-    def require_taking(self) -> None:
-        """Raise Rejection while no request can be accepted."""
-        if self.paused is not None:
-            raise self.paused
-        if not self.log.reachable and self.log.appended - self.log.durable > self.limits.backlog_requests_max:
-            raise Rejection(
-                "store_unavailable",
-                "the store does not answer, and too many requests wait for it",
-                hint="ask again later",
-                limit="backlog_requests_max",
-                maximum=self.limits.backlog_requests_max,
-            )
-
-    def begin(self, event: AnyEvent) -> tuple[object, asyncio.Future[None] | None]:
-        """Decide on a request at once; return its result and the future to await before answering.
-
-        The future is None if nothing is pending. It is shared: await it through `asyncio.shield`. Raises as
-        `submit`; a Rejection, too, must not be sent before `confirm` returns.
-        """
-        decision = self._decide(event)
-        return decision.result, self.log.pending
-
-    async def confirm(self) -> None:
-        """Return once the store has confirmed, after this call, that the job is still this master's.
-
-        A refusal depends on the state as any answer does: a master that lost the job without knowing it would
-        refuse what the new master accepts. Raises StoreError if the job is no longer served, and Rejection if
-        the store does not answer for `CONFIRM_SECONDS`.
-        """
-        if self.stopping or self.log.failure is not None:
-            raise self.log.failure or LogClosed(f"the log of job {self.name} is closed", job=self.name)
-        try:
-            async with asyncio.timeout(CONFIRM_SECONDS):
-                await asyncio.shield(self.log.append(None))
-        except TimeoutError:
-            raise Rejection(
-                "store_unavailable",
-                "the store does not answer: it is unknown whether this master still leads and may refuse",
-                hint="ask again in a moment",
-            ) from None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -391,11 +322,7 @@ class JobServer(LogListener):
 
     def _decide(self, event: AnyEvent, previous: Session | None = None) -> Decision:
         """Decide on one event, store it and schedule its effects. previous: see `_bind`."""
-        if self.log.failure is not None:
-            raise self.log.failure
-        if self.stopping:
-            # The last snapshot would hold what was decided, and the history would not.
-            raise LogClosed(f"the log of job {self.name} is closed", job=self.name)
+        self._require_deciding()
         require_admissible(self.limits, self.machine, event)
         stored = StoredEvent(self.clock(), event)
         decision = self._transactions.decide(stored)
@@ -460,13 +387,6 @@ class JobServer(LogListener):
                 self._when_durable(partial(closed.end, refusal))
 
     # ---------------------------------------------------------------- effects out
-
-    def _when_durable(self, action: Callable[[], None]) -> None:
-        """Run `action` when everything appended so far is durable, after the actions scheduled before it."""
-        if not self._outbox and self.log.durable >= self.log.appended:
-            action()
-        else:
-            self._outbox.append((self.log.appended, action))
 
     def _send(self, session: Session, message: WorkerMessage) -> None:
         if not session.put(message):
@@ -545,10 +465,6 @@ class JobServer(LogListener):
         self.close_session(session, f"no heartbeat for {timeout_seconds:g} s")
 
     # ---------------------------------------------------------------- from the log
-
-    def durable(self, position: int) -> None:
-        while self._outbox and self._outbox[0][0] <= position:
-            self._outbox.popleft()[1]()
 
     def reachable(self, reachable: bool) -> None:
         self._owner.store_reachable(self, reachable)

@@ -25,9 +25,9 @@ from elastane_shards.settings import QueueSettings
 SCALE = ScaleRequested("r", 1, 1)
 
 
-def begun() -> Transactions:
+def begun() -> Transactions[JobMachine]:
     """A job with events before and after its last snapshot, one of them too large to be kept as a record."""
-    job = Transactions(JobMachine.create("job", JobSettings(ests=4), 0.0))
+    job = Transactions(JobMachine.create("job", JobSettings(ests=4), 0.0), records.decode_event)
     rng = {"rng/python": bytes(2000)}
     decide(job, DatasetCreated("", "d", QueueSettings(task_size=1, size=100)), 1.0)
     job.snapshot()
@@ -36,7 +36,7 @@ def begun() -> Transactions:
     return job
 
 
-def decide(job: Transactions, event: AnyEvent, now: float) -> None:
+def decide(job: Transactions[JobMachine], event: AnyEvent, now: float) -> None:
     stored = StoredEvent(now, event)
     if job.decide(stored).durable:
         job.keep(stored, records.encode(stored))

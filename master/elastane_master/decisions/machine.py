@@ -131,6 +131,15 @@ class JobMachine:
         waiting.begin(state, now)
         return cls(state, Queues())
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """Name, generation and step, for log lines."""
+        return {
+            "job": self.state.name,
+            "generation": self.state.ring.generation,
+            "step": self.state.steps.committed,
+        }
+
     def creation_note(self) -> Note:
         """Return the event that reports the creation of the job."""
         settings = self.state.settings

@@ -108,7 +108,7 @@ class JobServer(DurableServer[AnyEvent]):
         super().__init__(log, clock, limits)
         self.tracing = tracing
         self.watchers = 0
-        self._transactions = Transactions(machine)
+        self._transactions = Transactions(machine, records.decode_event)
         self.counters = JobCounters(machine.state)
         self.sessions: dict[str, Session] = {}
         self.figures: OrderedDict[str, bytes] = OrderedDict()
@@ -136,12 +136,6 @@ class JobServer(DurableServer[AnyEvent]):
     @property
     def name(self) -> str:
         return self.log.job
-
-    @property
-    def _where(self) -> dict[str, object]:
-        """Fields of every log line about the job."""
-        state = self.machine.state
-        return {"job": self.name, "generation": state.ring.generation, "step": state.steps.committed}
 
     def asked_for(self) -> None:
         """Record that the job was requested, which delays its closing."""
@@ -301,7 +295,7 @@ class JobServer(DurableServer[AnyEvent]):
             except (Rejection, StoreError, MachineBroken) as error:
                 logger.warning(
                     "a lost stream could not be recorded",
-                    **self._where,
+                    **self.machine.facts,
                     worker=session.worker,
                     error=str(error),
                 )
@@ -449,7 +443,7 @@ class JobServer(DurableServer[AnyEvent]):
         except StoreError:
             return  # the job is not served any more
         except (Rejection, MachineBroken) as error:
-            logger.error("a deadline could not be decided on", **self._where, error=str(error))
+            logger.error("a deadline could not be decided on", **self.machine.facts, error=str(error))
             self._plan(BROKEN_SECONDS)
             return
         silence = self.liveness.next_deadline(timeout_seconds)

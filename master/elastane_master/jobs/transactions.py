@@ -1,4 +1,4 @@
-"""All-or-nothing decisions: an event that is refused or fails leaves the job's state as it was.
+"""All-or-nothing decisions: an event that is refused or fails leaves the state as it was.
 
 Decisions change the state in place, because a copy for each of thousands of events per second would cost more
 than the decisions. A handler therefore validates an event before it changes anything, so that a refusal
@@ -8,14 +8,15 @@ events since.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, Self, TypeVar
+
 import structlog
 
 from elastane_master.decisions.effects import Decision
 from elastane_master.decisions.events import Rejection
-from elastane_master.decisions.machine import JobMachine, RefusedLate
+from elastane_master.decisions.machine import RefusedLate
 from elastane_master.errors import MachineBroken
-from elastane_master.jobs import records
-from elastane_master.jobs.records import StoredEvent
 
 logger = structlog.get_logger(__name__)
 
@@ -27,15 +28,43 @@ object is cheaper.
 """
 
 
-class Transactions:
-    """Decisions on one job. machine: replaced when a decision is rolled back."""
+class Stored(Protocol):
+    """An event with the time it is decided at."""
 
-    def __init__(self, machine: JobMachine) -> None:
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def event(self) -> Any: ...
+
+
+class Machine(Protocol):
+    """A state machine that can be rebuilt. facts: where it stands, for log lines."""
+
+    @property
+    def facts(self) -> dict[str, object]: ...
+
+    def handle(self, event: Any, now: float) -> Decision: ...
+
+    def snapshot(self) -> bytes: ...
+
+    @classmethod
+    def restore(cls, snapshot: bytes) -> Self: ...
+
+
+M = TypeVar("M", bound=Machine)
+
+
+class Transactions(Generic[M]):
+    """Decisions of one machine. machine: replaced when a decision is rolled back. decode: reads a record."""
+
+    def __init__(self, machine: M, decode: Callable[[bytes], Stored]) -> None:
         self.machine = machine
+        self._decode = decode
         self._base = machine.snapshot()
-        self._since_base: list[StoredEvent | bytes] = []
+        self._since_base: list[Stored | bytes] = []
 
-    def decide(self, stored: StoredEvent) -> Decision:
+    def decide(self, stored: Stored) -> Decision:
         """Decide on an event; the caller passes it to `keep` if the decision is durable.
 
         Raises Rejection and MachineBroken; nothing has changed then.
@@ -46,15 +75,17 @@ class Transactions:
         except Rejection:
             raise
         except RefusedLate as late:
-            logger.exception("an event was refused after it had changed the state", **self._where, kind=kind)
+            logger.exception(
+                "an event was refused after it had changed the state", **self.machine.facts, kind=kind
+            )
             self._roll_back()
             raise late.refusal from None
         except Exception as error:  # whatever it is, half a decision must not stay
-            logger.exception("an event could not be decided", **self._where, kind=kind)
+            logger.exception("an event could not be decided", **self.machine.facts, kind=kind)
             self._roll_back()
             raise MachineBroken(f"{kind} could not be decided: {error!r}") from error
 
-    def keep(self, stored: StoredEvent, record: bytes) -> None:
+    def keep(self, stored: Stored, record: bytes) -> None:
         """Remember an event that changed the state. record: `stored`, encoded."""
         self._since_base.append(record if len(record) <= SMALL_RECORD_BYTES else stored)
 
@@ -64,14 +95,9 @@ class Transactions:
         self._since_base.clear()
         return self._base
 
-    @property
-    def _where(self) -> dict[str, object]:
-        state = self.machine.state
-        return {"job": state.name, "generation": state.ring.generation, "step": state.steps.committed}
-
     def _roll_back(self) -> None:
-        machine = JobMachine.restore(self._base)
+        machine = type(self.machine).restore(self._base)
         for kept in self._since_base:
-            stored = records.decode_event(kept) if isinstance(kept, bytes) else kept
+            stored = self._decode(kept) if isinstance(kept, bytes) else kept
             machine.handle(stored.event, stored.now)
         self.machine = machine

@@ -1,4 +1,4 @@
-"""Names of a job's keys, defined in one place.
+"""Names of the keys of a job, and of the training service's runs, defined in one place.
 
 All keys of a job have the same hash tag, `{JOB}`, so that a Redis Cluster keeps them on one node and a script
 may access them together.
@@ -24,6 +24,14 @@ A job in this set has keys, and each of the two sets can restore the other after
 JOB_PATTERN = "elastane:{*}:fence"
 """Matches one key of every job, whether the job is listed or not."""
 
+RUNS = "@runs"
+"""Name of the log of the training service's runs; no job can have it."""
+
+RUNS_STORED_KEY = "elastane:runs:stored"
+"""Exists once a run was stored: from then on, missing keys of `RUNS` count as a loss."""
+
+_RUNS_PREFIX = "elastane:runs:{runs}:"
+
 _STAMP_LOWEST = 2**42
 """Lowest stamp: above the milliseconds with which older masters, and the store itself, number entries."""
 
@@ -39,7 +47,7 @@ def checked_job_name(job: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
-    """Keys of one job.
+    """Keys of one job, or of `RUNS`.
 
     fence: hash with the token of the master that may write, and the sequence number of the last write. log:
     write-ahead stream, one entry per batch. snapshot: the machine's state, and up to which write it covers
@@ -57,7 +65,7 @@ class JobKeys:
     @classmethod
     def of(cls, job: str) -> JobKeys:
         """Return the keys of `job`. Raises BadJobName."""
-        prefix = f"elastane:{{{checked_job_name(job)}}}:"
+        prefix = _RUNS_PREFIX if job == RUNS else f"elastane:{{{checked_job_name(job)}}}:"
         digest = hashlib.sha256(job.encode()).digest()
         stamp = _STAMP_LOWEST + int.from_bytes(digest[:5], "big")
         fence, log, snapshot, history, events = (

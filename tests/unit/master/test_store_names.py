@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import msgspec
 import pytest
 
@@ -17,7 +19,7 @@ from elastane_master.store.format import (
     encode_snapshot,
 )
 from elastane_master.store.history import is_history_token
-from elastane_master.store.keys import JobKeys, checked_job_name
+from elastane_master.store.keys import JOB_PATTERN, RUNS, JobKeys, checked_job_name
 
 
 @pytest.mark.parametrize("name", ["a", "mnist-1", "A.b_c-9", "x" * 63])
@@ -38,6 +40,14 @@ def test_all_keys_of_a_job_share_one_hash_tag() -> None:
     keys = JobKeys.of("j")
     for key in (keys.fence, keys.log, keys.snapshot, keys.history, keys.events):
         assert key.startswith("elastane:{j}:")
+
+
+def test_no_job_can_have_the_keys_of_the_runs() -> None:
+    keys = JobKeys.of(RUNS)
+    assert len({key.partition("}")[0] for key in keys.all}) == 1
+    assert not any(fnmatchcase(key, JOB_PATTERN) for key in keys.all)
+    with pytest.raises(BadJobName):
+        checked_job_name(RUNS)
 
 
 @pytest.mark.parametrize("url", ["redis://h:6379/0", "rediss://u:p@h:6380", "unix:///run/store.sock"])

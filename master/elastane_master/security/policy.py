@@ -14,9 +14,11 @@ from typing import Any, Literal
 from elastane_master.decisions.events import Rejection
 from elastane_master.security.tokens import Principal, Role
 
-_JOB, _SHARD, _RING, _CONTEXT, _METRIC = (
-    f"/elastane.v1.{noun}Service/" for noun in ("Job", "Shard", "Ring", "Context", "Metric")
+_JOB, _SHARD, _RING, _CONTEXT, _METRIC, _TRAINING, _RUNNER = (
+    f"/elastane.v1.{noun}Service/"
+    for noun in ("Job", "Shard", "Ring", "Context", "Metric", "Training", "Runner")
 )
+_CHAPTER = "/training.TrainingService/"
 _HEALTH = "/grpc.health.v1.Health/"
 
 _NAMES_SHOWN = 20
@@ -30,6 +32,7 @@ class Rule:
     that names the job; empty: the rpc belongs to no job. only_job: a missing name means the token's only job.
     takes: quota used by a call, besides the request quota. lists: response field that lists jobs by name;
     jobs not covered by the token are removed. counts: each message of the stream counts as a request.
+    owned: the servicer shows and changes only runs of owners that the token is for.
     """
 
     roles: frozenset[Role] = frozenset()
@@ -38,6 +41,7 @@ class Rule:
     takes: Literal["", "session", "job", "dataset"] = ""
     lists: str = ""
     counts: bool = False
+    owned: bool = False
 
     @property
     def open(self) -> bool:
@@ -54,6 +58,8 @@ _WORKER: frozenset[Role] = frozenset({"worker"})
 _DATA: frozenset[Role] = frozenset({"worker", "operator"})
 _LOOK: frozenset[Role] = frozenset({"reader", "operator"})
 _ALL: frozenset[Role] = frozenset({"worker", "reader", "operator"})
+_SUBMIT: frozenset[Role] = frozenset({"submitter", "operator"})
+_FOLLOW: frozenset[Role] = frozenset({"submitter", "reader", "operator"})
 
 RULES: dict[str, Rule] = {
     _JOB + "Create": Rule(_OPERATOR, "name", takes="job"),
@@ -87,6 +93,20 @@ RULES: dict[str, Rule] = {
     _METRIC + "GetSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSteps": Rule(_ALL, "job"),  # the leading worker's tracker reads it
+    _TRAINING + "Train": Rule(_SUBMIT, owned=True),
+    _TRAINING + "Get": Rule(_FOLLOW, owned=True),
+    _TRAINING + "List": Rule(_FOLLOW, owned=True),
+    _TRAINING + "Watch": Rule(_FOLLOW, owned=True),
+    _TRAINING + "Cancel": Rule(_SUBMIT, owned=True),
+    _TRAINING + "Retry": Rule(_SUBMIT, owned=True),
+    _TRAINING + "SetPriority": Rule(_SUBMIT, owned=True),
+    _TRAINING + "Delete": Rule(_SUBMIT, owned=True),
+    _TRAINING + "StreamLogs": Rule(_FOLLOW, owned=True),
+    _TRAINING + "ListArtifacts": Rule(_FOLLOW, owned=True),
+    _TRAINING + "GetService": Rule(_FOLLOW, owned=True),
+    _RUNNER + "Attend": Rule(frozenset({"runner"}), owned=True),
+    _CHAPTER + "Train": Rule(_SUBMIT, owned=True),
+    _CHAPTER + "GetTrainingStatus": Rule(_FOLLOW, owned=True),
     # Probes of an orchestrator carry no token. A watch holds resources, so it needs one.
     _HEALTH + "Check": Rule(),
     _HEALTH + "Watch": Rule(_ALL),

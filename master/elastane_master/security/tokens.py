@@ -3,12 +3,15 @@
     [[token]]
     name = "ci"                       # appears in logs and refusals; the token itself never does
     sha256 = "9f86d081..."            # of the token; or: token = "..."
-    roles = ["operator", "worker"]    # worker, operator, reader
+    roles = ["operator", "worker"]    # worker, operator, reader; of the training service: submitter, runner
     jobs = ["digits", "ci-*"]         # names or patterns of them; ["*"]: every job
+    owners = ["ci", "vision-*"]       # whose runs of the training service it is for; left out: its own name's
     requests_per_second = 50          # quotas; left out or 0: none
     sessions_max = 8                  # sessions of workers at a time
     jobs_max = 3                      # jobs of this table's patterns on the master
     datasets_max = 10                 # datasets of one job
+    runs_max = 20                     # runs of the training service that wait or run, of its own name
+    slots_max = 8                     # slots that these use at a time
 
 Pure: text in, table out. Tokens are compared by their digests, always with every entry, in a time that does
 not depend on them.
@@ -21,11 +24,14 @@ import hmac
 import tomllib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-Role = Literal["worker", "operator", "reader"]
+Role = Literal["worker", "operator", "reader", "submitter", "runner"]
+
+_WITHOUT_JOBS: frozenset[Role] = frozenset({"submitter", "runner"})
+"""Roles of the training service, whose tokens need no jobs of their own."""
 
 TOKEN_CHARACTERS_MIN = 16
 """Minimum length, because shorter tokens could be guessed; `elastane token` creates 43 characters."""
@@ -36,41 +42,55 @@ class BadTokenTable(ValueError):  # noqa: N818 - says what is wrong
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """Quotas of one token; 0: no limit. datasets_max: datasets per job."""
+    """Quotas of one token; 0: no limit. datasets_max: per job. runs_max, slots_max: of its own runs."""
 
     requests_per_second: float = 0.0
     sessions_max: int = 0
     jobs_max: int = 0
     datasets_max: int = 0
+    runs_max: int = 0
+    slots_max: int = 0
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Owner of a token. jobs: case-sensitive fnmatch patterns."""
+    """Owner of a token. jobs, owners: case-sensitive fnmatch patterns."""
 
     name: str
     roles: frozenset[Role]
     jobs: tuple[str, ...]
     quotas: Quotas = Quotas()
+    owners: tuple[str, ...] = ()
 
     def covers(self, job: str) -> bool:
         """True if the token covers this job."""
         return any(fnmatchcase(job, pattern) for pattern in self.jobs)
 
+    def covers_owner(self, owner: str) -> bool:
+        """True if the token is for runs of this owner."""
+        return owner == self.name or any(fnmatchcase(owner, pattern) for pattern in self.owners)
 
-ANYBODY = Principal("anybody", frozenset({"worker", "operator", "reader"}), ("*",))
+
+ANYBODY = Principal("anybody", frozenset(get_args(Role)), ("*",), owners=("*",))
 """Every caller of a master without tokens."""
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     roles: list[Role]
-    jobs: list[str]
+    jobs: list[str] = []
+    owners: list[str] = []
     token: str = ""
     sha256: str = ""
     requests_per_second: float = 0.0
     sessions_max: int = 0
     jobs_max: int = 0
     datasets_max: int = 0
+    runs_max: int = 0
+    slots_max: int = 0
+
+    @property
+    def quotas(self) -> Quotas:
+        return Quotas(*(getattr(self, name) for name in Quotas.__struct_fields__))
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,7 +123,8 @@ class TokenTable:
                 entry.name,
                 frozenset(entry.roles),
                 tuple(entry.jobs),
-                Quotas(entry.requests_per_second, entry.sessions_max, entry.jobs_max, entry.datasets_max),
+                entry.quotas,
+                tuple(entry.owners),
             )
         if not entries:
             raise BadTokenTable("it has no token: nobody could be let in")
@@ -131,10 +152,9 @@ def _checked_digest(entry: _Entry, which: str, names: set[str]) -> bytes:
         raise BadTokenTable(f"{which}: name is empty")
     if entry.name in names:
         raise BadTokenTable(f"{which}: another token has this name")
-    if not entry.roles or not entry.jobs:
+    if not entry.roles or not (entry.jobs or _WITHOUT_JOBS.issuperset(entry.roles)):
         raise BadTokenTable(f'{which}: without roles or jobs it is good for nothing; jobs = ["*"] means all')
-    numbers = (entry.requests_per_second, entry.sessions_max, entry.jobs_max, entry.datasets_max)
-    if not all(0 <= number < float("inf") for number in numbers):
+    if not all(0 <= number < float("inf") for number in msgspec.structs.astuple(entry.quotas)):
         raise BadTokenTable(f"{which}: a quota is a number from 0 on")
     if bool(entry.token) == bool(entry.sha256):
         raise BadTokenTable(f"{which}: give either token or sha256")

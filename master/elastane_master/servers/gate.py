@@ -282,12 +282,16 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def unary(request: Any, context: Context) -> Any:
             if rule.lists:
                 callers.covers.set(self._tokens.owner(digest).covers)
+            if rule.owned:
+                callers.principal.set(self._tokens.owner(digest))
             response = await _behaviour(handler)(request, context)
             if rule.lists:
                 hide_others(rule, self._tokens.owner(digest), response)
             return response
 
         async def stream(request: Any, context: Context) -> None:
+            if rule.owned:
+                callers.principal.set(self._tokens.owner(digest))
             await _write_all(_behaviour(handler), request, context)
 
         streams = handler.response_streaming

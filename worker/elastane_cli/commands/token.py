@@ -14,7 +14,8 @@ import typer
 from elastane_cli.commands.common import JsonOption, command, print_json
 from elastane_common.errors import ElastaneError
 
-ROLES = ("worker", "operator", "reader")
+ROLES = ("worker", "operator", "reader", "submitter", "runner")
+_OF_RUNS = frozenset({"submitter", "runner"})
 _TOKEN_BYTES = 32
 
 HELP = "\n\n".join(
@@ -22,13 +23,15 @@ HELP = "\n\n".join(
         "Create a token: a file for the caller, and the entry for the master's --token-file.",
         "The token itself is written to FILE, readable by its owner only, and is shown nowhere; the entry "
         "holds its sha256. Roles: a worker joins jobs and leases tasks; an operator creates, scales, "
-        "drains and cancels jobs and sees everything; a reader sees everything.",
+        "drains and cancels jobs and sees everything; a reader sees everything. Of the training service: a "
+        "submitter submits runs, a runner starts their processes; both for the owners named by --owner, or for "
+        "their own name.",
         "Example:",
         "  elastane token ci --role operator --role worker --job 'ci-*' --out ci.token >> tokens.toml",
         "  elastane master --token-file tokens.toml ...",
         "  ELASTANE_TOKEN_FILE=ci.token elastane status",
-        "To set quotas, add lines to the entry: requests_per_second, sessions_max, jobs_max, datasets_max "
-        "(numbers).",
+        "To set quotas, add lines to the entry: requests_per_second, sessions_max, jobs_max, "
+        "datasets_max, runs_max, slots_max (numbers).",
     )
 )
 
@@ -40,12 +43,20 @@ def register(app: typer.Typer) -> None:
 @command
 def token(
     name: Annotated[str, typer.Argument(help="Name of the caller; it appears in logs.", show_default=False)],
-    role: Annotated[list[str], typer.Option("--role", help="worker, operator or reader; may be repeated.")],
+    role: Annotated[list[str], typer.Option("--role", help=f"{', '.join(ROLES)}; may be repeated.")],
     out: Annotated[Path, typer.Option("--out", help="File to write the token to; must not exist.")],
     job: Annotated[
         list[str] | None,
         typer.Option(
             "--job", help="Job, or pattern of job names; may be repeated.", show_default="*: every job"
+        ),
+    ] = None,
+    owner: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--owner",
+            help="Owner of runs, or pattern of owners; may be repeated.",
+            show_default="the token's own name",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -66,7 +77,8 @@ def token(
         "name": name,
         "sha256": hashlib.sha256(secret.encode()).hexdigest(),
         "roles": sorted(set(role)),
-        "jobs": job or ["*"],
+        "jobs": job or ([] if _OF_RUNS.issuperset(role) else ["*"]),
+        **({"owners": owner} if owner else {}),
     }
     if as_json:
         print_json(entry)

@@ -24,8 +24,8 @@ HELP = "\n\n".join(
         "The token itself is written to FILE, readable by its owner only, and is shown nowhere; the entry "
         "holds its sha256. Roles: a worker joins jobs and leases tasks; an operator creates, scales, "
         "drains and cancels jobs and sees everything; a reader sees everything. Of the training service: a "
-        "submitter submits runs, a runner starts their processes; both for the owners named by --owner, or for "
-        "their own name.",
+        "submitter submits runs, a runner starts their processes; both for the owners named by --owner, or "
+        "for their own name.",
         "Example:",
         "  elastane token ci --role operator --role worker --job 'ci-*' --out ci.token >> tokens.toml",
         "  elastane master --token-file tokens.toml ...",

@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from elastane_master.decisions.effects import Decision
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.limits import Limits
@@ -27,6 +26,13 @@ CONFIRM_SECONDS = 5.0
 """Time a refusal waits for a store that does not answer."""
 
 E = TypeVar("E")
+
+
+class Decided(Protocol):
+    """What a server needs of a decision. result: the answer to a request."""
+
+    @property
+    def result(self) -> object: ...
 
 
 class DurableServer(LogListener, Generic[E]):
@@ -104,7 +110,7 @@ class DurableServer(LogListener, Generic[E]):
 
     # ---------------------------------------------------------------- decisions and their effects
 
-    def _decide(self, event: E) -> Decision:
+    def _decide(self, event: E) -> Decided:
         """Decide on one event, store it and schedule its effects."""
         raise NotImplementedError
 

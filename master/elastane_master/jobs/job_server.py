@@ -110,7 +110,7 @@ class JobServer(DurableServer[AnyEvent]):
         self.watchers = 0
         self._transactions = Transactions(machine, records.decode_event)
         self.counters = JobCounters(machine.state)
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Session[WorkerMessage]] = {}
         self.figures: OrderedDict[str, bytes] = OrderedDict()
         self.liveness = Liveness()
         self.changed = Signal()
@@ -121,7 +121,7 @@ class JobServer(DurableServer[AnyEvent]):
         self._asked_at = self._loop.time()
         self._ends: dict[Callable[[Rejection], None], None] = {}
         # Ordered by begin, not a set, so that a simulated run is reproducible.
-        self._streams: dict[Session, None] = {}
+        self._streams: dict[Session[WorkerMessage], None] = {}
         self._owner = owner
         self._note_sequence = note_sequence
         self._clip = partial(clip, characters=self.limits.note_characters_max)
@@ -229,12 +229,12 @@ class JobServer(DurableServer[AnyEvent]):
         finally:
             del self._ends[end]
 
-    def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session:
+    def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session[WorkerMessage]:
         """Decide on a Hello and open its session; an older stream of the same worker is closed.
 
         make_event: builds the Hello's event for a session id. Raises as `submit`.
         """
-        session = Session("", self.limits.session_messages_max)
+        session = Session[WorkerMessage]("", self.limits.session_messages_max)
         event = make_event(session.id)
         session.worker = event.worker
         previous = self.sessions.get(event.worker)
@@ -258,12 +258,12 @@ class JobServer(DurableServer[AnyEvent]):
             previous.end(Rejection("evicted", f"another stream of worker {event.worker} began"))
         return session
 
-    def heard(self, session: Session) -> None:
+    def heard(self, session: Session[WorkerMessage]) -> None:
         """Record a sign of life: a message of any kind arrived."""
         if self.sessions.get(session.worker) is session:
             self.liveness.heard(session.worker, session.id, self.clock())
 
-    def keep_figures(self, session: Session, figures: bytes) -> None:
+    def keep_figures(self, session: Session[WorkerMessage], figures: bytes) -> None:
         """Keep a worker's latest figures, beyond its session; no decision depends on them."""
         if self.sessions.get(session.worker) is session:
             self.figures[session.worker] = figures
@@ -272,7 +272,7 @@ class JobServer(DurableServer[AnyEvent]):
             if len(self.figures) > self.limits.sessions_per_job_max:
                 self.figures.popitem(last=False)
 
-    def deliver(self, session: Session, event: AnyEvent) -> None:
+    def deliver(self, session: Session[WorkerMessage], event: AnyEvent) -> None:
         """Decide on a message from a worker's stream. Raises as `submit`."""
         if self.sessions.get(session.worker) is not session:
             return
@@ -285,7 +285,7 @@ class JobServer(DurableServer[AnyEvent]):
         """Parent for workers' spans of this generation's ring change; empty if it is not traced."""
         return self.tracing.traceparent(generation) if self.tracing is not None else ""
 
-    def close_session(self, session: Session, reason: str) -> None:
+    def close_session(self, session: Session[WorkerMessage], reason: str) -> None:
         """Handle the end of a stream. Without a Bye before it, the worker counts as dead."""
         if self.sessions.get(session.worker) is not session:
             return  # its end was decided on before: by a Bye, or by a Close
@@ -302,24 +302,24 @@ class JobServer(DurableServer[AnyEvent]):
         self._forget(session)
         session.end(Rejection("evicted", reason, hint="join again as a new worker"))
 
-    def stream_over(self, session: Session, reason: str) -> None:
+    def stream_over(self, session: Session[WorkerMessage], reason: str) -> None:
         """Handle a stream to which nothing can be sent any more."""
         self._streams.pop(session, None)
         self.close_session(session, reason)
 
-    def _forget(self, session: Session) -> None:
+    def _forget(self, session: Session[WorkerMessage]) -> None:
         self.liveness.forget(session.worker, session.id)
         if self.sessions.get(session.worker) is session:
             del self.sessions[session.worker]
 
     # ---------------------------------------------------------------- decisions
 
-    def _decide(self, event: AnyEvent, previous: Session | None = None) -> Decision:
+    def _decide(self, event: AnyEvent, previous: Session[WorkerMessage] | None = None) -> Decision:
         """Decide on one event, store it and schedule its effects. previous: see `_bind`."""
         self._require_deciding()
         require_admissible(self.limits, self.machine, event)
         stored = StoredEvent(self.clock(), event)
-        decision = self._transactions.decide(stored)
+        decision: Decision = self._transactions.decide(stored)
         if isinstance(event, StepReported):
             self.counters.reported(event.step, stored.now)
         self._store(stored, decision)
@@ -363,7 +363,7 @@ class JobServer(DurableServer[AnyEvent]):
         if action is not None:
             self._when_durable(action)
 
-    def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
+    def _bind(self, effect: object, event: AnyEvent, previous: Session[WorkerMessage] | None) -> None:
         """Schedule an effect for the session it refers to now, whichever sessions exist when it is due.
 
         A Close in answer to a Hello refers to the worker's `previous` session, not to the one that just
@@ -382,7 +382,7 @@ class JobServer(DurableServer[AnyEvent]):
 
     # ---------------------------------------------------------------- effects out
 
-    def _send(self, session: Session, message: WorkerMessage) -> None:
+    def _send(self, session: Session[WorkerMessage], message: WorkerMessage) -> None:
         if not session.put(message):
             self.close_session(session, "it does not read its stream")
 

@@ -1,4 +1,4 @@
-"""A worker's session as seen by the host: its outgoing messages and its end."""
+"""Session of a worker or runner as seen by its server: its outgoing messages and its end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
 
-from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.decisions.events import Rejection
 
+M = TypeVar("M")
 
-class Session:
-    """One stream of one worker, from Hello on. Used from one event loop.
 
-    messages_max: limit of unread messages; a worker that exceeds it no longer reads its stream. ended: the
-    session takes no more messages.
+class Session(Generic[M]):
+    """One stream of one worker or runner, from Hello on; M: its messages. Used from one event loop.
+
+    worker: its id. messages_max: limit of unread messages; whoever exceeds it no longer reads its stream.
+    ended: the session takes no more messages.
     """
 
     __slots__ = ("_messages_max", "_outgoing", "_refusal", "_wake", "ended", "id", "worker")
@@ -24,12 +26,12 @@ class Session:
         self._messages_max = messages_max
         self.worker = worker
         self.id = uuid.uuid4().hex
-        self._outgoing: deque[WorkerMessage] = deque()
+        self._outgoing: deque[M] = deque()
         self._wake: asyncio.Future[None] | None = None
         self.ended = False
         self._refusal: Rejection | None = None
 
-    def put(self, message: WorkerMessage) -> bool:
+    def put(self, message: M) -> bool:
         """Queue a message. False if too many are unread, which ends the session."""
         if self.ended:
             return True
@@ -38,8 +40,8 @@ class Session:
             self.end(
                 Rejection(
                     "evicted",
-                    f"worker {self.worker} did not read {self._messages_max} messages",
-                    hint="join again as a new worker",
+                    f"{self.worker} did not read {self._messages_max} messages",
+                    hint="connect again",
                     limit="session_messages_max",
                 )
             )
@@ -55,7 +57,7 @@ class Session:
             self._refusal = refusal
             self._notify()
 
-    async def outgoing(self) -> AsyncIterator[WorkerMessage]:
+    async def outgoing(self) -> AsyncIterator[M]:
         """Yield the messages in order until the session ends; raises its Rejection if it ended with one."""
         while True:
             while self._outgoing:

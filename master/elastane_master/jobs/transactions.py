@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import structlog
 
-from elastane_master.decisions.effects import Decision
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import RefusedLate
 from elastane_master.errors import MachineBroken
@@ -44,7 +43,7 @@ class Machine(Protocol):
     @property
     def facts(self) -> dict[str, object]: ...
 
-    def handle(self, event: Any, now: float) -> Decision: ...
+    def handle(self, event: Any, now: float) -> Any: ...
 
     def snapshot(self) -> bytes: ...
 
@@ -64,7 +63,7 @@ class Transactions(Generic[M]):
         self._base = machine.snapshot()
         self._since_base: list[Stored | bytes] = []
 
-    def decide(self, stored: Stored) -> Decision:
+    def decide(self, stored: Stored) -> Any:
         """Decide on an event; the caller passes it to `keep` if the decision is durable.
 
         Raises Rejection and MachineBroken; nothing has changed then.

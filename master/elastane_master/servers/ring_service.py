@@ -13,6 +13,7 @@ from itertools import islice
 
 import structlog
 
+from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import ring_view
 from elastane_master.jobs import records
@@ -130,7 +131,7 @@ async def _first_message(requests: Requests) -> ring_pb2.AttendRequest:
     return first
 
 
-async def _read(host: JobServer, session: Session, requests: Requests) -> None:
+async def _read(host: JobServer, session: Session[WorkerMessage], requests: Requests) -> None:
     """Pass the worker's messages to the host until the stream or the session ends."""
     try:
         async for request in requests:
@@ -162,7 +163,7 @@ async def _read(host: JobServer, session: Session, requests: Requests) -> None:
     host.close_session(session, "its stream ended without Bye")
 
 
-def _keep_figures(host: JobServer, session: Session, request: ring_pb2.AttendRequest) -> None:
+def _keep_figures(host: JobServer, session: Session[WorkerMessage], request: ring_pb2.AttendRequest) -> None:
     """Keep the figures that came with a heartbeat or Bye, in serialized form because they are rarely read."""
     kind = request.WhichOneof("message")
     if kind not in ("heartbeat", "bye"):

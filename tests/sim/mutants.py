@@ -422,7 +422,7 @@ MUTANTS = (
         "elastane_master.jobs.job_servers",
         "        with self._fenced_steps_down():\n"
         "            await self._records.delete(closed.name, closed.stored.token, request_id)\n"
-        "        self._require_serving()  # a new leader took it off the list, and may have it again\n"
+        "        self.require_serving()  # a new leader took it off the list, and may have it again\n"
         "        await self.store.remove_job(closed.name)\n",
         "        await self.store.remove_job(closed.name)\n"
         "        with self._fenced_steps_down():\n"

@@ -11,6 +11,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
@@ -77,7 +78,7 @@ class JobServerOwner:
     def server_failed(self, host: JobServer, error: StoreError) -> None:
         """The job can no longer be served: another master took it over, or its log broke."""
 
-    def store_reachable(self, host: JobServer, reachable: bool) -> None:
+    def store_reachable(self, host: DurableServer[Any], reachable: bool) -> None:
         """The store stopped or resumed answering."""
 
     async def revive_store(self) -> None:

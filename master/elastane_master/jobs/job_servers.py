@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import structlog
@@ -30,6 +30,7 @@ from elastane_master.decisions.retention import (
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.jobs import records
 from elastane_master.jobs.clock import Clock
+from elastane_master.jobs.durable_server import DurableServer
 from elastane_master.jobs.job_server import JobServer, JobServerOwner
 from elastane_master.jobs.limits import Limits, require_room, require_within
 from elastane_master.jobs.ring_tracing import RingTracing
@@ -115,6 +116,32 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
+class Companion(Protocol):
+    """What a master serves beside its jobs, taken over and given up together with them."""
+
+    async def read(self, may_lead: Callable[[], bool]) -> None:
+        """Read what is stored. Raises as `JobServers.start`."""
+
+    async def serve(self) -> None:
+        """Serve what was read."""
+
+    async def stop(self, refusal: Rejection) -> None:
+        """End every stream with `refusal`, and write what is pending."""
+
+    def pause(self, refusal: Rejection) -> None:
+        """End every stream; all stays in memory."""
+
+    def resume(self) -> None:
+        """Serve again after `pause`."""
+
+    async def abandon(self, refusal: Rejection) -> None:
+        """Drop everything without writing: another master serves it."""
+
+    def is_fenced(self) -> bool:
+        """True if another master took it over."""
+        ...
+
+
 class JobPage(NamedTuple):
     """Some of the jobs, by name. last: the last one's name where there are more; else empty."""
 
@@ -137,7 +164,8 @@ class JobServers(JobServerOwner):
     on_failed: called with the error that ended a job's service. on_reachable: called when the store stops or
     resumes answering. restored: True once every job of the store is here; until then every request is
     refused. measures: writes of all jobs. tracer: traces ring changes; None: they are not traced. retention:
-    which finished jobs are kept. close_seconds: idle time after which they are closed.
+    which finished jobs are kept. close_seconds: idle time after which they are closed. companions: served
+    beside the jobs.
     """
 
     def __init__(
@@ -173,6 +201,7 @@ class JobServers(JobServerOwner):
         self._closing: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(self._limits.store_reads_max)
         self._refusal: Callable[[], Rejection | None] = lambda: None
+        self.companions: list[Companion] = []
 
     def refuse(self, refusal: Rejection | None) -> None:
         """Refuse every request with `refusal` from now on; None: serve them."""
@@ -184,9 +213,12 @@ class JobServers(JobServerOwner):
 
     def any_fenced(self) -> bool:
         """True if another master took a job over."""
-        return any(isinstance(host.log.failure, Fenced) for host in self._hosts.values())
+        return any(isinstance(host.log.failure, Fenced) for host in self._hosts.values()) or any(
+            companion.is_fenced() for companion in self.companions
+        )
 
-    def _require_serving(self) -> None:
+    def require_serving(self) -> None:
+        """Raise Rejection while this master does not serve."""
         if (refusal := self._refusal()) is not None:
             raise refusal
         if not self.restored:  # a job that is not read yet would be called unknown
@@ -230,8 +262,12 @@ class JobServers(JobServerOwner):
                 await self._serve(*job)
 
         jobs = await _all_or_none(read(name) for name in sorted(listed.open))
+        for companion in self.companions:
+            await companion.read(may_lead)
         # Each may lift the clock that all share: whoever was served before would see its deadlines pass.
         await _all_or_none(serve(job) for job in jobs if job is not None)
+        for companion in self.companions:
+            await companion.serve()
         await self.store.mark_stored(self._hosts.keys() - stored)
         self.restored = True
         self._closing = asyncio.create_task(self._keep_closing(), name="finished jobs")
@@ -239,20 +275,22 @@ class JobServers(JobServerOwner):
     async def stop(self, refusal: Rejection) -> None:
         """Stop serving: streams end with `refusal`, and all pending writes are done."""
         await self._stop_closing()
-        await asyncio.gather(*[host.stop(refusal) for host in self._hosts.values()])
+        await asyncio.gather(*[one.stop(refusal) for one in self._served()])
         self.clock.stop()
 
     def pause(self, refusal: Rejection) -> None:
         """End all streams and refuse every request, but keep all jobs in memory."""
         self.refuse(refusal)
-        for host in self._hosts.values():
-            host.pause(refusal)
+        for one in self._served():
+            one.pause(refusal)
 
     def resume(self) -> None:
         """Serve again after `pause`."""
         for host in self._hosts.values():
             if host.log.failure is None:
                 host.resume(MasterStarted(self.master))
+        for companion in self.companions:
+            companion.resume()
         self.refuse(None)
 
     async def abandon(self, refusal: Rejection) -> None:
@@ -260,8 +298,7 @@ class JobServers(JobServerOwner):
         self.refuse(refusal)
         self.restored = False
         await self._stop_closing()
-        hosts = list(self._hosts.values())
-        await asyncio.gather(*[host.abandon(refusal) for host in hosts])
+        await asyncio.gather(*[one.abandon(refusal) for one in self._served()])
         self._hosts.clear()
         self._closed.clear()
         self._deleting.clear()
@@ -273,6 +310,9 @@ class JobServers(JobServerOwner):
             self._on_reachable(True)  # nobody is left who would say so
         self.clock.stop()
 
+    def _served(self) -> list[JobServer | Companion]:
+        return [*self._hosts.values(), *self.companions]
+
     @property
     def count(self) -> int:
         """Number of jobs of this master including closed ones, whether it currently serves them or not."""
@@ -283,27 +323,27 @@ class JobServers(JobServerOwner):
 
         Raises Rejection while this master does not serve.
         """
-        self._require_serving()
+        self.require_serving()
         return [self._hosts[name] for name in sorted(self._hosts)]
 
     def closed(self) -> list[ClosedJob]:
         """The closed jobs, by name. Raises as `all`."""
-        self._require_serving()
+        self.require_serving()
         return [self._closed[name] for name in sorted(self._closed)]
 
     def closed_job(self, name: str) -> ClosedJob | None:
         """Return the job if it is closed, else None. Raises as `all`."""
-        self._require_serving()
+        self.require_serving()
         return self._closed.get(name)
 
     def names(self) -> list[str]:
         """Names of all jobs, sorted. Raises as `all`."""
-        self._require_serving()
+        self.require_serving()
         return sorted([*self._hosts, *self._closed, *self._held])
 
     def dataset_names(self, job: str) -> Collection[str]:
         """Names of the job's dynamic datasets; none of a job that is closed or unknown. Raises as `all`."""
-        self._require_serving()
+        self.require_serving()
         host = self._hosts.get(job)
         return host.machine.queues.dynamic.keys() if host is not None else ()
 
@@ -312,7 +352,7 @@ class JobServers(JobServerOwner):
 
         Raises as `all`.
         """
-        self._require_serving()
+        self.require_serving()
         names = sorted(name for name in chain(self._hosts, self._closed, self._held) if name > after)
         seen = (name for name in names if covers(name))
         chosen = list(seen if count is None else islice(seen, count + 1))
@@ -326,7 +366,7 @@ class JobServers(JobServerOwner):
 
         Raises as `get`, and StoreError and redis errors.
         """
-        self._require_serving()
+        self.require_serving()
         if name in self._closed:
             # Whoever asked may leave: what was begun at the store comes to its end.
             await asyncio.shield(self._wake(name))
@@ -337,12 +377,12 @@ class JobServers(JobServerOwner):
 
         Raises Rejection while this master does not serve.
         """
-        self._require_serving()
+        self.require_serving()
         return self._held
 
     def get(self, name: str) -> JobServer:
         """Return the job's host. Raises Rejection, BadJobName, and HeldError if the job is held."""
-        self._require_serving()
+        self.require_serving()
         if name in self._held:
             raise self._held[name].with_traceback(None)
         host = self._hosts.get(name)
@@ -385,12 +425,12 @@ class JobServers(JobServerOwner):
         """
         checked_job_name(name)
         async with self._creating:
-            self._require_serving()
+            self.require_serving()
             async with self._lock(name):  # it may just be closed, or deleted
                 return await self._create(name, settings)
 
     async def _create(self, name: str, settings: JobSettings) -> tuple[JobServer, bool]:
-        self._require_serving()
+        self.require_serving()
         host = self._hosts.get(name)
         if host is not None:
             _require_equal_host(host, settings)
@@ -412,9 +452,9 @@ class JobServers(JobServerOwner):
         machine = JobMachine.create(name, settings, self.clock())
         # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
         await self.store.add_job(name)
-        self._require_serving()  # what follows would fence whoever leads by now
+        self.require_serving()  # what follows would fence whoever leads by now
         log, recovered = await JobLog.open(self.store.redis, name, self._options)
-        self._require_serving()  # a host made now would be served by nobody, and never be ended
+        self.require_serving()  # a host made now would be served by nobody, and never be ended
         if recovered.snapshot is not None:
             host = await self._serve(name, log, recovered, self._replay(name, recovered))
             _require_equal_host(host, settings)
@@ -441,7 +481,7 @@ class JobServers(JobServerOwner):
         BadJobName, JobTooNew and other StoreErrors, and redis errors.
         """
         async with self._creating:
-            self._require_serving()
+            self.require_serving()
             if name not in self._held:
                 return await self.find(name), ()
             try:
@@ -456,7 +496,7 @@ class JobServers(JobServerOwner):
         held = self._held[name]
         found = held.damages if isinstance(held, JobDamaged) else ()
         log, recovered = await JobLog.open(self.store.redis, name, self._options, accept_loss=accept_loss)
-        self._require_serving()
+        self.require_serving()
         accepted = recovered.damages
         machine: JobMachine | None = None
         if recovered.snapshot is not None:
@@ -564,7 +604,7 @@ class JobServers(JobServerOwner):
     async def _open(self, closed: ClosedJob) -> JobServer:
         """Read a closed job again and serve it. The caller holds its lock."""
         name, token = closed.name, closed.stored.token
-        self._require_serving()
+        self.require_serving()
         if (request_id := self._deleting.get(name)) is not None:
             await self._delete(closed, request_id)
             raise Rejection("busy", f"job {name!r} was just deleted", hint="ask again", job=name)
@@ -578,7 +618,7 @@ class JobServers(JobServerOwner):
                 self._hold(error)
                 raise
             await self._require_held(name, recovered.token)
-        self._require_serving()
+        self.require_serving()
         if self._closed.get(name) is not closed:
             raise Rejection("busy", f"job {name!r} changed its master meanwhile", hint="ask again", job=name)
         if recovered.snapshot is None:
@@ -629,7 +669,7 @@ class JobServers(JobServerOwner):
         for host in list(self._hosts.values()):
             if may_close(host.machine) and host.is_unused(self.close_seconds):
                 async with self._lock(host.name):
-                    self._require_serving()
+                    self.require_serving()
                     if self._hosts.get(host.name) is host and host.is_unused(self.close_seconds):
                         await self._close(host, "nobody asks for it", unused_seconds=self.close_seconds)
 
@@ -639,7 +679,7 @@ class JobServers(JobServerOwner):
         unused_seconds: close it only if nobody has asked for the job for this long.
         """
         await host.confirm()  # all that it rests on is stored, and stored whole
-        self._require_serving()
+        self.require_serving()
         if unused_seconds is not None and not host.is_unused(unused_seconds):
             return  # whoever came meanwhile would be told that there is no such job
         name, log = host.name, host.log
@@ -658,7 +698,7 @@ class JobServers(JobServerOwner):
         options = self._options
         with self._fenced_steps_down():
             log, recovered = await JobLog.open(self.store.redis, name, options, accept_loss=True)
-        self._require_serving()
+        self.require_serving()
         del self._closed[name]
         await self._make_host(host.machine, log, recovered).start()
 
@@ -666,14 +706,14 @@ class JobServers(JobServerOwner):
         ended = [(job.name, job.ended_at) for job in self._closed.values()]
         for name in self.retention.overdue(ended, self.clock()):
             async with self._lock(name):
-                self._require_serving()
+                self.require_serving()
                 if (closed := self._closed.get(name)) is not None:
                     await self._delete(closed, "")
                     logger.info("finished job deleted", job=name, phase=closed.phase, reason="kept no longer")
 
     async def _delete_asked(self, name: str, request_id: str, force: bool) -> None:
         async with self._lock(name):
-            self._require_serving()
+            self.require_serving()
             if name not in self._closed:
                 if await self._was_deleted_by(name, request_id):
                     return  # the answer did not arrive
@@ -682,7 +722,7 @@ class JobServers(JobServerOwner):
                 if host.machine.state.phase not in OVER:
                     await host.submit(CancelRequested(""))
                 await self._close(host, "it is deleted by an operator")
-            self._require_serving()
+            self.require_serving()
             if (closed := self._closed.get(name)) is None:
                 raise Rejection("busy", f"job {name!r} changed meanwhile", hint="ask again", job=name)
             await self._delete(closed, request_id)
@@ -701,7 +741,7 @@ class JobServers(JobServerOwner):
         self._deleting[closed.name] = request_id
         with self._fenced_steps_down():
             await self._records.delete(closed.name, closed.stored.token, request_id)
-        self._require_serving()  # a new leader took it off the list, and may have it again
+        self.require_serving()  # a new leader took it off the list, and may have it again
         await self.store.remove_job(closed.name)
         self._closed.pop(closed.name, None)
         self._deleting.pop(closed.name, None)
@@ -715,13 +755,13 @@ class JobServers(JobServerOwner):
             del self._hosts[host.name]
             self._hold(error)
 
-    def store_reachable(self, host: JobServer, reachable: bool) -> None:
+    def store_reachable(self, host: DurableServer[Any], reachable: bool) -> None:
         was_reachable = not self._unreachable
         if reachable:
-            self._unreachable.discard(host.name)
+            self._unreachable.discard(host.log.job)
             self.clock.resume()
         else:
-            self._unreachable.add(host.name)
+            self._unreachable.add(host.log.job)
             self.clock.pause()
         if was_reachable != (not self._unreachable):
             self._on_reachable(reachable)

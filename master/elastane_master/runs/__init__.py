@@ -1,0 +1,1 @@
+"""The training service of a master: runs, runners, and what connects them to jobs, datasets and logs."""

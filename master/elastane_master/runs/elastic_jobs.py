@@ -1,0 +1,126 @@
+"""Jobs of elastic runs: created and cancelled as the runs' decisions say, and followed to their end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import structlog
+from redis.exceptions import RedisError
+
+from elastane_master.decisions.events import CancelRequested, Rejection
+from elastane_master.decisions.runs.events import ElasticJobEnded
+from elastane_master.decisions.runs.run import Run
+from elastane_master.decisions.state import OVER
+from elastane_master.errors import MachineBroken
+from elastane_master.jobs.job_servers import JobServers
+from elastane_master.store.errors import StoreError
+from elastane_proto.job_settings import JobSettings
+
+logger = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 1.0
+
+_PERMANENT = frozenset({"invalid_argument", "already_exists", "limit_exceeded", "damaged", "too_new"})
+"""Refusals that the same request would get again."""
+
+_PHASES: dict[str, Literal["succeeded", "failed", "cancelled"]] = {
+    "succeeded": "succeeded",
+    "cancelled": "cancelled",
+}
+
+
+def settings_of(run: Run, checkpoint_url: str) -> JobSettings:
+    """Settings of an elastic run's job: those of its spec, and what the service decides."""
+    instances = run.demand.instances
+    return msgspec.structs.replace(
+        run.spec.job or JobSettings(ests=instances),
+        ests=instances,
+        workers_min=run.demand.instances_min,
+        workers_max=instances,
+        checkpoint_url=checkpoint_url,
+    )
+
+
+class ElasticJobs:
+    """Jobs of the runs of one master. ended: called with each job's end. Used from one event loop."""
+
+    def __init__(self, hosts: JobServers, ended: Callable[[ElasticJobEnded], None]) -> None:
+        self._hosts = hosts
+        self._ended = ended
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def create(self, run_id: int, job: str, settings: JobSettings) -> None:
+        """Create the job unless it is there, and follow it."""
+        self._begin(job, self._create_and_follow(run_id, job, settings))
+
+    def cancel(self, run_id: int, job: str) -> None:
+        """Cancel the job, and report its end, also of one that is not there."""
+        self._begin(job, self._cancel(run_id, job))
+
+    async def close(self) -> None:
+        """Follow no job any more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, job: str, work: object) -> None:
+        if (running := self._tasks.pop(job, None)) is not None:
+            running.cancel()
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks[job] = task
+        task.add_done_callback(lambda done: self._done(job, done))
+
+    def _done(self, job: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(job) is task:
+            del self._tasks[job]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a run's job could not be followed", job=job, error=repr(error))
+
+    async def _create_and_follow(self, run_id: int, job: str, settings: JobSettings) -> None:
+        while True:
+            try:
+                host, _ = await self._hosts.create(job, settings)
+                while host.machine.state.phase not in OVER:
+                    seen = host.changed.count
+                    if host.stopping or host.log.failure is not None:
+                        return  # another master follows it
+                    if host.machine.state.phase not in OVER:
+                        await host.changed.beyond(seen)
+                await host.log.settled()
+                state = host.machine.state
+                self._report(run_id, job, _PHASES.get(state.phase, "failed"), state.reason)
+                return
+            except Rejection as refusal:
+                if refusal.reason in _PERMANENT:
+                    self._report(run_id, job, "failed", f"its job cannot be created: {refusal}")
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
+            except (StoreError, RedisError, MachineBroken, OSError) as error:
+                logger.info("a run's job is not created yet", job=job, error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _cancel(self, run_id: int, job: str) -> None:
+        while True:
+            try:
+                host = await self._hosts.find(job)
+                if host.machine.state.phase not in OVER:
+                    await host.submit(CancelRequested(""))
+                state = host.machine.state
+                self._report(run_id, job, _PHASES.get(state.phase, "failed"), state.reason)
+                return
+            except Rejection as refusal:
+                if refusal.reason == "not_found":
+                    self._report(run_id, job, "cancelled", "its job was never created")
+                    return
+                await asyncio.sleep(RETRY_SECONDS)
+            except (StoreError, RedisError, MachineBroken, OSError):
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _report(
+        self, run_id: int, job: str, phase: Literal["succeeded", "failed", "cancelled"], reason: str
+    ) -> None:
+        self._ended(ElasticJobEnded(run_id, job, phase, reason))

@@ -1,0 +1,243 @@
+"""The training service of one master: taken over and given up together with the jobs of its store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+from redis.exceptions import RedisError
+
+from elastane_master.cancellation import cancel
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.runs import machine as runs_machine
+from elastane_master.decisions.runs.effects import CancelElasticJob, CreateElasticJob
+from elastane_master.decisions.runs.events import DataResolved, ElasticJobEnded, MasterStarted
+from elastane_master.decisions.runs.machine import RunsMachine
+from elastane_master.decisions.runs.run import Run
+from elastane_master.decisions.runs.state import ServiceSettings
+from elastane_master.errors import MachineBroken
+from elastane_master.jobs.job_servers import JobServers
+from elastane_master.jobs.limits import Limits
+from elastane_master.runs import records
+from elastane_master.runs.datasets import Datasets
+from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
+from elastane_master.runs.run_server import RunServer, RunServerOwner
+from elastane_master.store.errors import (
+    Damage,
+    HeldError,
+    JobDamaged,
+    JobTooNew,
+    StoreError,
+    StoreFormatUnknown,
+)
+from elastane_master.store.keys import RUNS, RUNS_STORED_KEY, JobKeys
+from elastane_master.store.log import JobLog, LogOptions
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Settings of the training service.
+
+    artifact_url: fsspec URL of the folder of code archives and artifacts. dataset_root: of the folder of all
+    datasets; empty: submissions name a URL. settings: what decisions depend on.
+    """
+
+    artifact_url: str = ""
+    dataset_root: str = ""
+    settings: ServiceSettings = field(default_factory=ServiceSettings)
+
+    def run_url(self, run_id: int) -> str:
+        """Folder of a run's artifacts; empty if there is no artifact URL."""
+        return f"{self.artifact_url.rstrip('/')}/runs/{run_id}" if self.artifact_url else ""
+
+    def checkpoint_url(self, run_id: int) -> str:
+        """Folder of an elastic run's checkpoints."""
+        return f"{self.run_url(run_id)}/checkpoints" if self.artifact_url else ""
+
+
+class TrainingRuns(RunServerOwner):
+    """Runs and runners of a master's store. A companion of its jobs; used from one event loop.
+
+    on_failed: called with the error that ended their service.
+    """
+
+    def __init__(
+        self,
+        hosts: JobServers,
+        options: ServiceOptions,
+        log_options: LogOptions,
+        limits: Limits,
+        *,
+        on_failed: Callable[[StoreError], None],
+    ) -> None:
+        self.options = options
+        self._hosts = hosts
+        self._log_options = replace(
+            log_options, state_version=runs_machine.VERSION, version_of=runs_machine.version_of
+        )
+        self._limits = limits
+        self._on_failed = on_failed
+        self._server: RunServer | None = None
+        self._held: HeldError | None = None
+        self._jobs = ElasticJobs(hosts, self._job_ended)
+        self.datasets = Datasets(options.dataset_root)
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def server(self) -> RunServer:
+        """The server of the runs. Raises Rejection while this master does not serve, and HeldError."""
+        self._hosts.require_serving()
+        if self._held is not None:
+            raise self._held.with_traceback(None)
+        if self._server is None:
+            raise Rejection("store_unavailable", "the runs are not served yet", hint="ask again in a moment")
+        return self._server
+
+    # ---------------------------------------------------------------- with the jobs
+
+    async def read(self, may_lead: Callable[[], bool]) -> None:
+        """Take the runs over. Raises StoreError and redis errors."""
+        redis = self._hosts.store.redis
+        is_stored = bool(await redis.exists(RUNS_STORED_KEY))
+        self._server, self._held = None, None
+        try:
+            log, recovered = await JobLog.open(redis, RUNS, self._log_options)
+            if is_stored and not recovered.exists:
+                raise JobDamaged(RUNS, [Damage(JobKeys.of(RUNS).fence, 1, "it and every other key are gone")])
+            machine = self._replayed(recovered.snapshot, recovered.records)
+        except (JobDamaged, JobTooNew) as error:
+            self._hold(error)
+            return
+        log.measures = self._hosts.measures
+        self._server = RunServer(machine, log, self._hosts.clock, self, self._limits)
+
+    async def serve(self) -> None:
+        """Serve the runs that were read."""
+        if self._server is None:
+            return
+        await self._server.start(self._started())
+        await self._hosts.store.redis.set(RUNS_STORED_KEY, "1")
+        self._watching = asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs")
+
+    async def stop(self, refusal: Rejection) -> None:
+        await self._quiet()
+        if self._server is not None:
+            await self._server.stop(refusal)
+
+    def pause(self, refusal: Rejection) -> None:
+        if self._server is not None:
+            self._server.pause(refusal)
+
+    def resume(self) -> None:
+        if self._server is not None and self._server.log.failure is None:
+            self._server.resume(self._started())
+
+    async def abandon(self, refusal: Rejection) -> None:
+        await self._quiet()
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.abandon(refusal)
+
+    def is_fenced(self) -> bool:
+        failure = self._server.log.failure if self._server is not None else None
+        return failure is not None and not isinstance(failure, JobDamaged)
+
+    async def _quiet(self) -> None:
+        if self._watching is not None:
+            await cancel(self._watching)
+            self._watching = None
+        await self._jobs.close()
+
+    def _started(self) -> MasterStarted:
+        return MasterStarted(self._hosts.master, self.options.settings)
+
+    def _replayed(self, snapshot: bytes | None, stored: list[bytes]) -> RunsMachine:
+        try:
+            machine = (
+                RunsMachine.restore(snapshot)
+                if snapshot is not None
+                else RunsMachine.create(self.options.settings)
+            )
+            # Deadlines are in the state: on a machine whose clock is behind they would lie far away.
+            self._hosts.clock.at_least(machine.state.decided_at)
+            for record in stored:
+                event = records.decode_event(record)
+                machine.handle(event.event, event.now)
+                self._hosts.clock.at_least(event.now)
+        except Exception as error:  # bytes that were spoiled can contradict each other in any way
+            unknown = error if isinstance(error, StoreFormatUnknown) else repr(error)
+            damage = Damage(
+                JobKeys.of(RUNS).snapshot, 0, f"what was read contradicts itself: {unknown}"
+            )
+            raise JobDamaged(RUNS, [damage]) from error
+        return machine
+
+    def _hold(self, error: HeldError) -> None:
+        self._held = error
+        logger.error("the runs are held and not served", error=str(error), hint=error.hint, **error.facts)
+
+    # ---------------------------------------------------------------- datasets
+
+    async def _watch_datasets(self, server: RunServer) -> None:
+        """Ask again for the datasets that runs wait for."""
+
+        def waiting() -> list[Run]:
+            return [run for run in server.machine.state.runs.values() if run.state == "waiting_data"]
+
+        while True:
+            seen = server.changed.count
+            for run in waiting():
+                if run.spec.dataset is None:
+                    continue
+                verdict, url, reason = await self.datasets.resolve(run.spec.dataset)
+                try:
+                    await server.submit(DataResolved(run.run_id, verdict, url, reason))
+                except (Rejection, StoreError, RedisError, MachineBroken) as error:
+                    logger.info("a dataset's news could not be recorded", run=run.run_id, error=str(error))
+            if waiting():
+                await asyncio.sleep(self.datasets.poll_seconds)
+            else:
+                await server.changed.beyond(seen)
+
+    # ---------------------------------------------------------------- elastic jobs
+
+    def create_job(self, effect: CreateElasticJob) -> None:
+        run = self._server.machine.state.runs.get(effect.run_id) if self._server is not None else None
+        if run is not None:
+            settings = settings_of(run, self.options.checkpoint_url(run.run_id))
+            self._jobs.create(effect.run_id, effect.job, settings)
+
+    def cancel_job(self, effect: CancelElasticJob) -> None:
+        self._jobs.cancel(effect.run_id, effect.job)
+
+    def _job_ended(self, event: ElasticJobEnded) -> None:
+        if self._server is None:
+            return
+        try:
+            self._server.begin(event)
+        except (Rejection, StoreError, MachineBroken) as error:
+            logger.warning("the end of a run's job could not be recorded", job=event.job, error=str(error))
+
+    # ---------------------------------------------------------------- from the server
+
+    def server_failed(self, server: RunServer, error: StoreError) -> None:
+        if not isinstance(error, JobDamaged):
+            self._on_failed(error)
+        elif server is self._server:
+            self._server = None
+            self._hold(error)
+
+    def store_reachable(self, server: RunServer, reachable: bool) -> None:
+        self._hosts.store_reachable(server, reachable)
+
+    async def revive_store(self) -> None:
+        await self._hosts.revive_store()
+
+    async def store_mended(self) -> None:
+        redis: Any = self._hosts.store.redis
+        await redis.set(RUNS_STORED_KEY, "1")

@@ -1,0 +1,58 @@
+"""Attempts: which failures may pass, how long to wait for the next attempt, and how many there are.
+
+Exit codes mean what docs/exit-codes.md says: 0 success, 1 to 127 the same would happen again, 128 to 255 it
+may pass. A lost runner or a launch that was taken back is not an attempt that failed.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from elastane_master.decisions.runs.run import Ending, Run
+from elastane_master.decisions.runs.state import ServiceSettings
+
+
+def may_pass(exit_code: int) -> bool:
+    """True if a further attempt may do better than one that ended with this code."""
+    return exit_code < 0 or exit_code >= 128
+
+
+def exit_text(rank: int, exit_code: int) -> str:
+    """Say how an instance ended: "rank 1 ended with 137 (SIGKILL)"."""
+    number = exit_code - 128
+    try:
+        name = f" ({signal.Signals(number).name})" if number > 0 else ""
+    except ValueError:
+        name = ""
+    return f"rank {rank} ended with {exit_code}{name}"
+
+
+def after_failure(run: Run, what: str, passing: bool) -> Ending:
+    """What becomes of a run of which an attempt has failed. passing: a further one may do better."""
+    if not passing:
+        return Ending("failed", f"{what}; a further attempt would end in the same way", by_exit=True)
+    retries_max = run.demand.retries_max
+    if run.failures >= retries_max:
+        budget = "no retries are allowed" if not retries_max else f"all {retries_max} retries are used"
+        return Ending("failed", f"{what}; {budget}", by_exit=True)
+    return Ending("retry", f"{what}; retry {run.failures + 1} of {retries_max}", by_exit=True)
+
+
+def backoff_seconds(first_seconds: float, seconds_max: float, failures: int) -> float:
+    """Wait after so many failures in a row: doubled each time, up to a maximum."""
+    return float(min(first_seconds * 2.0 ** min(max(failures - 1, 0), 60), seconds_max))
+
+
+def retry_delay_seconds(settings: ServiceSettings, failures: int) -> float:
+    """Wait before the attempt after so many that failed."""
+    return backoff_seconds(settings.retry_seconds, settings.retry_seconds_max, failures)
+
+
+def relaunch_delay_seconds(settings: ServiceSettings, failures: int) -> float:
+    """Wait before the launch after so many in a row that were taken back."""
+    return backoff_seconds(settings.relaunch_seconds, settings.relaunch_seconds_max, failures)
+
+
+def pause_seconds(settings: ServiceSettings, pauses: int) -> float:
+    """How long a runner is paused, the so manyth time in a row."""
+    return backoff_seconds(settings.pause_seconds, settings.pause_seconds_max, pauses)

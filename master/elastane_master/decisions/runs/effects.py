@@ -1,0 +1,92 @@
+"""Effects of the training service's decisions, carried out in order once the event is durable.
+
+One that is lost with its master is made good: messages to runners when they return, jobs at `MasterStarted`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_master.decisions.runs.events import AttemptKey, Endpoint
+from elastane_master.decisions.runs.spec import RunSpec
+
+
+class RunnerMessage(msgspec.Struct, frozen=True, tag=True):
+    """Base of what is sent to a runner. attempt: of all."""
+
+    attempt: AttemptKey
+
+
+class Prepare(RunnerMessage, frozen=True, tag=True):
+    """Get ready to start these ranks; the edge adds the artifact and checkpoint URLs."""
+
+    spec: RunSpec
+    ranks: tuple[int, ...]
+    instances: int
+    job: str = ""
+    data_url: str = ""
+
+
+class Start(RunnerMessage, frozen=True, tag=True):
+    """Start the prepared ranks. endpoints: of all ranks; of an elastic run, of those to start."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+class Stop(RunnerMessage, frozen=True, tag=True):
+    """SIGTERM, grace, SIGKILL. rank: only this one, of an elastic run."""
+
+    grace_seconds: float
+    reason: str
+    rank: int | None = None
+
+
+class Forget(RunnerMessage, frozen=True, tag=True):
+    """The launch is over and its outcome is known; its folder may go as soon as its logs are stored."""
+
+
+class RunsEffect(msgspec.Struct, frozen=True, tag=True):
+    """Base of all effects."""
+
+
+class SendToRunner(RunsEffect, frozen=True, tag=True):
+    runner_id: str
+    session: str
+    message: RunnerMessage
+
+
+class CreateElasticJob(RunsEffect, frozen=True, tag=True):
+    """Create the job unless it is there; if that fails for good: `ElasticJobEnded`, failed."""
+
+    run_id: int
+    job: str
+
+
+class CancelElasticJob(RunsEffect, frozen=True, tag=True):
+    """Cancel the job, and report its end, also of one that is not there."""
+
+    run_id: int
+    job: str
+
+
+class RunChanged(RunsEffect, frozen=True, tag=True):
+    """Views of the run are out of date."""
+
+    run_id: int
+
+
+class RunEnded(RunsEffect, frozen=True, tag=True):
+    """The run has entered a final state."""
+
+    run_id: int
+
+
+class RunsDecision(msgspec.Struct):
+    """Outcome of one event.
+
+    durable: the state changed. result: of a user's request: the run's id, or a `Submitted`.
+    """
+
+    effects: list[RunsEffect] = []
+    durable: bool = False
+    result: object = None

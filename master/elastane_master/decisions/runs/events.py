@@ -1,0 +1,233 @@
+"""Every event of the training service. Those that changed the state are stored; replaying them gives it back.
+
+Messages of runners bear the session of their stream: messages of an older one are ignored. A runner does the
+same thing twice without harm: a repeated Prepare is answered with Prepared again, a repeated Start or Stop
+with what has become of the instances.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from elastane_master.decisions.runs.runner import RunnerKind
+from elastane_master.decisions.runs.spec import RunSpec
+from elastane_master.decisions.runs.state import ServiceSettings
+
+DataVerdict = Literal["ready", "preparing", "missing"]
+ReportedState = Literal["pending", "prepared", "running", "exited", "lost"]
+
+
+class RunsEvent(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all events."""
+
+
+class AttemptKey(msgspec.Struct, frozen=True):
+    """An attempt's instances on one runner. fence: of the launch."""
+
+    run_id: int
+    attempt: int
+    fence: int
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a rank listens."""
+
+    rank: int
+    host: str
+    port: int
+
+
+class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An instance as its runner sees it. exit_code: if `exited`; 128 plus a signal's number."""
+
+    rank: int
+    state: ReportedState
+    host: str = ""
+    exit_code: int = 0
+    last_line: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """An instance, and the launch that it belongs to."""
+
+    attempt: AttemptKey
+    status: RankStatus
+
+
+# ------------------------------------------------------------------ users
+
+
+class RunSubmitted(RunsEvent, frozen=True, tag=True):
+    """A run. owner: on whose account (`spec.owner_of`). data: what the resolver said of its dataset.
+
+    Its result is a `Submitted`.
+    """
+
+    spec: RunSpec
+    owner: str = ""
+    request_id: str = ""
+    client_key: str = ""
+    data: DataVerdict = "ready"
+    data_url: str = ""
+    data_reason: str = ""
+
+
+class DataResolved(RunsEvent, frozen=True, tag=True):
+    """The resolver's answer about the dataset of a run that waits for it."""
+
+    run_id: int
+    data: DataVerdict
+    data_url: str = ""
+    reason: str = ""
+
+
+class RunCancelRequested(RunsEvent, frozen=True, tag=True):
+    """End a run, whatever its state; one that is over stays as it is."""
+
+    run_id: int
+    request_id: str = ""
+    by: str = ""
+
+
+class RunRetryRequested(RunsEvent, frozen=True, tag=True):
+    """Queue a failed or cancelled run again, with a full budget."""
+
+    run_id: int
+    request_id: str = ""
+
+
+class PriorityChanged(RunsEvent, frozen=True, tag=True):
+    run_id: int
+    priority: int
+    request_id: str = ""
+
+
+class RunDeleted(RunsEvent, frozen=True, tag=True):
+    """Forget a run that is over."""
+
+    run_id: int
+    request_id: str = ""
+
+
+# ------------------------------------------------------------------ runners
+
+
+class RunnerJoined(RunsEvent, frozen=True, tag=True):
+    """Hello, with all instances that the runner has.
+
+    owners: whose runs its token allows; empty: everybody's.
+    """
+
+    runner_id: str
+    session: str
+    host: str
+    kind: RunnerKind
+    slots: int
+    labels: dict[str, str] = {}
+    algorithms: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+    ranks: tuple[RankReport, ...] = ()
+
+
+class RunnerStreamLost(RunsEvent, frozen=True, tag=True):
+    """The stream ended, or nothing came for too long. heard_at: time of its last message.
+
+    Heartbeats are not stored: `decisions.liveness` keeps their times, and the lease counts from the last one.
+    """
+
+    runner_id: str
+    session: str
+    heard_at: float
+
+
+class RunnerLeft(RunsEvent, frozen=True, tag=True):
+    """It takes no new instances, and leaves once those that it has are over."""
+
+    runner_id: str
+    session: str
+    reason: str = ""
+
+
+class LaunchPrepared(RunsEvent, frozen=True, tag=True):
+    runner_id: str
+    session: str
+    attempt: AttemptKey
+    endpoints: tuple[Endpoint, ...]
+
+
+class LaunchFailed(RunsEvent, frozen=True, tag=True):
+    """Nothing of the launch is left on this runner. permanent: it would happen again, anywhere."""
+
+    runner_id: str
+    session: str
+    attempt: AttemptKey
+    reason: str
+    permanent: bool = False
+
+
+class RankChanged(RunsEvent, frozen=True, tag=True):
+    runner_id: str
+    session: str
+    report: RankReport
+
+
+class AttemptStopped(RunsEvent, frozen=True, tag=True):
+    """Nothing of the launch runs on this runner any more."""
+
+    runner_id: str
+    session: str
+    attempt: AttemptKey
+
+
+# ------------------------------------------------------------------ the master
+
+
+class ElasticJobEnded(RunsEvent, frozen=True, tag=True):
+    """The job of an elastic run is over, or could not be created (`failed`)."""
+
+    run_id: int
+    job: str
+    phase: Literal["succeeded", "failed", "cancelled"]
+    reason: str = ""
+
+
+class MasterStarted(RunsEvent, frozen=True, tag=True):
+    """A master took the service over: every stream is gone, and every lease begins anew."""
+
+    master: str
+    settings: ServiceSettings
+
+
+class Tick(RunsEvent, frozen=True, tag=True):
+    """Time passes. Stored only if it changed something."""
+
+
+AnyRunsEvent = (
+    RunSubmitted
+    | DataResolved
+    | RunCancelRequested
+    | RunRetryRequested
+    | PriorityChanged
+    | RunDeleted
+    | RunnerJoined
+    | RunnerStreamLost
+    | RunnerLeft
+    | LaunchPrepared
+    | LaunchFailed
+    | RankChanged
+    | AttemptStopped
+    | ElasticJobEnded
+    | MasterStarted
+    | Tick
+)
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """Result of `RunSubmitted`. created: False for a run that was there already."""
+
+    run_id: int
+    created: bool

@@ -1,0 +1,159 @@
+"""What is found quickly: runs that wait, by age and by owner, and deadlines. Made of the state, never stored.
+
+No decision may depend on anything here that the state does not tell: a restored machine has a new index.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from typing import Literal
+
+from elastane_master.decisions.runs.placement import Shape, shape_of
+from elastane_master.decisions.runs.run import OVER, Run
+from elastane_master.decisions.runs.state import RunsState
+
+Aged = tuple[float, int]
+"""A time and the id of a run."""
+Subject = tuple[Literal["run", "runner"], int | str]
+
+
+class Waiting:
+    """Runs that wait for slots.
+
+    by_wait: all, those that have waited longest first. by_priority: of each priority, by owner, the oldest
+    first. shapes: of each.
+    """
+
+    __slots__ = ("_entries", "by_priority", "by_wait", "shapes")
+
+    def __init__(self) -> None:
+        self.by_wait: list[Aged] = []
+        self.by_priority: dict[int, dict[str, list[Aged]]] = {}
+        self.shapes: dict[int, Shape] = {}
+        self._entries: dict[int, tuple[int, str, Aged, Aged]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, run_id: int) -> bool:
+        return run_id in self._entries
+
+    def add(self, run: Run) -> None:
+        """Add a run, or move it to where it belongs now."""
+        self.discard(run.run_id)
+        entry = (run.priority, run.owner, (run.queued_at, run.run_id), (run.waiting_since, run.run_id))
+        insort(self.by_wait, entry[3])
+        insort(self.by_priority.setdefault(run.priority, {}).setdefault(run.owner, []), entry[2])
+        self._entries[run.run_id] = entry
+        self.shapes[run.run_id] = shape_of(run)
+
+    def discard(self, run_id: int) -> None:
+        """Remove a run if it is there."""
+        entry = self._entries.pop(run_id, None)
+        if entry is None:
+            return
+        priority, owner, aged, waited = entry
+        del self.shapes[run_id]
+        del self.by_wait[bisect_left(self.by_wait, waited)]
+        owners = self.by_priority[priority]
+        del owners[owner][bisect_left(owners[owner], aged)]
+        if not owners[owner]:
+            del owners[owner]
+        if not owners:
+            del self.by_priority[priority]
+
+    def starving(self, now: float, starvation_seconds: float) -> Iterator[int]:
+        """Yield the runs that have waited for so long, the oldest first."""
+        for since, run_id in self.by_wait:
+            if now - since < starvation_seconds:
+                return
+            yield run_id
+
+    def next_starving(self, after: float, starvation_seconds: float) -> float | None:
+        """When the next run after a time will have waited for so long."""
+        place = bisect_right(self.by_wait, (after - starvation_seconds, math.inf))
+        while place < len(self.by_wait):
+            at = self.by_wait[place][0] + starvation_seconds
+            if at > after:
+                return at
+            place += 1
+        return None
+
+
+class Deadlines:
+    """The next deadline of each run and runner that has one."""
+
+    __slots__ = ("_at", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, Subject]] = []
+        self._at: dict[Subject, float] = {}
+
+    def set(self, subject: Subject, at: float | None) -> None:
+        """Replace the deadline; None: there is none."""
+        if at is None:
+            self._at.pop(subject, None)
+        elif self._at.get(subject) != at:
+            self._at[subject] = at
+            heapq.heappush(self._heap, (at, subject))
+
+    def next(self) -> float | None:
+        """Return the earliest."""
+        while self._heap:
+            at, subject = self._heap[0]
+            if self._at.get(subject) == at:
+                return at
+            heapq.heappop(self._heap)
+        return None
+
+    def due(self, now: float) -> list[Subject]:
+        """Remove and return those that are due, in a fixed order."""
+        due: list[Subject] = []
+        while (at := self.next()) is not None and at <= now:
+            _, subject = heapq.heappop(self._heap)
+            del self._at[subject]
+            due.append(subject)
+        return due
+
+
+class Index:
+    """waiting, deadlines: see there. pending: runs that have not been launched, for whatever reason.
+    active: runs with a launch. ticked_at: time of the last Tick.
+    """
+
+    __slots__ = ("active", "deadlines", "pending", "ticked_at", "waiting")
+
+    def __init__(self, state: RunsState) -> None:
+        self.waiting = Waiting()
+        self.deadlines = Deadlines()
+        self.active: set[int] = set()
+        self.pending: set[int] = set()
+        self.ticked_at = -math.inf
+        for run in state.runs.values():
+            self.update(run)
+
+    def update(self, run: Run) -> None:
+        """Take over what a run's record says now."""
+        if run.waits:
+            self.waiting.add(run)
+        else:
+            self.waiting.discard(run.run_id)
+        _put(self.active, run.run_id, run.launch is not None)
+        _put(self.pending, run.run_id, run.launch is None and run.state not in OVER)
+
+    def remove(self, run_id: int) -> None:
+        """A run was deleted."""
+        self.waiting.discard(run_id)
+        self.active.discard(run_id)
+        self.pending.discard(run_id)
+        self.deadlines.set(("run", run_id), None)
+
+
+def _put(runs: set[int], run_id: int, belongs: bool) -> None:
+    if belongs:
+        runs.add(run_id)
+    else:
+        runs.discard(run_id)

@@ -1,0 +1,146 @@
+"""The ends of a launch and of a run.
+
+A launch that must end is stopped on every runner, and the run has its next state only when all have
+confirmed, or are lost: so no two launches of a run live at the same time, as far as the master can know. A
+cancellation outweighs every other reason. Without a launch, a run is ended at once.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions.runs import attempts, holdings
+from elastane_master.decisions.runs.context import RunsContext
+from elastane_master.decisions.runs.effects import CancelElasticJob, Forget, RunEnded, Stop
+from elastane_master.decisions.runs.events import AttemptKey
+from elastane_master.decisions.runs.run import GONE, Ending, Launch, Run, RunState
+from elastane_master.decisions.runs.runner import Runner
+
+
+def key_of(run: Run, launch: Launch) -> AttemptKey:
+    """Name a launch to runners."""
+    return AttemptKey(run.run_id, launch.attempt, launch.fence)
+
+
+def stop_launch(ctx: RunsContext, run: Run, ending: Ending) -> None:
+    """Stop a launch everywhere; a better reason replaces the one for which it is being stopped."""
+    launch = run.launch
+    assert launch is not None
+    first = launch.ending is None
+    launch.ending = ending = _better(launch.ending, ending)
+    ctx.changed_run(run)
+    if run.state == "running" and ending.verdict == "suspended":
+        run.enter("suspended", ending.reason, ctx.now)
+    else:
+        run.reason = f"{ending.reason}; its instances are being stopped"
+    if ending.verdict in ("failed", "cancelled", "retry"):
+        cancel_job(ctx, run)
+    if first:
+        for runner_id in launch.runners:
+            runner = ctx.state.runners.get(runner_id)
+            holding = runner.holds.get(launch.fence) if runner else None
+            if runner is not None and holding is not None:
+                launch.awaited[runner_id] = stop_deadline(ctx, run)
+                ctx.send(runner, stop_message(run, launch))
+    conclude_if_gone(ctx, run)
+
+
+def stop_message(run: Run, launch: Launch) -> Stop:
+    """Return the message that stops a launch on a runner."""
+    reason = launch.ending.reason if launch.ending else run.reason
+    return Stop(key_of(run, launch), run.demand.grace_seconds, reason)
+
+
+def stop_deadline(ctx: RunsContext, run: Run) -> float:
+    """Until when a runner is waited for that was asked to stop: then it counts as lost."""
+    return ctx.now + run.demand.grace_seconds + ctx.state.settings.lease_seconds
+
+
+def _better(old: Ending | None, new: Ending) -> Ending:
+    """Choose: a cancellation, then a lost runner over an exit code, a failure over a further launch."""
+    outweighs = (
+        old is None
+        or new.verdict == "cancelled"
+        or (old.by_exit and new.verdict == "suspended")
+        or (old.verdict == "requeued" and new.verdict == "failed")
+    )
+    return new if old is None or (outweighs and old.verdict != "cancelled") else old
+
+
+def cancel_job(ctx: RunsContext, run: Run) -> None:
+    """Cancel the elastic job of a run, if it has one that is not over; remembered until it is."""
+    if run.job and not run.job_over and run.job not in ctx.state.jobs_to_cancel:
+        ctx.touch()
+        ctx.state.jobs_to_cancel[run.job] = run.run_id
+        ctx.emit(CancelElasticJob(run.run_id, run.job))
+
+
+def confirmed(ctx: RunsContext, run: Run, runner: Runner) -> None:
+    """A runner has nothing of a launch left that is being stopped."""
+    launch = run.launch
+    assert launch is not None
+    holdings.release(ctx, runner, launch.fence)
+    launch.awaited.pop(runner.runner_id, None)
+    conclude_if_gone(ctx, run)
+
+
+def conclude_if_gone(ctx: RunsContext, run: Run) -> None:
+    """Give a run its next state if nothing of its launch is left."""
+    launch = run.launch
+    if launch is None or launch.ending is None or launch.awaited:
+        return
+    ending = launch.ending
+    ctx.changed_run(run)
+    for record in run.ranks:
+        if record.state not in GONE and record.runner_id:
+            record.state, record.ended_at = "lost", ctx.now
+        record.deadline_at = None
+    for runner_id in launch.runners:
+        runner = ctx.state.runners.get(runner_id)
+        if runner is not None and launch.fence not in runner.holds:
+            ctx.send(runner, Forget(key_of(run, launch)))
+    run.launch = None
+    ctx.capacity_grew = True
+    _next_state(ctx, run, ending)
+
+
+def _next_state(ctx: RunsContext, run: Run, ending: Ending) -> None:
+    settings = ctx.state.settings
+    match ending.verdict:
+        case "succeeded":
+            end(ctx, run, "succeeded", ending.reason)
+        case "failed":
+            end(ctx, run, "failed", ending.reason)
+        case "cancelled":
+            end(ctx, run, "cancelled", ending.reason)
+        case "retry":
+            run.failures += 1
+            run.attempt_open, run.launch_failures = False, 0
+            _wait_until(
+                ctx, run, ending.reason, ctx.now + attempts.retry_delay_seconds(settings, run.failures)
+            )
+            run.waiting_since = run.next_attempt_at or ctx.now
+        case "requeued":
+            run.launch_failures += 1
+            delay = attempts.relaunch_delay_seconds(settings, run.launch_failures)
+            _wait_until(ctx, run, ending.reason, ctx.now + delay)
+        case "suspended":
+            run.waiting_since = ctx.now
+            run.enter(
+                "suspended" if run.state in ("running", "suspended") else "queued", ending.reason, ctx.now
+            )
+            ctx.fresh[run.run_id] = None
+
+
+def _wait_until(ctx: RunsContext, run: Run, reason: str, at: float) -> None:
+    run.next_attempt_at = at
+    run.enter("queued", reason, ctx.now)
+
+
+def end(ctx: RunsContext, run: Run, state: RunState, reason: str) -> None:
+    """Enter a final state. The run has no launch."""
+    assert run.launch is None
+    ctx.changed_run(run)
+    run.enter(state, reason, ctx.now)
+    run.ended_at = ctx.now
+    run.cancelling, run.next_attempt_at, run.attempt_open = False, None, False
+    cancel_job(ctx, run)
+    ctx.emit(RunEnded(run.run_id))

@@ -1,0 +1,137 @@
+"""The order of runs that wait for slots, behind an interface that another scheduler can replace.
+
+Higher priority first; then the owner with the least weighted, decayed use; then the older run. A run that
+does not fit does not block others. The run that has waited longest, from `starvation_seconds` on, has slots
+reserved until it fits; after it has started, one goes in the ordinary order before the next is reserved, so
+that priorities still mean something where everybody waits for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from elastane_master.decisions.runs import placement, usage
+from elastane_master.decisions.runs.index import Waiting
+from elastane_master.decisions.runs.placement import Assignment, Free, Shape
+from elastane_master.decisions.runs.run import Run
+from elastane_master.decisions.runs.state import RunsState
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a policy says of one run.
+
+    verdict: it starts, with the assignment; or slots are reserved for it; or it waits. reserved: it starts
+    since slots were reserved.
+    """
+
+    run_id: int
+    verdict: Literal["start", "reserve", "wait"]
+    reason: str
+    assignment: Assignment = {}
+    reserved: bool = False
+
+
+class QueuePolicy(Protocol):
+    """Decides which runs start next."""
+
+    def order(self, state: RunsState, waiting: Waiting, free: Free, now: float) -> Iterator[Place]:
+        """Yield the waiting runs in their order, taking from `free` what they get or is reserved for them.
+
+        Nothing but `free` is changed. The caller starts a run before it asks for the next one.
+        """
+        ...
+
+    def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
+        """Place of a waiting run in the order, from 1."""
+        ...
+
+
+class FairShare:
+    """The order that this module's text describes."""
+
+    def order(self, state: RunsState, waiting: Waiting, free: Free, now: float) -> Iterator[Place]:
+        """See `QueuePolicy.order`."""
+        misfits: set[Shape] = set()
+        reserved = -1
+        if not state.reserved_turn and (place := self._reserve(state, waiting, free, now)):
+            reserved = place.run_id
+            yield place
+        for run_id in _ordered(state, waiting, now):
+            if run_id == reserved:
+                continue
+            place = _try(state.runs[run_id], state, free, waiting.shapes[run_id], misfits)
+            yield place
+            # Its turn is over: the longest waiting may have the rest reserved.
+            if (
+                place.verdict == "start"
+                and reserved < 0
+                and (starved := self._reserve(state, waiting, free, now))
+            ):
+                reserved = starved.run_id
+                yield starved
+        if reserved < 0 and (place := self._reserve(state, waiting, free, now)):
+            yield place
+
+    def _reserve(self, state: RunsState, waiting: Waiting, free: Free, now: float) -> Place | None:
+        """Start the run that has waited longest, or take slots for it; None if nobody has waited too long."""
+        hopeless: set[Shape] = set()
+        for run_id in waiting.starving(now, state.settings.starvation_seconds):
+            run = state.runs[run_id]
+            if not run.waits or (shape := waiting.shapes[run_id]) in hopeless:
+                continue
+            assignment = placement.place_start(run, state.runners, free)
+            if assignment is not None:
+                placement.take(free, assignment, run.demand.slots_per_instance)
+                return Place(run_id, "start", "it had waited longest", assignment, reserved=True)
+            if placement.reserve(run, state.runners, free):
+                return Place(run_id, "reserve", "slots are reserved for it as they come free")
+            hopeless.add(shape)
+        return None
+
+    def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
+        """See `QueuePolicy.position`."""
+        before = sum(
+            len(runs)
+            for priority, owners in waiting.by_priority.items()
+            if priority > run.priority
+            for runs in owners.values()
+        )
+        owners = waiting.by_priority.get(run.priority, {})
+        aged = (run.queued_at, run.run_id)
+        mine = _owner_key(state, run.owner, owners[run.owner][0], now) if run.owner in owners else None
+        for owner, runs in owners.items():
+            if owner == run.owner:
+                before += sum(1 for one in runs if one < aged)
+            elif mine is not None and _owner_key(state, owner, runs[0], now) < mine:
+                before += len(runs)
+        return before + 1
+
+
+def _ordered(state: RunsState, waiting: Waiting, now: float) -> Iterator[int]:
+    """Yield the waiting runs by priority, use of the owner, and age."""
+    for priority in sorted(waiting.by_priority, reverse=True):
+        owners = waiting.by_priority[priority]
+        for owner in sorted(owners, key=lambda owner: _owner_key(state, owner, owners[owner][0], now)):
+            for _, run_id in owners[owner]:
+                yield run_id
+
+
+def _owner_key(
+    state: RunsState, owner: str, oldest: tuple[float, int], now: float
+) -> tuple[float, tuple[float, int]]:
+    """Order owners by weighted use; those that have used equally by their oldest run."""
+    weight = state.settings.weights.get(owner, 1.0)
+    return usage.used(state.uses.get(owner), now) / weight, oldest
+
+
+def _try(run: Run, state: RunsState, free: Free, shape: Shape, misfits: set[Shape]) -> Place:
+    if shape not in misfits:
+        assignment = placement.place_start(run, state.runners, free)
+        if assignment is not None:
+            placement.take(free, assignment, run.demand.slots_per_instance)
+            return Place(run.run_id, "start", "its turn", assignment)
+        misfits.add(shape)
+    return Place(run.run_id, "wait", f"needs {run.demand.slots_min} slots, {sum(free.values())} free")

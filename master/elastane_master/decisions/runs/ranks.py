@@ -1,0 +1,191 @@
+"""What instances do: start, end, get lost.
+
+When all instances of a black box have ended with 0, the run has succeeded.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions.runs import attempts, holdings, launch, life
+from elastane_master.decisions.runs.context import RunsContext
+from elastane_master.decisions.runs.events import AttemptStopped, ElasticJobEnded, RankChanged, RankStatus
+from elastane_master.decisions.runs.run import Ending, RankRecord, Run
+from elastane_master.decisions.runs.runner import Runner
+
+NO_PROCESS = frozenset({"exited", "lost"})
+"""Reported states of an instance that has no process any more."""
+
+
+def changed(ctx: RunsContext, event: RankChanged) -> None:
+    """Handle a report of one instance."""
+    runner = ctx.attending(event.runner_id, event.session)
+    if runner is None:
+        return
+    key, status = event.report.attempt, event.report.status
+    run = ctx.run_of_fence(key.run_id, key.fence)
+    if run is None:
+        if status.state in NO_PROCESS:
+            _gone_stale(ctx, runner, key.fence, status.rank)
+        else:
+            launch.send_stop_of_given_up(ctx, runner, key)
+        return
+    reported(ctx, run, runner, status)
+
+
+def reported(ctx: RunsContext, run: Run, runner: Runner, status: RankStatus) -> None:
+    """Apply what a runner says of an instance of the current launch."""
+    assert run.launch is not None
+    fence = run.launch.fence
+    record = launch.record_of(run, status.rank, runner)
+    if record is None or record.state == "lost":
+        if status.state in NO_PROCESS:
+            _gone_stale(ctx, runner, fence, status.rank)
+        elif run.launch.ending is None:
+            launch.send_stop_rank(ctx, run, runner, status.rank, "it was given up")
+        return
+    if record.state == "exited":
+        return
+    match status.state:
+        case "running":
+            _runs(ctx, run, runner, record, status)
+        case "exited" if record.state in ("starting", "running"):
+            _exited(ctx, run, runner, record, status)
+        case "lost":
+            _lost(ctx, run, runner, record, status)
+        case _:
+            pass  # prepared: Prepared says it, with the endpoint; ended: an older instance of this rank
+
+
+def _gone_stale(ctx: RunsContext, runner: Runner, fence: int, rank: int) -> None:
+    """An instance that was given up is gone: its slots are free."""
+    if holdings.has(runner, fence, rank):
+        ctx.touch()
+        holdings.release(ctx, runner, fence, [rank])
+
+
+def _take_over(record: RankRecord, status: RankStatus) -> None:
+    record.host = status.host or record.host
+    record.last_line = status.last_line or record.last_line
+    record.started_at = status.started_at or record.started_at
+
+
+def _runs(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status: RankStatus) -> None:
+    assert run.launch is not None
+    same = record.state == "running" and (status.last_line or record.last_line) == record.last_line
+    if same or record.state == "pending":
+        return
+    ctx.changed_run(run)
+    _take_over(record, status)
+    record.state, record.deadline_at = "running", None
+    record.started_at = record.started_at or ctx.now
+    launch.succeeded_on(ctx, runner)
+    launch.settle_running(ctx, run)
+
+
+def _exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status: RankStatus) -> None:
+    assert run.launch is not None
+    ctx.changed_run(run)
+    _take_over(record, status)
+    record.state, record.deadline_at = "exited", None
+    record.exit_code = status.exit_code
+    record.ended_at = status.ended_at or ctx.now
+    launch.succeeded_on(ctx, runner)
+    holdings.release(ctx, runner, run.launch.fence, [record.rank])
+    if run.launch.ending is not None:
+        if run.launch.fence not in runner.holds:
+            life.confirmed(ctx, run, runner)
+        return
+    launch.settle_running(ctx, run)
+    if run.demand.elastic:
+        _elastic_exited(ctx, run, runner, record)
+    else:
+        _black_box_exited(ctx, run, runner, record)
+
+
+def _black_box_exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord) -> None:
+    if not record.exit_code:
+        if all(one.state == "exited" and not one.exit_code for one in run.ranks):
+            life.stop_launch(ctx, run, Ending("succeeded", "all instances ended with 0"))
+        return
+    what = attempts.exit_text(record.rank, record.exit_code)
+    passing = attempts.may_pass(record.exit_code)
+    if passing and runner.leaving:
+        life.stop_launch(ctx, run, Ending("suspended", f"{what}: its runner {runner.runner_id} leaves"))
+        return
+    life.stop_launch(ctx, run, attempts.after_failure(run, what, passing))
+
+
+def _elastic_exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord) -> None:
+    """An instance of an elastic run has ended: after a failure that may pass, it is placed again."""
+    assert run.launch is not None
+    what = attempts.exit_text(record.rank, record.exit_code)
+    if record.exit_code and not attempts.may_pass(record.exit_code):
+        life.stop_launch(ctx, run, attempts.after_failure(run, what, passing=False))
+        return
+    if record.exit_code:
+        record.state = "lost"
+        if not runner.leaving:
+            ending = attempts.after_failure(run, what, passing=True)
+            if ending.verdict == "failed":
+                life.stop_launch(ctx, run, ending)
+                return
+            run.failures += 1
+        launch.after_loss(ctx, run, what)
+    if run.launch is not None and not any(one.placed for one in run.ranks):
+        run.launch.quiet_since = ctx.now
+
+
+def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status: RankStatus) -> None:
+    """A runner has lost an instance: it was preempted."""
+    assert run.launch is not None
+    ctx.changed_run(run)
+    _take_over(record, status)
+    never_started = record.state in ("pending", "prepared", "starting")
+    record.state, record.deadline_at, record.ended_at = "lost", None, status.ended_at or ctx.now
+    holdings.release(ctx, runner, run.launch.fence, [record.rank])
+    reason = f"{runner.runner_id} has lost rank {record.rank}"
+    if run.launch.ending is not None:
+        if run.launch.fence not in runner.holds:
+            life.confirmed(ctx, run, runner)
+        return
+    if never_started:
+        launch.count_failure(ctx, runner, reason)
+    launch.after_loss(ctx, run, reason, launch_failed=never_started)
+
+
+def stopped(ctx: RunsContext, event: AttemptStopped) -> None:
+    """Handle a runner that has nothing of a launch any more."""
+    runner = ctx.attending(event.runner_id, event.session)
+    if runner is None:
+        return
+    key = event.attempt
+    run = ctx.run_of_fence(key.run_id, key.fence)
+    if key.fence in runner.holds:
+        ctx.touch()
+    if run is None:
+        holdings.release(ctx, runner, key.fence)
+        return
+    if run.launch is not None and run.launch.ending is not None:
+        life.confirmed(ctx, run, runner)
+        return
+    if key.fence in runner.holds:
+        holdings.release(ctx, runner, key.fence)
+        launch.lose_ranks(ctx, run, runner)
+        launch.after_loss(ctx, run, f"{runner.runner_id} has stopped it")
+
+
+def job_ended(ctx: RunsContext, event: ElasticJobEnded) -> None:
+    """Handle the end of an elastic run's job."""
+    if event.job in ctx.state.jobs_to_cancel:
+        ctx.touch()
+        del ctx.state.jobs_to_cancel[event.job]
+    run = ctx.state.runs.get(event.run_id)
+    if run is None or run.job != event.job or run.job_over:
+        return
+    ctx.changed_run(run)
+    run.job_over = True
+    reason = event.reason or f"its job has {event.phase}"
+    ending = Ending(event.phase, reason)
+    if run.launch is not None:
+        life.stop_launch(ctx, run, ending)
+    elif not run.over and run.attempt_open:  # between two launches of its attempt
+        life.end(ctx, run, event.phase, reason)

@@ -1,0 +1,182 @@
+"""A run: its states, the changes between them that are possible, its current launch and its instances.
+
+                +------------------------- Retry ------------------------------+
+                v                                                              |
+waiting_data -> queued -> launching -> running -> succeeded          failed, cancelled
+                  ^          |            |  ^
+                  +-- taken back, retry --+  |                 cancelled from any state that is not over
+                             |  suspended <--+ instances lost
+                             +-----^
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from elastane_master.decisions.runs.spec import Demand, RunSpec
+
+RunState = Literal[
+    "waiting_data", "queued", "launching", "running", "suspended", "succeeded", "failed", "cancelled"
+]
+RankState = Literal["pending", "prepared", "starting", "running", "exited", "lost"]
+Verdict = Literal["succeeded", "failed", "cancelled", "retry", "requeued", "suspended"]
+
+OVER: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
+"""Final states; all but Retry leave them alone."""
+WAITING: frozenset[RunState] = frozenset({"queued", "suspended"})
+"""States of a run that waits for slots."""
+GONE: frozenset[RankState] = frozenset({"exited", "lost"})
+"""States of an instance that has no process any more, as far as the master knows."""
+RUN_ID_MAX = 2**31 - 1
+HISTORY_MAX = 100
+
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    "waiting_data": frozenset({"queued", "failed", "cancelled"}),
+    "queued": frozenset({"launching", "succeeded", "failed", "cancelled"}),
+    "launching": frozenset({"running", "queued", "succeeded", "failed", "cancelled"}),
+    "running": frozenset({"suspended", "queued", "succeeded", "failed", "cancelled"}),
+    "suspended": frozenset({"launching", "succeeded", "failed", "cancelled"}),
+    "succeeded": frozenset(),
+    "failed": frozenset({"queued", "waiting_data"}),
+    "cancelled": frozenset({"queued", "waiting_data"}),
+}
+"""Which state may follow which; `Run.enter` raises for every other.
+
+The job of an elastic run may end while the run waits or is launched anew.
+"""
+
+
+class IllegalTransitionError(Exception):
+    """A decision wanted a change of state that there is not: a bug."""
+
+
+class RankRecord(msgspec.Struct):
+    """One instance of the current or last launch. rank: its index.
+
+    starting: Start was sent. runner_id: "" for an instance of an elastic run that has no place yet. address,
+    port: where it listens. deadline_at: until when it must be prepared, or run.
+    """
+
+    rank: int
+    state: RankState = "pending"
+    runner_id: str = ""
+    host: str = ""
+    exit_code: int = 0
+    last_line: str = ""
+    started_at: float | None = None
+    ended_at: float | None = None
+    address: str = ""
+    port: int = 0
+    deadline_at: float | None = None
+
+    @property
+    def placed(self) -> bool:
+        """True while a runner has it, or has been asked to start it."""
+        return bool(self.runner_id) and self.state not in GONE
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """What becomes of a run once its launch is gone, and why.
+
+    by_exit: for an instance's exit code. If a runner turns out to be lost meanwhile, that was the cause.
+    """
+
+    verdict: Verdict
+    reason: str
+    by_exit: bool = False
+
+
+class Launch(msgspec.Struct):
+    """One launch of an attempt's instances. Its fence names it.
+
+    started_at: when enough instances ran. ending: it is being stopped. awaited: runners that have not
+    confirmed, and until when they are waited for. runners: all that took part. quiet_since: since when no
+    instance of an elastic run is left, and its job is not over.
+    """
+
+    attempt: int
+    fence: int
+    begun_at: float
+    started_at: float | None = None
+    ending: Ending | None = None
+    awaited: dict[str, float] = {}
+    runners: list[str] = []
+    quiet_since: float | None = None
+
+
+class Transition(msgspec.Struct, frozen=True, array_like=True):
+    """One change of state."""
+
+    time_at: float
+    state: RunState
+    reason: str
+    attempt: int
+
+
+class Run(msgspec.Struct):
+    """One run.
+
+    demand: its spec with defaults. data_url: where the data is, once that is known. queued_at: when it was
+    submitted, or queued again by Retry: its age in the queue. waiting_since: since when it has been waiting
+    for slots. attempt: number of the current or last; attempt_open: its next launch is a further launch of
+    that attempt. failures: attempts that failed, since the last Retry. launch_failures: launches in a row
+    that were taken back. next_attempt_at: it is not queued before. job, job_over: the
+    elastic job of the attempt. slots_held: now; slot_seconds: until `charged_at`.
+    """
+
+    run_id: int
+    spec: RunSpec
+    demand: Demand
+    owner: str
+    created_at: float
+    priority: int
+    state: RunState
+    reason: str
+    client_key: str = ""
+    data_ready: bool = True
+    data_url: str = ""
+    queued_at: float = 0.0
+    waiting_since: float = 0.0
+    attempt: int = 0
+    attempt_open: bool = False
+    failures: int = 0
+    launch_failures: int = 0
+    next_attempt_at: float | None = None
+    launch: Launch | None = None
+    ranks: list[RankRecord] = []
+    started_at: float | None = None
+    ended_at: float | None = None
+    history: list[Transition] = []
+    job: str = ""
+    job_over: bool = False
+    cancelling: bool = False
+    revision: int = 0
+    slots_held: int = 0
+    slot_seconds: float = 0.0
+    charged_at: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def waits(self) -> bool:
+        """True if it can be launched as soon as there are slots."""
+        return self.state in WAITING and self.launch is None and self.next_attempt_at is None
+
+    def enter(self, state: RunState, reason: str, now: float) -> None:
+        """Change the state, or the reason for being in it. Raises IllegalTransitionError for any other."""
+        if state == self.state:
+            self.reason = reason
+            return
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(f"run {self.run_id}: {self.state} -> {state} ({reason})")
+        self.state, self.reason = state, reason
+        self.note(now)
+
+    def note(self, now: float) -> None:
+        """Append the present state to the history."""
+        self.history.append(Transition(now, self.state, self.reason, self.attempt))
+        del self.history[:-HISTORY_MAX]

@@ -1,0 +1,65 @@
+"""State of the training service, as plain values: a snapshot is its MessagePack form."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_master.decisions.runs.run import Run
+from elastane_master.decisions.runs.runner import Runner
+from elastane_master.decisions.runs.spec import SpecLimits
+from elastane_master.decisions.runs.usage import Use
+
+
+class ServiceSettings(msgspec.Struct, frozen=True):
+    """What the operator has set; part of the state, as decisions depend on it.
+
+    lease_seconds: without a message for so long a runner is lost. prepare_seconds: to get ready for a launch,
+    and again to start it. starvation_seconds: a run that has waited for so long gets slots reserved.
+    retry_seconds, retry_seconds_max: before the attempt after the first failure; doubled with each further
+    one. relaunch_seconds, relaunch_seconds_max: the same, of launches that were taken back.
+    launch_failures_max: launches in a row, after which the attempt has failed. runner_failures_max: failed
+    launches in a row, after which a runner is paused; pause_seconds, pause_seconds_max: for how long.
+    quiet_seconds: how long an elastic run without instances waits for the end of its job.
+    runner_keep_seconds: how long a lost runner is shown. runs_waiting_max: further ones are refused.
+    weights: of owners; 1 if not there.
+    """
+
+    lease_seconds: float = 60.0
+    prepare_seconds: float = 120.0
+    starvation_seconds: float = 600.0
+    retry_seconds: float = 10.0
+    retry_seconds_max: float = 600.0
+    relaunch_seconds: float = 1.0
+    relaunch_seconds_max: float = 60.0
+    launch_failures_max: int = 10
+    runner_failures_max: int = 3
+    pause_seconds: float = 60.0
+    pause_seconds_max: float = 3600.0
+    quiet_seconds: float = 60.0
+    runner_keep_seconds: float = 3600.0
+    runs_waiting_max: int = 50_000
+    weights: dict[str, float] = {}
+    limits: SpecLimits = SpecLimits()
+
+
+class RunsState(msgspec.Struct):
+    """All runs and runners.
+
+    fence: of the newest launch. requests: request ids that took effect, oldest first, and their runs.
+    client_keys: of the runs that exist. uses: by owner. reserved_turn: the last run to start had its slots
+    reserved; the next in the ordinary order goes before a further reservation. jobs_to_cancel: elastic jobs
+    that were to be cancelled and have not ended yet. decided_at: the newest time seen; time never goes back.
+    """
+
+    settings: ServiceSettings = ServiceSettings()
+    runs: dict[int, Run] = {}
+    runners: dict[str, Runner] = {}
+    next_run_id: int = 1
+    fence: int = 0
+    requests: dict[str, int] = {}
+    client_keys: dict[str, int] = {}
+    uses: dict[str, Use] = {}
+    reserved_turn: bool = False
+    jobs_to_cancel: dict[str, int] = {}
+    revision: int = 0
+    decided_at: float = 0.0

@@ -1,0 +1,246 @@
+"""Read models of runs and runners for the API, the dashboard and metrics. Nothing here changes the state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from elastane_master.decisions.retention import Retention
+from elastane_master.decisions.runs import holdings, placement
+from elastane_master.decisions.runs.machine import RunsMachine
+from elastane_master.decisions.runs.run import OVER, RankRecord, RankState, Run, RunState, Transition
+from elastane_master.decisions.runs.runner import Runner, RunnerKind
+from elastane_master.decisions.runs.spec import RunSpec
+
+PAGE_DEFAULT = 100
+PAGE_MAX = 1000
+
+
+class RankView(msgspec.Struct, frozen=True):
+    """One instance, as the proto's RankStatus."""
+
+    rank: int
+    state: RankState
+    runner_id: str
+    host: str
+    exit_code: int
+    last_line: str
+    started_at: float | None
+    ended_at: float | None
+
+
+class RunView(msgspec.Struct, frozen=True):
+    """A run, as the proto's Run. position: of a run that waits for slots, from 1; else 0."""
+
+    run_id: int
+    spec: RunSpec
+    owner: str
+    state: RunState
+    reason: str
+    position: int
+    queue_length: int
+    attempt: int
+    ranks: tuple[RankView, ...]
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    history: tuple[Transition, ...]
+    job: str
+    next_attempt_at: float | None
+    cancelling: bool
+    revision: int
+    priority: int
+    slot_seconds: float
+    data_url: str = ""
+    fence: int = 0
+
+
+class RunnerView(msgspec.Struct, frozen=True):
+    """A runner, as the proto's Runner. last_heard_at: `Liveness` knows better while it attends."""
+
+    runner_id: str
+    host: str
+    kind: RunnerKind
+    slots: int
+    slots_used: int
+    labels: dict[str, str]
+    owners: tuple[str, ...]
+    attends: bool
+    last_heard_at: float
+    paused: bool
+    reason: str
+    algorithms: tuple[str, ...]
+    session: str
+
+
+class ServiceView(msgspec.Struct, frozen=True):
+    """The service as a whole. runs_waiting: for slots, data or their next attempt."""
+
+    runners: tuple[RunnerView, ...]
+    runs_waiting: int
+    slots_used: int
+    slots: int
+    oldest_wait_seconds: float
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page of runs. next_before: where the next page begins; 0: there is none."""
+
+    run_ids: tuple[int, ...]
+    next_before: int
+
+
+def run_view(machine: RunsMachine, run_id: int, now: float, whole: bool = True) -> RunView | None:
+    """Return a run; None if there is none. whole: with its instances and history."""
+    run = machine.state.runs.get(run_id)
+    if run is None:
+        return None
+    waits = run.waits
+    waiting = machine.index.waiting
+    position = machine.policy.position(machine.state, waiting, run, now) if waits else 0
+    return RunView(
+        run_id=run.run_id,
+        spec=run.spec,
+        owner=run.owner,
+        state=run.state,
+        reason=waiting_reason(machine, run, position) if waits else run.reason,
+        position=position,
+        queue_length=len(waiting),
+        attempt=run.attempt,
+        ranks=tuple(map(_rank_view, run.ranks)) if whole else (),
+        created_at=run.created_at,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        history=tuple(run.history) if whole else (),
+        job=run.job,
+        next_attempt_at=run.next_attempt_at,
+        cancelling=run.cancelling,
+        revision=run.revision,
+        priority=run.priority,
+        slot_seconds=holdings.slot_seconds(run, now),
+        data_url=run.data_url,
+        fence=run.launch.fence if run.launch is not None else 0,
+    )
+
+
+def waiting_reason(machine: RunsMachine, run: Run, position: int) -> str:
+    """Say what a run waits for: "needs 4 slots, 2 free; 3rd of 9"."""
+    runners = machine.state.runners
+    place = f"{ordinal(position)} of {len(machine.index.waiting)}"
+    obstacle = placement.obstacle(run, runners)
+    if not obstacle:
+        fitting = [one for one in runners.values() if not placement.mismatch(run, one)]
+        free = sum(one.slots_free for one in fitting)
+        obstacle = f"needs {run.demand.slots_min} slots, {free} free"
+        if paused := sum(1 for one in fitting if one.paused_until is not None):
+            obstacle += f", {paused} of {len(fitting)} runners paused"
+    before = f"{run.reason}; " if run.state == "suspended" or run.failures else ""
+    return f"{before}{obstacle}; {place}"
+
+
+def ordinal(number: int) -> str:
+    """Write 1st, 2nd, 3rd, 4th, 11th, 21st."""
+    if 10 <= number % 100 <= 20:
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def _rank_view(record: RankRecord) -> RankView:
+    state: RankState = "prepared" if record.state == "starting" else record.state
+    return RankView(
+        record.rank,
+        state,
+        record.runner_id,
+        record.host,
+        record.exit_code,
+        record.last_line,
+        record.started_at,
+        record.ended_at,
+    )
+
+
+def list_runs(
+    machine: RunsMachine,
+    *,
+    before: int = 0,
+    page_size: int = PAGE_DEFAULT,
+    states: Iterable[RunState] = (),
+    owner: str | None = None,
+    labels: dict[str, str] | None = None,
+) -> Page:
+    """Return the runs with ids below `before` (0: all) that match, the newest first."""
+    size = max(1, min(page_size or PAGE_DEFAULT, PAGE_MAX))
+    wanted, found = frozenset(states), []
+    runs = machine.state.runs
+    for run_id in sorted((one for one in runs if not before or one < before), reverse=True):
+        run = runs[run_id]
+        if (
+            (not wanted or run.state in wanted)
+            and (owner is None or run.owner == owner)
+            and all(run.spec.labels.get(name) == value for name, value in (labels or {}).items())
+        ):
+            if len(found) == size:
+                return Page(tuple(found), found[-1])
+            found.append(run_id)
+    return Page(tuple(found), 0)
+
+
+def queue(machine: RunsMachine, now: float) -> list[tuple[int, str, str]]:
+    """Return (run, verdict, reason) of all runs that wait for slots, in their order."""
+    free = placement.free_slots(machine.state.runners)
+    places = machine.policy.order(machine.state, machine.index.waiting, free, now)
+    return [(place.run_id, place.verdict, place.reason) for place in places]
+
+
+def service_view(machine: RunsMachine, now: float) -> ServiceView:
+    """Return the service as a whole."""
+    runners = [machine.state.runners[name] for name in sorted(machine.state.runners)]
+    here = [runner for runner in runners if runner.attends]
+    by_wait = machine.index.waiting.by_wait
+    return ServiceView(
+        runners=tuple(map(runner_view, runners)),
+        runs_waiting=len(machine.index.pending),
+        slots_used=sum(runner.slots_used for runner in here),
+        slots=sum(runner.slots for runner in here),
+        oldest_wait_seconds=max(0.0, now - by_wait[0][0]) if by_wait else 0.0,
+    )
+
+
+def runner_view(runner: Runner) -> RunnerView:
+    """Return a runner."""
+    return RunnerView(
+        runner_id=runner.runner_id,
+        host=runner.host,
+        kind=runner.kind,
+        slots=runner.slots,
+        slots_used=runner.slots_used,
+        labels=runner.labels,
+        owners=runner.owners,
+        attends=runner.attends,
+        last_heard_at=runner.heard_at,
+        paused=runner.leaving or runner.paused_until is not None,
+        reason=_runner_reason(runner),
+        algorithms=runner.algorithms,
+        session=runner.session,
+    )
+
+
+def _runner_reason(runner: Runner) -> str:
+    if runner.lost:
+        return "lost: its lease has ended"
+    if not runner.attends:
+        return "silent: its stream is gone, its lease is not over"
+    if runner.leaving:
+        return runner.leave_reason or "leaves"
+    return runner.pause_reason
+
+
+def overdue(machine: RunsMachine, retention: Retention, now: float) -> list[int]:
+    """Return the runs that are over and beyond the limits of retention, the oldest first."""
+    ended = (
+        (str(run.run_id), run.ended_at or run.created_at)
+        for run in machine.state.runs.values()
+        if run.state in OVER
+    )
+    return [int(name) for name in retention.overdue(ended, now)]

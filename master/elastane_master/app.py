@@ -25,22 +25,27 @@ from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.leading import Leadership
 from elastane_master.metrics.measures import MasterMeasures
+from elastane_master.runs.service import TrainingRuns
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
+from elastane_master.servers.chapter_service import ChapterServicer
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.describing import describe
 from elastane_master.servers.gate import Gate, TokenFile
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
+from elastane_master.servers.runner_service import RunnerServicer
 from elastane_master.servers.shard_service import ShardServicer
+from elastane_master.servers.training_service import TrainingServicer
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
 from elastane_master.store.lease import LeaderLease, LeaseCandidate, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_proto import tracing
 from elastane_proto.channels import server_options
-from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2
+from elastane_proto.training import training_service_pb2
+from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2, training_pb2
 
 if TYPE_CHECKING:
     from elastane_master.dashboard.local_calls import LocalCalls
@@ -59,11 +64,12 @@ _WILDCARDS = frozenset({"[::]", "0.0.0.0"})
 
 
 _SERVICERS = (JobServicer, ShardServicer, RingServicer, ContextServicer, MetricServicer)
+_RUN_SERVICERS = (TrainingServicer, RunnerServicer, ChapterServicer)
 
 
 def services() -> list[ServiceDescriptor]:
     """Descriptors of the services of a master, in the order of their servicers."""
-    files = (job_pb2, shard_pb2, ring_pb2, context_pb2, metric_pb2)
+    files = (job_pb2, shard_pb2, ring_pb2, context_pb2, metric_pb2, training_pb2, training_service_pb2)
     return [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
 
 
@@ -83,6 +89,7 @@ class Master:
         self._store: Store | None = None
         self._state_lock: StateLock | None = None
         self.hosts: JobServers | None = None
+        self.runs: TrainingRuns | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._tokens_task: asyncio.Task[None] | None = None
@@ -125,11 +132,13 @@ class Master:
             failed=self._fail,
         )
         self.hosts = leadership.hosts
+        self.runs = TrainingRuns(self.hosts, settings.service_options(), settings.log_options(), settings)
+        self.hosts.companions.append(self.runs)
         self.hosts.retention = Retention.parse(settings.keep_finished)
         self.hosts.close_seconds = settings.close_finished_seconds
         self._tracer = self.hosts.tracer = tracing.open_tracer("elastane-master", self.address)
         self._gate.hosts = self.hosts
-        names = self._add_services(self._server, self.hosts)
+        names = self._add_services(self._server, self.hosts, self.runs)
         await leadership.start()
         self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))
         self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
@@ -212,14 +221,14 @@ class Master:
 
     # ---------------------------------------------------------------- the services
 
-    def _add_services(self, server: grpc.aio.Server, hosts: JobServers) -> list[str]:
+    def _add_services(self, server: grpc.aio.Server, hosts: JobServers, runs: TrainingRuns) -> list[str]:
         """Register every service; return the names of Elastane's own."""
         described = services()
+        servicers: list[object] = [servicer(hosts) for servicer in _SERVICERS]
+        servicers += [servicer(runs) for servicer in _RUN_SERVICERS]
         handlers = [
-            service_handler(
-                service, servicer(hosts), self.settings.watch_write_seconds_max, self.measures.rpcs
-            )
-            for service, servicer in zip(described, _SERVICERS, strict=True)
+            service_handler(service, servicer, self.settings.watch_write_seconds_max, self.measures.rpcs)
+            for service, servicer in zip(described, servicers, strict=True)
         ]
         server.add_generic_rpc_handlers(handlers)
         if self._http is not None:

@@ -9,7 +9,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
+from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_master.jobs.limits import Limits
+from elastane_master.runs.service import ServiceOptions
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.connection import StoreOptions
@@ -26,7 +28,8 @@ class MasterSettings(Limits):
     leads the store, None and True: wait; False: exit with code 3. advertise: HOST:PORT at which others reach
     this master; empty: the address it listens at. leader_lease_seconds: a leader is replaced after this time
     without contact to the store. keep_finished: which finished jobs are kept, as parsed by `Retention.parse`;
-    others are deleted. http: HOST:PORT of dashboard, metrics and probes; empty: none. http_port_file: file
+    others are deleted. artifact_url: fsspec URL for code and artifacts of runs; empty: a folder in the state
+    directory. http: HOST:PORT of dashboard, metrics and probes; empty: none. http_port_file: file
     that receives the address once it is served.
     """
 
@@ -54,6 +57,17 @@ class MasterSettings(Limits):
         gt=0,
         description="time after which a finished job that nobody queries is closed: only a small record of "
         "it stays in memory",
+    )
+    artifact_url: str = ""
+    dataset_root: str = Field(
+        default="",
+        description="URL of the folder of datasets, ID/HASH/manifest.json; without it runs name a URL below "
+        "the artifact URL",
+    )
+    runner_lease_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="time after which the processes of a runner that is not heard of are given up",
     )
     http: str = ""
     http_port_file: Path | None = None
@@ -134,6 +148,13 @@ class MasterSettings(Limits):
                 key=self.security.store_key,
                 password_file=self.security.store_password_file,
             ),
+        )
+
+    def service_options(self) -> ServiceOptions:
+        return ServiceOptions(
+            artifact_url=self.artifact_url or (self.state_dir.absolute() / "artifacts").as_uri(),
+            dataset_root=self.dataset_root,
+            settings=ServiceSettings(lease_seconds=self.runner_lease_seconds),
         )
 
     def log_options(self) -> LogOptions:

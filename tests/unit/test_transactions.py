@@ -9,12 +9,13 @@ from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
     AnyEvent,
     DatasetCreated,
+    RefusedLate,
     Rejection,
     ScaleRequested,
     TaskReport,
     TasksRequested,
 )
-from elastane_master.decisions.machine import JobMachine, RefusedLate
+from elastane_master.decisions.machine import JobMachine
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs import records
 from elastane_master.jobs.records import StoredEvent

@@ -389,3 +389,11 @@ class Rejection(Exception):  # noqa: N818 - the field's word for a refused event
         self.reason = reason
         self.hint = hint
         self.facts = {k: str(v) for k, v in facts.items()}
+
+
+class RefusedLate(Exception):  # noqa: N818 - says what happened
+    """An event was refused after it had changed the state: a bug in a decision. refusal: what it raised."""
+
+    def __init__(self, refusal: Rejection) -> None:
+        super().__init__(f"refused after a change of the state: {refusal}")
+        self.refusal = refusal

@@ -44,6 +44,7 @@ from elastane_master.decisions.events import (
     LoadedReported,
     MasterStarted,
     ReadyReported,
+    RefusedLate,
     Rejection,
     RingBrokenReported,
     SavedReported,
@@ -94,14 +95,6 @@ def version_of(snapshot: bytes) -> int:
         return _version.decode(snapshot).version
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 0
-
-
-class RefusedLate(Exception):  # noqa: N818 - says what happened
-    """An event was refused after it had changed the state: a bug in a decision. refusal: what it raised."""
-
-    def __init__(self, refusal: Rejection) -> None:
-        super().__init__(f"refused after a change of the state: {refusal}")
-        self.refusal = refusal
 
 
 class JobMachine:

@@ -755,6 +755,10 @@ class JobServers(JobServerOwner):
             del self._hosts[host.name]
             self._hold(error)
 
+    def companion_failed(self, error: StoreError) -> None:
+        """Handle an error that ended the service of a companion: it ends that of the jobs, too."""
+        self._on_failed(error)
+
     def store_reachable(self, host: DurableServer[Any], reachable: bool) -> None:
         was_reachable = not self._unreachable
         if reachable:

@@ -13,8 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import structlog
 
-from elastane_master.decisions.events import Rejection
-from elastane_master.decisions.machine import RefusedLate
+from elastane_master.decisions.events import RefusedLate, Rejection
 from elastane_master.errors import MachineBroken
 
 logger = structlog.get_logger(__name__)

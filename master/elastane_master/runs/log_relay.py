@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from elastane_master.decisions.events import Rejection
+from elastane_master.jobs.limits import require_room
 from elastane_proto.v1 import training_pb2
 
 WINDOW_BYTES = 64 * 1024
@@ -50,14 +51,7 @@ class LogRelay:
 
         send: passes a message to that session. Raises Rejection if the runner leaves before the end.
         """
-        if len(self._readers) >= self._readers_max:
-            raise Rejection(
-                "busy",
-                "too many logs are being read",
-                hint="try again later",
-                limit="log_readers_max",
-                maximum=self._readers_max,
-            )
+        require_room("run_log_readers_max", len(self._readers), self._readers_max, "readers of logs")
         number = next(self._numbers)
         reader = self._readers[number] = _Reader(session)
         request.reader = number

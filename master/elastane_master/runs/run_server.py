@@ -7,7 +7,8 @@ Sessions of runners, deadlines, watchers; what is common to all servers of a sta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
 import structlog
@@ -28,7 +29,7 @@ from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.durable_server import DurableServer
-from elastane_master.jobs.limits import Limits
+from elastane_master.jobs.limits import Limits, require_room
 from elastane_master.jobs.sessions import Session
 from elastane_master.jobs.transactions import Transactions
 from elastane_master.runs import records
@@ -99,8 +100,9 @@ class RunServer(DurableServer[AnyRunsEvent]):
         self._streams: dict[RunnerSession, None] = {}
         self.liveness = Liveness()
         self.changed = Signal()
-        self.relay = LogRelay(self.limits.watchers_per_job_max)
+        self.relay = LogRelay(self.limits.run_log_readers_max)
         self._timer: asyncio.TimerHandle | None = None
+        self._watchers = 0
 
     @property
     def machine(self) -> RunsMachine:
@@ -138,6 +140,23 @@ class RunServer(DurableServer[AnyRunsEvent]):
         self._end_service(refusal)
         self.stopping = True
         await self.log.abandon()
+
+    def require_serving(self) -> None:
+        """Raise what ended the service, if anything did."""
+        if self.paused is not None:
+            raise self.paused
+        self._require_deciding()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count a watcher inside the block. Raises Rejection when there are too many."""
+        maximum = self.limits.run_watchers_max
+        require_room("run_watchers_max", self._watchers, maximum, "watchers of runs")
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
 
     def _end_service(self, refusal: Rejection) -> None:
         if self._timer is not None:

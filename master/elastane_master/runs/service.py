@@ -22,6 +22,7 @@ from elastane_master.errors import MachineBroken
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import Limits
 from elastane_master.runs import records
+from elastane_master.runs.artifacts import RunArtifacts
 from elastane_master.runs.datasets import Datasets
 from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
 from elastane_master.runs.run_server import RunServer, RunServerOwner
@@ -51,20 +52,9 @@ class ServiceOptions:
     dataset_root: str = ""
     settings: ServiceSettings = field(default_factory=ServiceSettings)
 
-    def run_url(self, run_id: int) -> str:
-        """Folder of a run's artifacts; empty if there is no artifact URL."""
-        return f"{self.artifact_url.rstrip('/')}/runs/{run_id}" if self.artifact_url else ""
-
-    def checkpoint_url(self, run_id: int) -> str:
-        """Folder of an elastic run's checkpoints."""
-        return f"{self.run_url(run_id)}/checkpoints" if self.artifact_url else ""
-
 
 class TrainingRuns(RunServerOwner):
-    """Runs and runners of a master's store. A companion of its jobs; used from one event loop.
-
-    on_failed: called with the error that ended their service.
-    """
+    """Runs and runners of a master's store. A companion of its jobs; used from one event loop."""
 
     def __init__(
         self,
@@ -72,8 +62,6 @@ class TrainingRuns(RunServerOwner):
         options: ServiceOptions,
         log_options: LogOptions,
         limits: Limits,
-        *,
-        on_failed: Callable[[StoreError], None],
     ) -> None:
         self.options = options
         self._hosts = hosts
@@ -81,11 +69,11 @@ class TrainingRuns(RunServerOwner):
             log_options, state_version=runs_machine.VERSION, version_of=runs_machine.version_of
         )
         self._limits = limits
-        self._on_failed = on_failed
         self._server: RunServer | None = None
         self._held: HeldError | None = None
         self._jobs = ElasticJobs(hosts, self._job_ended)
         self.datasets = Datasets(options.dataset_root)
+        self.artifacts = RunArtifacts(options.artifact_url)
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -171,9 +159,7 @@ class TrainingRuns(RunServerOwner):
                 self._hosts.clock.at_least(event.now)
         except Exception as error:  # bytes that were spoiled can contradict each other in any way
             unknown = error if isinstance(error, StoreFormatUnknown) else repr(error)
-            damage = Damage(
-                JobKeys.of(RUNS).snapshot, 0, f"what was read contradicts itself: {unknown}"
-            )
+            damage = Damage(JobKeys.of(RUNS).snapshot, 0, f"what was read contradicts itself: {unknown}")
             raise JobDamaged(RUNS, [damage]) from error
         return machine
 
@@ -209,7 +195,7 @@ class TrainingRuns(RunServerOwner):
     def create_job(self, effect: CreateElasticJob) -> None:
         run = self._server.machine.state.runs.get(effect.run_id) if self._server is not None else None
         if run is not None:
-            settings = settings_of(run, self.options.checkpoint_url(run.run_id))
+            settings = settings_of(run, self.artifacts.checkpoint_url(run.run_id))
             self._jobs.create(effect.run_id, effect.job, settings)
 
     def cancel_job(self, effect: CancelElasticJob) -> None:
@@ -227,7 +213,7 @@ class TrainingRuns(RunServerOwner):
 
     def server_failed(self, server: RunServer, error: StoreError) -> None:
         if not isinstance(error, JobDamaged):
-            self._on_failed(error)
+            self._hosts.companion_failed(error)
         elif server is self._server:
             self._server = None
             self._hold(error)

@@ -119,7 +119,8 @@ class RunDeleted(RunsEvent, frozen=True, tag=True):
 class RunnerJoined(RunsEvent, frozen=True, tag=True):
     """Hello, with all instances that the runner has.
 
-    owners: whose runs its token allows; empty: everybody's.
+    owners: patterns of those whose runs its token
+    allows; empty: everybody's.
     """
 
     runner_id: str

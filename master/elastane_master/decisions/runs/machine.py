@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.events import RefusedLate, Rejection
 from elastane_master.decisions.runs import deadlines, launch, ranks, requests, runners, scheduling
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.effects import (
@@ -66,12 +66,12 @@ _version = msgspec.msgpack.Decoder(_Version)
 _decoder = msgspec.msgpack.Decoder(StoredRuns)
 
 
-class RefusedLateError(Exception):
-    """An event was refused after it had changed the state: a bug in a decision. refusal: what it raised."""
-
-    def __init__(self, refusal: Rejection) -> None:
-        super().__init__(f"refused after a change of the state: {refusal}")
-        self.refusal = refusal
+def version_of(snapshot: bytes) -> int:
+    """The form that a snapshot's state is in, whether it can be restored or not; 0: it is no snapshot."""
+    try:
+        return _version.decode(snapshot).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0
 
 
 class RunsMachine:
@@ -96,6 +96,11 @@ class RunsMachine:
         """Create a service without runs."""
         return cls(RunsState(settings=settings or ServiceSettings()), policy)
 
+    @property
+    def facts(self) -> dict[str, object]:
+        """For log lines."""
+        return {"runs": len(self.state.runs), "revision": self.state.revision}
+
     def handle(self, event: AnyRunsEvent, now: float) -> RunsDecision:
         """Decide on one event at time `now`, seconds since the Unix epoch.
 
@@ -106,7 +111,7 @@ class RunsMachine:
             _HANDLERS[type(event)](ctx, event)
         except Rejection as refusal:
             if ctx.changed:
-                raise RefusedLateError(refusal) from refusal
+                raise RefusedLate(refusal) from refusal
             raise
         self._index(ctx)
         scheduling.settle(ctx, self.policy, always=isinstance(event, Tick))

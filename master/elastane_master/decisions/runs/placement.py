@@ -7,6 +7,7 @@ else on as few as possible. An elastic run takes what it needs to start; the res
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import Runner, RunnerKind
@@ -40,7 +41,7 @@ def shape_of(run: Run) -> Shape:
 def mismatch(run: Run, runner: Runner) -> str:
     """Return why a runner cannot carry a run, whatever is free on it; "" if it can."""
     spec = run.spec
-    if runner.owners and run.owner not in runner.owners:
+    if runner.owners and not any(fnmatchcase(run.owner, pattern) for pattern in runner.owners):
         return f"takes no runs of {run.owner or 'this owner'}"
     if runner.kind not in _kinds(run):
         return f"is of the kind {runner.kind}"

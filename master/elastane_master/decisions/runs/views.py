@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -168,16 +168,22 @@ def list_runs(
     states: Iterable[RunState] = (),
     owner: str | None = None,
     labels: dict[str, str] | None = None,
+    covers: Callable[[str], bool] = lambda owner: True,
 ) -> Page:
-    """Return the runs with ids below `before` (0: all) that match, the newest first."""
+    """Return the runs with ids below `before` (0: all) that match, the newest first.
+
+    covers: whether the caller may see runs of an owner.
+    """
     size = max(1, min(page_size or PAGE_DEFAULT, PAGE_MAX))
-    wanted, found = frozenset(states), []
+    wanted = frozenset(states)
+    found: list[int] = []
     runs = machine.state.runs
     for run_id in sorted((one for one in runs if not before or one < before), reverse=True):
         run = runs[run_id]
         if (
             (not wanted or run.state in wanted)
             and (owner is None or run.owner == owner)
+            and covers(run.owner)
             and all(run.spec.labels.get(name) == value for name, value in (labels or {}).items())
         ):
             if len(found) == size:

@@ -1,0 +1,265 @@
+"""TrainingService: runs of users, their logs and artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import cast
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.runs import views
+from elastane_master.decisions.runs.events import (
+    AnyRunsEvent,
+    AttemptKey,
+    DataVerdict,
+    PriorityChanged,
+    RunCancelRequested,
+    RunDeleted,
+    RunRetryRequested,
+    RunSubmitted,
+    Submitted,
+)
+from elastane_master.decisions.runs.run import OVER, Run, RunState
+from elastane_master.decisions.runs.spec import RunSpec, owner_of
+from elastane_master.jobs.limits import require_room
+from elastane_master.runs.run_server import RunnerSession, RunServer
+from elastane_master.runs.service import TrainingRuns
+from elastane_master.servers import callers
+from elastane_master.servers.binding import Context
+from elastane_master.servers.translate import checked_length, checked_request_id
+from elastane_master.servers.translate_run import run_message, service_message, spec_of, state_word
+from elastane_proto.v1 import training_pb2
+
+WATCH_SECONDS_MIN = 0.05
+"""A watcher gets the newest state at most so often, however many changes there are."""
+
+ARCHIVE_BYTES_MAX = 256 * 2**20
+
+
+class TrainingServicer:
+    """Serves elastane.v1.TrainingService."""
+
+    def __init__(self, runs: TrainingRuns) -> None:
+        self._runs = runs
+
+    async def Train(
+        self, request: training_pb2.TrainingServiceTrainRequest, context: Context
+    ) -> training_pb2.TrainingServiceTrainResponse:
+        spec = spec_of(request.spec)
+        if request.client_key:
+            checked_length(request.client_key, "client_key")
+        submitted = await submit(
+            self._runs, spec, checked_request_id(request.request_id), client_key=request.client_key
+        )
+        run = self._message(self._runs.server, submitted.run_id)
+        return training_pb2.TrainingServiceTrainResponse(run=run, created=submitted.created)
+
+    async def Get(
+        self, request: training_pb2.TrainingServiceGetRequest, context: Context
+    ) -> training_pb2.TrainingServiceGetResponse:
+        server = self._runs.server
+        run_of(server, request.run_id)
+        message = self._message(server, request.run_id)
+        await server.log.settled()
+        return training_pb2.TrainingServiceGetResponse(run=message)
+
+    async def List(
+        self, request: training_pb2.TrainingServiceListRequest, context: Context
+    ) -> training_pb2.TrainingServiceListResponse:
+        server, caller = self._runs.server, callers.principal.get()
+        page = views.list_runs(
+            server.machine,
+            before=_page_token(request.page_token),
+            page_size=request.page_size,
+            states=[cast("RunState", state_word(number)) for number in request.states],
+            owner=request.owner or None,
+            labels=dict(request.labels),
+            covers=caller.covers_owner,
+        )
+        response = training_pb2.TrainingServiceListResponse(
+            runs=[self._message(server, run_id, whole=False) for run_id in page.run_ids],
+            next_page_token=str(page.next_before) if page.next_before else "",
+        )
+        await server.log.settled()
+        return response
+
+    async def Watch(
+        self, request: training_pb2.TrainingServiceWatchRequest, context: Context
+    ) -> AsyncGenerator[training_pb2.TrainingServiceWatchResponse]:
+        server = self._runs.server
+        run_of(server, request.run_id)
+        revision = -1
+        with server.watching():
+            while True:
+                seen = server.changed.count
+                server.require_serving()
+                run = run_of(server, request.run_id)
+                if run.revision != revision:
+                    message = self._message(server, request.run_id)
+                    # Nobody may act on a state that a crash takes back.
+                    if await server.log.settled():
+                        revision = message.revision
+                        yield training_pb2.TrainingServiceWatchResponse(run=message)
+                        if run.state in OVER and run.revision == revision:
+                            return
+                        await asyncio.sleep(WATCH_SECONDS_MIN)
+                await server.changed.beyond(seen)
+
+    async def Cancel(
+        self, request: training_pb2.TrainingServiceCancelRequest, context: Context
+    ) -> training_pb2.TrainingServiceCancelResponse:
+        event = RunCancelRequested(
+            request.run_id, checked_request_id(request.request_id), callers.principal.get().name
+        )
+        return training_pb2.TrainingServiceCancelResponse(run=await self._ask(request.run_id, event))
+
+    async def Retry(
+        self, request: training_pb2.TrainingServiceRetryRequest, context: Context
+    ) -> training_pb2.TrainingServiceRetryResponse:
+        event = RunRetryRequested(request.run_id, checked_request_id(request.request_id))
+        return training_pb2.TrainingServiceRetryResponse(run=await self._ask(request.run_id, event))
+
+    async def SetPriority(
+        self, request: training_pb2.TrainingServiceSetPriorityRequest, context: Context
+    ) -> training_pb2.TrainingServiceSetPriorityResponse:
+        event = PriorityChanged(request.run_id, request.priority, checked_request_id(request.request_id))
+        return training_pb2.TrainingServiceSetPriorityResponse(run=await self._ask(request.run_id, event))
+
+    async def Delete(
+        self, request: training_pb2.TrainingServiceDeleteRequest, context: Context
+    ) -> training_pb2.TrainingServiceDeleteResponse:
+        server = self._runs.server
+        request_id = checked_request_id(request.request_id)
+        if request.run_id in server.machine.state.runs:
+            run_of(server, request.run_id)
+        await server.submit(RunDeleted(request.run_id, request_id))
+        if not request.keep_artifacts:
+            await self._runs.artifacts.remove(request.run_id)
+        return training_pb2.TrainingServiceDeleteResponse()
+
+    async def StreamLogs(
+        self, request: training_pb2.TrainingServiceStreamLogsRequest, context: Context
+    ) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
+        server = self._runs.server
+        run = run_of(server, request.run_id)
+        attempt = request.attempt or run.attempt
+        if not 0 < attempt <= run.attempt:
+            raise Rejection(
+                "not_found",
+                f"run {run.run_id} has no attempt {attempt}",
+                hint=f"it has begun {run.attempt}",
+                field="attempt",
+            )
+        launch = run.launch
+        if launch is not None and launch.attempt == attempt:
+            record = next((record for record in run.ranks if record.rank == request.rank), None)
+            session = server.sessions.get(record.runner_id) if record is not None else None
+            if session is None:
+                raise Rejection(
+                    "busy" if record is not None else "not_found",
+                    f"rank {request.rank} of run {run.run_id} has no runner that is connected"
+                    if record is not None
+                    else f"run {run.run_id} has no rank {request.rank}",
+                    hint="try again in a moment",
+                )
+            key = AttemptKey(run.run_id, attempt, launch.fence)
+            async for chunk in _from_runner(server, session, key, request):
+                yield chunk
+            return
+        async for offset, data in self._runs.artifacts.read_log(
+            run.run_id, attempt, request.rank, request.offset
+        ):
+            yield training_pb2.TrainingServiceStreamLogsResponse(offset=offset, data=data)
+
+    async def ListArtifacts(
+        self, request: training_pb2.TrainingServiceListArtifactsRequest, context: Context
+    ) -> training_pb2.TrainingServiceListArtifactsResponse:
+        run_of(self._runs.server, request.run_id)
+        return training_pb2.TrainingServiceListArtifactsResponse(
+            artifacts=[
+                training_pb2.Artifact(
+                    path=one.path, size_bytes=one.size_bytes, sha256=one.sha256, kind=one.kind
+                )
+                for one in await self._runs.artifacts.list(request.run_id)
+            ]
+        )
+
+    async def GetService(
+        self, request: training_pb2.TrainingServiceGetServiceRequest, context: Context
+    ) -> training_pb2.TrainingServiceGetServiceResponse:
+        server = self._runs.server
+        response = service_message(views.service_view(server.machine, server.clock()), server.liveness)
+        response.artifact_url = self._runs.options.artifact_url
+        response.archive_bytes_max = ARCHIVE_BYTES_MAX
+        return response
+
+    async def _ask(self, run_id: int, event: AnyRunsEvent) -> training_pb2.Run:
+        server = self._runs.server
+        run_of(server, run_id)
+        await server.submit(event)
+        return self._message(server, run_id)
+
+    def _message(self, server: RunServer, run_id: int, whole: bool = True) -> training_pb2.Run:
+        view = views.run_view(server.machine, run_id, server.clock(), whole)
+        if view is None:
+            raise unknown_run(run_id)
+        return run_message(view, self._runs.artifacts.run_url(run_id))
+
+
+async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, *, client_key: str = "") -> Submitted:
+    """Resolve the dataset of a run, and submit it on its owner's account. Raises Rejection."""
+    server, caller = runs.server, callers.principal.get()
+    owner = owner_of(spec, caller.name, caller.covers_owner(spec.owner))
+    quotas = caller.quotas
+    if quotas.runs_max:
+        alive = sum(run.owner == owner and not run.over for run in server.machine.state.runs.values())
+        require_room("runs_max", alive, quotas.runs_max, f"runs of {owner} that are not over")
+    verdict: DataVerdict = "ready"
+    url = reason = ""
+    if spec.dataset is not None:
+        verdict, url, reason = await runs.datasets.resolve(spec.dataset)
+    event = RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason)
+    return cast("Submitted", await server.submit(event))
+
+
+def run_of(server: RunServer, run_id: int) -> Run:
+    """Return a run that the caller may know of. Raises Rejection("not_found") for any other."""
+    run = server.machine.state.runs.get(run_id)
+    if run is None or not callers.principal.get().covers_owner(run.owner):
+        raise unknown_run(run_id)
+    return run
+
+
+def unknown_run(run_id: int) -> Rejection:
+    return Rejection(
+        "not_found",
+        f"there is no run {run_id}",
+        hint="elastane queue and elastane jobs list them",
+        run_id=run_id,
+    )
+
+
+def _page_token(token: str) -> int:
+    if not token:
+        return 0
+    if not (token.isascii() and token.isdigit() and len(token) < 20):
+        raise Rejection(
+            "invalid_argument", "no token of a page", hint="use next_page_token", field="page_token"
+        )
+    return int(token)
+
+
+async def _from_runner(
+    server: RunServer,
+    session: RunnerSession,
+    key: AttemptKey,
+    request: training_pb2.TrainingServiceStreamLogsRequest,
+) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
+    wanted = training_pb2.RunnerReadLog(rank=request.rank, offset=request.offset, follow=request.follow)
+    wanted.attempt.run_id, wanted.attempt.attempt, wanted.attempt.fence = key.run_id, key.attempt, key.fence
+
+    def send(message: training_pb2.RunnerReadLog) -> None:
+        session.put(message)
+
+    async for chunk in server.relay.read(session.id, send, wanted):
+        yield chunk

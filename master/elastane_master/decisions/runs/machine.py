@@ -99,7 +99,8 @@ class RunsMachine:
     def handle(self, event: AnyRunsEvent, now: float) -> RunsDecision:
         """Decide on one event at time `now`, seconds since the Unix epoch.
 
-        Time never goes back: one before the last event's counts as that one's. Raises Rejection, with the state unchanged; after any other exception the machine must not be used.
+        Time never goes back: one before the last event's counts as that one's. Raises Rejection, with
+        the state unchanged; after any other exception the machine must not be used.
         """
         ctx = RunsContext(self.state, self.index, now)
         try:

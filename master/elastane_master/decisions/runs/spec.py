@@ -259,7 +259,7 @@ def _dataset(dataset: DatasetRef | None) -> Iterator[Problem]:
         yield (
             "dataset.id",
             _shown(dataset.id),
-            "names of letters, digits, dots, dashes and underscores, joined by slashes; none starts with a dot",
+            "names of letters, digits and ._-, joined by slashes; none begins with a dot",
         )
     if dataset.version_hash and not _HASH.fullmatch(dataset.version_hash):
         yield "dataset.version_hash", _shown(dataset.version_hash), "1 to 128 letters, digits and -_:+="

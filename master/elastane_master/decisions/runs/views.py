@@ -171,7 +171,8 @@ def list_runs(
 ) -> Page:
     """Return the runs with ids below `before` (0: all) that match, the newest first."""
     size = max(1, min(page_size or PAGE_DEFAULT, PAGE_MAX))
-    wanted, found = frozenset(states), []
+    wanted = frozenset(states)
+    found: list[int] = []
     runs = machine.state.runs
     for run_id in sorted((one for one in runs if not before or one < before), reverse=True):
         run = runs[run_id]

@@ -20,8 +20,8 @@ def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> None:
     if not free:
         return
     if always or ctx.capacity_grew or any(_fits(ctx, run_id, free) for run_id in ctx.fresh):
-        _start(ctx, policy, free)
-        _grow(ctx, free)
+        started = _start(ctx, policy, free)
+        _grow(ctx, free, started)
 
 
 def _fits(ctx: RunsContext, run_id: int, free: Free) -> bool:
@@ -29,21 +29,25 @@ def _fits(ctx: RunsContext, run_id: int, free: Free) -> bool:
     return run is not None and run.waits and placement.place_start(run, ctx.state.runners, free) is not None
 
 
-def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> None:
+def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> set[int]:
+    """Launch runs that wait; return them."""
+    started: set[int] = set()
     if not len(ctx.index.waiting):
-        return
+        return started
     for place in policy.order(ctx.state, ctx.index.waiting, free, ctx.now):
         if place.verdict == "start":
             ctx.touch()
             ctx.state.reserved_turn = place.reserved
             launch.begin(ctx, ctx.state.runs[place.run_id], place.assignment)
+            started.add(place.run_id)
         if not free:
-            return
+            break
+    return started
 
 
-def _grow(ctx: RunsContext, free: Free) -> None:
+def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
     """Give what nobody waits for to elastic runs that have fewer instances than they can use."""
-    for run_id in sorted(ctx.index.active):
+    for run_id in sorted(ctx.index.active | started):
         if not free:
             return
         run = ctx.state.runs[run_id]

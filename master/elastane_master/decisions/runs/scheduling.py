@@ -34,7 +34,7 @@ def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> set[int]:
     started: set[int] = set()
     if not len(ctx.index.waiting):
         return started
-    for place in policy.order(ctx.state, ctx.index.waiting, free, ctx.now):
+    for place in policy.order(ctx.state, ctx.index.waiting, free, ctx.now, whole=False):
         if place.verdict == "start":
             ctx.touch()
             ctx.state.reserved_turn = place.reserved

@@ -110,7 +110,8 @@ class RunsMachine:
                 raise RefusedLateError(refusal) from refusal
             raise
         self._index(ctx)
-        scheduling.settle(ctx, self.policy, always=isinstance(event, Tick))
+        if scheduling.settle(ctx, self.policy, always=isinstance(event, Tick)):
+            self._index(ctx)
         if isinstance(event, Tick):
             self.index.ticked_at = ctx.now
         self._report(ctx)
@@ -130,7 +131,6 @@ class RunsMachine:
 
     def _report(self, ctx: RunsContext) -> None:
         """Count the changes of runs, and report them."""
-        self._index(ctx)
         for run_id in ctx.runs_changed:
             run = self.state.runs.get(run_id)
             if run is not None:

@@ -12,16 +12,18 @@ from elastane_master.decisions.runs.queue import QueuePolicy
 from elastane_master.decisions.runs.run import GONE, Run
 
 
-def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> None:
-    """Start and grow what can be. always: the passing of time alone may allow it."""
+def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> bool:
+    """Start and grow what can be; True if something may have. always: time alone may allow it."""
     if not (always or ctx.capacity_grew or ctx.fresh):
-        return
+        return False
     free = placement.free_slots(ctx.state.runners)
     if not free:
-        return
-    if always or ctx.capacity_grew or any(_fits(ctx, run_id, free) for run_id in ctx.fresh):
-        started = _start(ctx, policy, free)
-        _grow(ctx, free, started)
+        return False
+    if not (always or ctx.capacity_grew or any(_fits(ctx, run_id, free) for run_id in ctx.fresh)):
+        return False
+    started = _start(ctx, policy, free)
+    _grow(ctx, free, started)
+    return True
 
 
 def _fits(ctx: RunsContext, run_id: int, free: Free) -> bool:

@@ -24,15 +24,17 @@ class Waiting:
     """Runs that wait for slots.
 
     by_wait: all, those that have waited longest first. by_priority: of each priority, by owner, the oldest
-    first. shapes: of each.
+    first. shapes: of each, as a number; shape_counts: how many have it.
     """
 
-    __slots__ = ("_entries", "by_priority", "by_wait", "shapes")
+    __slots__ = ("_entries", "_shape_numbers", "by_priority", "by_wait", "shape_counts", "shapes")
 
     def __init__(self) -> None:
         self.by_wait: list[Aged] = []
         self.by_priority: dict[int, dict[str, list[Aged]]] = {}
-        self.shapes: dict[int, Shape] = {}
+        self.shapes: dict[int, int] = {}
+        self.shape_counts: dict[int, int] = {}
+        self._shape_numbers: dict[Shape, int] = {}
         self._entries: dict[int, tuple[int, str, Aged, Aged]] = {}
 
     def __len__(self) -> int:
@@ -48,7 +50,11 @@ class Waiting:
         insort(self.by_wait, entry[3])
         insort(self.by_priority.setdefault(run.priority, {}).setdefault(run.owner, []), entry[2])
         self._entries[run.run_id] = entry
-        self.shapes[run.run_id] = shape_of(run)
+        if not self.shape_counts:
+            self._shape_numbers.clear()
+        number = self._shape_numbers.setdefault(shape_of(run), len(self._shape_numbers))
+        self.shapes[run.run_id] = number
+        self.shape_counts[number] = self.shape_counts.get(number, 0) + 1
 
     def discard(self, run_id: int) -> None:
         """Remove a run if it is there."""
@@ -56,7 +62,10 @@ class Waiting:
         if entry is None:
             return
         priority, owner, aged, waited = entry
-        del self.shapes[run_id]
+        number = self.shapes.pop(run_id)
+        self.shape_counts[number] -= 1
+        if not self.shape_counts[number]:
+            del self.shape_counts[number]
         del self.by_wait[bisect_left(self.by_wait, waited)]
         owners = self.by_priority[priority]
         del owners[owner][bisect_left(owners[owner], aged)]

@@ -55,12 +55,12 @@ def stop_deadline(ctx: RunsContext, run: Run) -> float:
 
 
 def _better(old: Ending | None, new: Ending) -> Ending:
-    """Choose: a cancellation, then a lost runner over an exit code, a failure over a further launch."""
+    """Choose: a cancellation, then a lost runner over an exit code, an end over a further launch."""
     outweighs = (
         old is None
         or new.verdict == "cancelled"
         or (old.by_exit and new.verdict == "suspended")
-        or (old.verdict == "requeued" and new.verdict == "failed")
+        or (old.verdict in ("suspended", "requeued") and new.verdict in ("succeeded", "failed"))
     )
     return new if old is None or (outweighs and old.verdict != "cancelled") else old
 

@@ -104,7 +104,8 @@ class RunsMachine:
     def handle(self, event: AnyRunsEvent, now: float) -> RunsDecision:
         """Decide on one event at time `now`, seconds since the Unix epoch.
 
-        Time never goes back: one before the last event's counts as that one's. Raises Rejection, with the state unchanged; after any other exception the machine must not be used.
+        Time never goes back: one before the last event's counts as that one's. Raises Rejection, with
+        the state unchanged; after any other exception the machine must not be used.
         """
         ctx = RunsContext(self.state, self.index, now)
         try:
@@ -114,7 +115,8 @@ class RunsMachine:
                 raise RefusedLate(refusal) from refusal
             raise
         self._index(ctx)
-        scheduling.settle(ctx, self.policy, always=isinstance(event, Tick))
+        if scheduling.settle(ctx, self.policy, always=isinstance(event, Tick)):
+            self._index(ctx)
         if isinstance(event, Tick):
             self.index.ticked_at = ctx.now
         self._report(ctx)
@@ -134,7 +136,6 @@ class RunsMachine:
 
     def _report(self, ctx: RunsContext) -> None:
         """Count the changes of runs, and report them."""
-        self._index(ctx)
         for run_id in ctx.runs_changed:
             run = self.state.runs.get(run_id)
             if run is not None:

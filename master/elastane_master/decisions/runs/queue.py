@@ -15,7 +15,7 @@ import msgspec
 
 from elastane_master.decisions.runs import placement, usage
 from elastane_master.decisions.runs.index import Waiting
-from elastane_master.decisions.runs.placement import Assignment, Free, Shape
+from elastane_master.decisions.runs.placement import Assignment, Free
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.state import RunsState
 
@@ -37,10 +37,13 @@ class Place(msgspec.Struct, frozen=True):
 class QueuePolicy(Protocol):
     """Decides which runs start next."""
 
-    def order(self, state: RunsState, waiting: Waiting, free: Free, now: float) -> Iterator[Place]:
+    def order(
+        self, state: RunsState, waiting: Waiting, free: Free, now: float, *, whole: bool = True
+    ) -> Iterator[Place]:
         """Yield the waiting runs in their order, taking from `free` what they get or is reserved for them.
 
-        Nothing but `free` is changed. The caller starts a run before it asks for the next one.
+        Nothing but `free` is changed. whole: False if only those are wanted that start, or for which
+        slots are reserved.
         """
         ...
 
@@ -52,35 +55,52 @@ class QueuePolicy(Protocol):
 class FairShare:
     """The order that this module's text describes."""
 
-    def order(self, state: RunsState, waiting: Waiting, free: Free, now: float) -> Iterator[Place]:
+    def order(
+        self, state: RunsState, waiting: Waiting, free: Free, now: float, *, whole: bool = True
+    ) -> Iterator[Place]:
         """See `QueuePolicy.order`."""
-        misfits: set[Shape] = set()
+        misfits: dict[int, str] = {}
+        started: set[int] = set()
         reserved = -1
-        if not state.reserved_turn and (place := self._reserve(state, waiting, free, now)):
+        if not state.reserved_turn and (place := self._reserve(state, waiting, free, now, started)):
             reserved = place.run_id
             yield place
         for run_id in _ordered(state, waiting, now):
             if run_id == reserved:
                 continue
-            place = _try(state.runs[run_id], state, free, waiting.shapes[run_id], misfits)
-            yield place
+            shape = waiting.shapes[run_id]
+            if (reason := misfits.get(shape)) is not None:
+                if whole:
+                    yield Place(run_id, "wait", reason)
+                continue
+            place = _try(state.runs[run_id], state, free)
+            if place.verdict == "wait":
+                misfits[shape] = place.reason
+                if not whole and len(misfits) == len(waiting.shape_counts):
+                    break
+            else:
+                started.add(run_id)
+            if whole or place.verdict == "start":
+                yield place
             # Its turn is over: the longest waiting may have the rest reserved.
             if (
                 place.verdict == "start"
                 and reserved < 0
-                and (starved := self._reserve(state, waiting, free, now))
+                and (starved := self._reserve(state, waiting, free, now, started))
             ):
                 reserved = starved.run_id
                 yield starved
-        if reserved < 0 and (place := self._reserve(state, waiting, free, now)):
-            yield place
+        if reserved < 0 and (starved := self._reserve(state, waiting, free, now, started)):
+            yield starved
 
-    def _reserve(self, state: RunsState, waiting: Waiting, free: Free, now: float) -> Place | None:
+    def _reserve(
+        self, state: RunsState, waiting: Waiting, free: Free, now: float, started: set[int]
+    ) -> Place | None:
         """Start the run that has waited longest, or take slots for it; None if nobody has waited too long."""
-        hopeless: set[Shape] = set()
+        hopeless: set[int] = set()
         for run_id in waiting.starving(now, state.settings.starvation_seconds):
-            run = state.runs[run_id]
-            if not run.waits or (shape := waiting.shapes[run_id]) in hopeless:
+            run, shape = state.runs[run_id], waiting.shapes[run_id]
+            if run_id in started or shape in hopeless:
                 continue
             assignment = placement.place_start(run, state.runners, free)
             if assignment is not None:
@@ -89,6 +109,8 @@ class FairShare:
             if placement.reserve(run, state.runners, free):
                 return Place(run_id, "reserve", "slots are reserved for it as they come free")
             hopeless.add(shape)
+            if len(hopeless) == len(waiting.shape_counts):
+                return None
         return None
 
     def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
@@ -127,11 +149,10 @@ def _owner_key(
     return usage.used(state.uses.get(owner), now) / weight, oldest
 
 
-def _try(run: Run, state: RunsState, free: Free, shape: Shape, misfits: set[Shape]) -> Place:
-    if shape not in misfits:
-        assignment = placement.place_start(run, state.runners, free)
-        if assignment is not None:
-            placement.take(free, assignment, run.demand.slots_per_instance)
-            return Place(run.run_id, "start", "its turn", assignment)
-        misfits.add(shape)
-    return Place(run.run_id, "wait", f"needs {run.demand.slots_min} slots, {sum(free.values())} free")
+def _try(run: Run, state: RunsState, free: Free) -> Place:
+    assignment = placement.place_start(run, state.runners, free)
+    if assignment is None:
+        reason = f"needs {run.demand.slots_min} slots, {sum(free.values())} free"
+        return Place(run.run_id, "wait", reason)
+    placement.take(free, assignment, run.demand.slots_per_instance)
+    return Place(run.run_id, "start", "its turn", assignment)

@@ -175,7 +175,8 @@ def stopped(ctx: RunsContext, event: AttemptStopped) -> None:
 
 def job_ended(ctx: RunsContext, event: ElasticJobEnded) -> None:
     """Handle the end of an elastic run's job."""
-    if event.job in ctx.state.jobs_to_cancel:
+    ours = event.job in ctx.state.jobs_to_cancel
+    if ours:
         ctx.touch()
         del ctx.state.jobs_to_cancel[event.job]
     run = ctx.state.runs.get(event.run_id)
@@ -183,6 +184,8 @@ def job_ended(ctx: RunsContext, event: ElasticJobEnded) -> None:
         return
     ctx.changed_run(run)
     run.job_over = True
+    if ours and event.phase == "cancelled":
+        return  # the run ends for the reason for which its job was cancelled
     reason = event.reason or f"its job has {event.phase}"
     ending = Ending(event.phase, reason)
     if run.launch is not None:

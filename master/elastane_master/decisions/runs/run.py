@@ -52,7 +52,7 @@ class IllegalTransitionError(Exception):
     """A decision wanted a change of state that there is not: a bug."""
 
 
-class RankRecord(msgspec.Struct):
+class RankRecord(msgspec.Struct, omit_defaults=True):
     """One instance of the current or last launch. rank: its index.
 
     starting: Start was sent. runner_id: "" for an instance of an elastic run that has no place yet. address,
@@ -88,7 +88,7 @@ class Ending(msgspec.Struct, frozen=True):
     by_exit: bool = False
 
 
-class Launch(msgspec.Struct):
+class Launch(msgspec.Struct, omit_defaults=True):
     """One launch of an attempt's instances. Its fence names it.
 
     started_at: when enough instances ran. ending: it is being stopped. awaited: runners that have not
@@ -115,7 +115,7 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
 
 
-class Run(msgspec.Struct):
+class Run(msgspec.Struct, omit_defaults=True):
     """One run.
 
     demand: its spec with defaults. data_url: where the data is, once that is known. queued_at: when it was

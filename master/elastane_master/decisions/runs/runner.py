@@ -13,7 +13,7 @@ import msgspec
 RunnerKind = Literal["process", "container", "kubernetes"]
 
 
-class Holding(msgspec.Struct):
+class Holding(msgspec.Struct, omit_defaults=True):
     """Instances of one launch on one runner.
 
     ranks: of the launch, and charged to the run's owner. stale: ranks given up, which still end; they take
@@ -33,7 +33,7 @@ class Holding(msgspec.Struct):
         return (len(self.ranks) + len(self.stale)) * self.slots_per_instance
 
 
-class Runner(msgspec.Struct):
+class Runner(msgspec.Struct, omit_defaults=True):
     """One runner. session: of its stream; messages of older ones are ignored; "" while it does not attend.
 
     lease_until: when it is lost, while it does not attend. failed_launches: in a row; pauses: how often that

@@ -12,16 +12,18 @@ from elastane_master.decisions.runs.queue import QueuePolicy
 from elastane_master.decisions.runs.run import GONE, Run
 
 
-def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> None:
-    """Start and grow what can be. always: the passing of time alone may allow it."""
+def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> bool:
+    """Start and grow what can be; True if something may have. always: time alone may allow it."""
     if not (always or ctx.capacity_grew or ctx.fresh):
-        return
+        return False
     free = placement.free_slots(ctx.state.runners)
     if not free:
-        return
-    if always or ctx.capacity_grew or any(_fits(ctx, run_id, free) for run_id in ctx.fresh):
-        _start(ctx, policy, free)
-        _grow(ctx, free)
+        return False
+    if not (always or ctx.capacity_grew or any(_fits(ctx, run_id, free) for run_id in ctx.fresh)):
+        return False
+    started = _start(ctx, policy, free)
+    _grow(ctx, free, started)
+    return True
 
 
 def _fits(ctx: RunsContext, run_id: int, free: Free) -> bool:
@@ -29,21 +31,25 @@ def _fits(ctx: RunsContext, run_id: int, free: Free) -> bool:
     return run is not None and run.waits and placement.place_start(run, ctx.state.runners, free) is not None
 
 
-def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> None:
+def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> set[int]:
+    """Launch runs that wait; return them."""
+    started: set[int] = set()
     if not len(ctx.index.waiting):
-        return
-    for place in policy.order(ctx.state, ctx.index.waiting, free, ctx.now):
+        return started
+    for place in policy.order(ctx.state, ctx.index.waiting, free, ctx.now, whole=False):
         if place.verdict == "start":
             ctx.touch()
             ctx.state.reserved_turn = place.reserved
             launch.begin(ctx, ctx.state.runs[place.run_id], place.assignment)
+            started.add(place.run_id)
         if not free:
-            return
+            break
+    return started
 
 
-def _grow(ctx: RunsContext, free: Free) -> None:
+def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
     """Give what nobody waits for to elastic runs that have fewer instances than they can use."""
-    for run_id in sorted(ctx.index.active):
+    for run_id in sorted(ctx.index.active | started):
         if not free:
             return
         run = ctx.state.runs[run_id]

@@ -259,7 +259,7 @@ def _dataset(dataset: DatasetRef | None) -> Iterator[Problem]:
         yield (
             "dataset.id",
             _shown(dataset.id),
-            "names of letters, digits, dots, dashes and underscores, joined by slashes; none starts with a dot",
+            "names of letters, digits and ._-, joined by slashes; none begins with a dot",
         )
     if dataset.version_hash and not _HASH.fullmatch(dataset.version_hash):
         yield "dataset.version_hash", _shown(dataset.version_hash), "1 to 128 letters, digits and -_:+="
@@ -317,13 +317,13 @@ def _instances(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
     text = spec.parameters.get(INSTANCES)
     if text is not None:
         if not (text.isascii() and text.isdigit() and len(text) <= 9):
-            yield f"parameters[{INSTANCES}]", _shown(text), "a whole number from 1 on, in digits"
+            yield f"parameters[{INSTANCES!r}]", _shown(text), "a whole number from 1 on, in digits"
             return
         if given and given != int(text):
             yield "instances", f"is {given}, and the parameter {INSTANCES} {text}", "give one of them"
             return
         if not given:
-            field, given = f"parameters[{INSTANCES}]", int(text)
+            field, given = f"parameters[{INSTANCES!r}]", int(text)
     instances = given if given or text is not None else 1
     if not 1 <= instances <= limits.instances_max:
         yield field, str(instances), f"1 to {limits.instances_max}"

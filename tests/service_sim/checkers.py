@@ -1,0 +1,208 @@
+"""What must hold, seen from outside: from what users, runners and processes really did.
+
+The checkers know nothing of how the master decides. What the master says of runs is compared with the world.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastane_master.decisions.runs import effects
+from elastane_master.decisions.runs.events import AttemptKey
+from elastane_master.decisions.runs.index import Index
+from elastane_master.decisions.runs.machine import RunsMachine
+from elastane_master.decisions.runs.run import OVER
+from service_sim.runner_model import Process, RunnerModel
+from sim.world import World
+
+EPSILON = 1e-6
+
+
+@dataclass
+class RunTruth:
+    """What is known of a run without asking the master. cancelled: a cancellation was accepted, no retry since."""
+
+    run_id: int
+    gang: bool
+    instances: int
+    retries_max: int
+    seen: str = ""
+    cancelled: bool = False
+    retried: int = 0
+    failing_exits: int = 0
+    exits: dict[AttemptKey, dict[int, int]] = field(default_factory=dict)
+    prepared: dict[AttemptKey, set[int]] = field(default_factory=dict)
+    losses: int = 0
+    deleted: bool = False
+    retry_pending: bool = False
+
+
+@dataclass
+class Checkers:
+    """See the module. contact: when each runner was last heard by a master; gaps: ends of silences of a lease."""
+
+    world: World
+    lease_seconds: float
+    runners: dict[str, RunnerModel] = field(default_factory=dict)
+    runs: dict[int, RunTruth] = field(default_factory=dict)
+    contact: dict[str, float] = field(default_factory=dict)
+    gaps: dict[str, float] = field(default_factory=dict)
+    unanswered: dict[tuple[str, AttemptKey], float] = field(default_factory=dict)
+    permanent: set[int] = field(default_factory=set)
+    launch_failure_rate: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    # ------------------------------------------------------------------ contact between runners and masters
+
+    def heard(self, runner: str) -> None:
+        """A master received a message of a runner."""
+        now = self.world.now
+        if now - self.contact.get(runner, now) >= self.lease_seconds - EPSILON:
+            self.gaps[runner] = now
+        self.contact[runner] = now
+
+    def master_started(self) -> None:
+        """Leases begin anew."""
+        for runner in self.contact:
+            self.heard(runner)
+
+    def may_be_given_up(self, runner: str, process: Process) -> bool:
+        """True if a master may have given a process up: a lease without contact, or a stop without an answer."""
+        now = self.world.now
+        silent = now - self.contact.get(runner, now) >= self.lease_seconds - EPSILON
+        gap = self.gaps.get(runner, -1.0) >= process.started_at > 0 or (
+            process.started_at == 0 and runner in self.gaps
+        )
+        stop_at = self.unanswered.get((runner, process.key))
+        unanswered = stop_at is not None and now - stop_at >= self.lease_seconds - EPSILON
+        return silent or gap or unanswered
+
+    # ------------------------------------------------------------------ processes
+
+    def prepared(self, runner: RunnerModel, process: Process) -> None:
+        self.runs[process.key.run_id].prepared.setdefault(process.key, set()).add(process.rank)
+        if runner.slots_taken > runner.slots:
+            self.world.fail(
+                "no slot is given twice", f"{runner.name}: {runner.slots_taken} of {runner.slots} slots"
+            )
+
+    def starts(self, runner: RunnerModel, process: Process, message: effects.Start) -> None:
+        run = self.runs[process.key.run_id]
+        for other in self.runners.values():
+            for one in other.processes.values():
+                if one is process or one.state != "running" or one.key.run_id != run.run_id:
+                    continue
+                twice = one.key.fence != process.key.fence or one.rank == process.rank
+                if twice and not self.may_be_given_up(other.name, one):
+                    self.world.fail(
+                        "nothing runs twice",
+                        f"run {run.run_id} starts rank {process.rank} of fence {process.key.fence} on"
+                        f" {runner.name}, and rank {one.rank} of {one.key.fence} lives on {other.name}",
+                    )
+        if not run.gang:
+            return
+        if run.prepared.get(process.key, set()) != set(range(run.instances)):
+            self.world.fail(
+                "a gang starts whole", f"run {run.run_id}: {run.prepared.get(process.key)} are prepared"
+            )
+        ports = {one.rank: (one.host, one.port) for one in message.endpoints}
+        for other in self.runners.values():
+            for one in other.processes.values():
+                if one.key == process.key and one.lives and ports.get(one.rank) != (other.name, one.port):
+                    self.world.fail("peers know each other", f"run {run.run_id}: rank {one.rank}")
+
+    def exited(self, runner: RunnerModel, process: Process) -> None:
+        run = self.runs[process.key.run_id]
+        run.exits.setdefault(process.key, {})[process.rank] = process.exit_code
+        if process.exit_code and not process.stopping:
+            run.failing_exits += 1
+
+    def lost(self, process: Process) -> None:
+        self.runs[process.key.run_id].losses += 1
+
+    # ------------------------------------------------------------------ what the master says
+
+    def observe(self, machine: RunsMachine, run_id: int) -> None:
+        """A run has changed."""
+        run, truth = machine.state.runs.get(run_id), self.runs[run_id]
+        if run is None:
+            return
+        if truth.seen in OVER and run.state != truth.seen:
+            if not truth.retry_pending:
+                self.world.fail("what is over stays", f"run {run_id}: {truth.seen} -> {run.state}")
+            truth.cancelled = False
+        if run.state in OVER and truth.seen != run.state:
+            self._ended(run, truth)
+        if run.state == "suspended" and truth.seen != "suspended":
+            self._suspended(run, truth)
+        truth.seen, truth.retry_pending = run.state, False
+        attempts = 1 + truth.retried + truth.failing_exits + self.counts["launch failures"]
+        if run.attempt > attempts:
+            self.world.fail(
+                "a preemption is no attempt",
+                f"run {run_id}: attempt {run.attempt}, {truth.failing_exits} exits and {truth.retried} retries",
+            )
+
+    def _ended(self, run: Any, truth: RunTruth) -> None:
+        self.counts[run.state] += 1
+        if truth.cancelled and run.state != "cancelled":
+            self.world.fail("cancel ends cancelled", f"run {run.run_id} is {run.state}: {run.reason}")
+        if run.state == "cancelled" and not truth.cancelled:
+            self.world.fail("only the cancelled end so", f"run {run.run_id}: {run.reason}")
+        if run.state == "succeeded" and truth.gang:
+            whole = any(
+                len(exits) == truth.instances and not any(exits.values()) for exits in truth.exits.values()
+            )
+            if not whole:
+                self.world.fail("success of all instances", f"run {run.run_id}: {truth.exits}")
+        if run.state == "failed" and " ended with " in run.reason and not truth.failing_exits:
+            self.world.fail("failures have a cause", f"run {run.run_id}: {run.reason}")
+
+    def _suspended(self, run: Any, truth: RunTruth) -> None:
+        self.counts["suspended"] += 1
+        lost = truth.losses or any(
+            now_gone or name in self.gaps
+            for name, now_gone in (
+                (name, self.world.now - at >= self.lease_seconds - EPSILON)
+                for name, at in self.contact.items()
+            )
+        )
+        leaving = any(runner.leaving for runner in self.runners.values())
+        if not lost and not leaving and truth.gang:
+            self.world.fail("nothing is stopped without a cause", f"run {run.run_id}: {run.reason}")
+
+    def sent(self, runner: str, message: effects.RunnerMessage) -> None:
+        """The master sends a message, whether it arrives or not."""
+        if isinstance(message, effects.Stop) and message.rank is None:
+            grace = message.grace_seconds
+            self.unanswered.setdefault((runner, message.attempt), self.world.now + grace)
+
+    def consistent(self, machine: RunsMachine) -> None:
+        """What is kept twice in the state is equal, and the index is that of a new machine."""
+        state = machine.state
+        held: Counter[str] = Counter()
+        for runner in state.runners.values():
+            slots = sum(holding.slots for holding in runner.holds.values())
+            if slots != runner.slots_used:
+                self.world.fail("slots add up", f"{runner.runner_id}: {runner.slots_used}, not {slots}")
+            for holding in runner.holds.values():
+                if holding.ranks and holding.run_id in state.runs:
+                    charged = len(holding.ranks) * holding.slots_per_instance
+                    held[state.runs[holding.run_id].owner] += charged
+        for owner, use in state.uses.items():
+            if use.slots != held[owner]:
+                self.world.fail("slots add up", f"{owner}: {use.slots}, not {held[owner]}")
+        index, fresh = machine.index, Index(state)
+        for name in ("by_wait", "by_priority"):
+            if getattr(index.waiting, name) != getattr(fresh.waiting, name):
+                self.world.fail("the index is the state's", name)
+        if index.active != fresh.active or index.pending != fresh.pending:
+            self.world.fail("the index is the state's", "active, pending")
+        for run in state.runs.values():
+            waits = run.waits or run.launch is not None or run.next_attempt_at is not None
+            if run.state not in OVER and run.state != "waiting_data" and not waits:
+                self.world.fail("nothing is lost", f"run {run.run_id} is {run.state}, and waits for nothing")
+            if not run.reason:
+                self.world.fail("nothing is lost", f"run {run.run_id} is {run.state} without a reason")

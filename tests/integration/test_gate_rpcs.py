@@ -16,7 +16,7 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from elastane_agent.supervisor.master_process import EmbeddedMaster
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2, training_pb2
 from integration.security_support import (
     ABSENT,
     ALLOWED,
@@ -24,6 +24,7 @@ from integration.security_support import (
     ROLES,
     Certificates,
     call,
+    is_of_runs,
     methods,
     path_of,
     refusal,
@@ -33,6 +34,12 @@ from integration.security_support import (
 )
 
 METHODS = methods()
+OF_JOBS = [method for method in METHODS if not is_of_runs(method)]
+OF_RUNS = [
+    method
+    for method in METHODS
+    if is_of_runs(method) and method.name not in ("Train", "Attend", "GetService")
+]
 EVERY_RPC = pytest.mark.parametrize("method", METHODS, ids=[short_name(method) for method in METHODS])
 BY_NAME = {short_name(method): method for method in METHODS}
 LET_IN = {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT}
@@ -157,7 +164,7 @@ def test_without_a_known_token_nobody_is_let_in(
     assert (token or "-none-") not in refused.value.details()
 
 
-@EVERY_RPC
+@pytest.mark.parametrize("method", OF_JOBS, ids=[short_name(method) for method in OF_JOBS])
 @pytest.mark.usefixtures("unchanged")
 def test_a_token_of_another_job_has_no_rights_here(served: SimpleNamespace, method: MethodDescriptor) -> None:
     if method.name == "List" and short_name(method) == "JobService.List":
@@ -191,7 +198,30 @@ def test_the_role_decides(served: SimpleNamespace, method: MethodDescriptor, rol
             assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
     else:
         assert allowed
-        assert short_name(method) == "JobService.List"
+        assert short_name(method) in ("JobService.List", "TrainingService.List", "TrainingService.GetService")
+
+
+def test_a_token_of_another_owner_does_not_learn_that_a_run_is_there(served: SimpleNamespace) -> None:
+    spec = training_pb2.RunSpec(output_model_name="m", code={"installed": True}, command=["true"])
+    run = call(served.right, BY_NAME["TrainingService.Train"], "", token_of("submitter"), spec=spec).run
+    assert run.spec.owner == "submitter"
+    for method in OF_RUNS:
+        if method.name == "List":
+            assert not call(served.right, method, "", token_of("stranger")).runs
+            assert len(call(served.right, method, "", token_of("submitter")).runs) == 1
+            continue
+        refusals = set()
+        for run_id in (run.run_id, run.run_id + 1000):
+            field = "job_id" if method.name == "GetTrainingStatus" else "run_id"
+            with pytest.raises(grpc.RpcError) as refused:
+                call(served.right, method, "", token_of("stranger"), **{field: run_id})
+            refusals.add((refusal(refused.value), refused.value.details().replace(str(run_id), "N")))
+        assert len(refusals) == 1
+        assert refusals.pop()[0] == (grpc.StatusCode.NOT_FOUND, "NOT_FOUND")
+    named = training_pb2.RunSpec(output_model_name="m", code={"installed": True}, command=["x"], owner="ci")
+    with pytest.raises(grpc.RpcError) as refused:
+        call(served.right, BY_NAME["TrainingService.Train"], "", token_of("submitter"), spec=named)
+    assert refusal(refused.value) == (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
 
 
 def test_the_token_does_not_reach_the_log(served: SimpleNamespace) -> None:

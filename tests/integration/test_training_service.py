@@ -1,0 +1,277 @@
+"""The training service of a real master: runs, a scripted runner, restarts, the chapter's own API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+import patience
+from elastane_common import layout
+from elastane_common.storage import Folder
+from elastane_master.app import Master
+from elastane_proto.training import training_service_pb2 as chapter_pb2
+from elastane_proto.training import training_service_pb2_grpc as chapter_grpc
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, training_pb2, training_pb2_grpc
+from integration.master_support import reason_of, serving_master
+from integration.scripted_runner import ScriptedRunner
+
+STATES = training_pb2.RunState
+REQUIRED = {"algorithm": "digits", "output_model_name": "m"}
+
+
+def spec(**fields: object) -> training_pb2.RunSpec:
+    return training_pb2.RunSpec(**{**REQUIRED, "framework": "FRAMEWORK_PYTORCH", **fields})
+
+
+def stub(channel: grpc.aio.Channel) -> training_pb2_grpc.TrainingServiceStub:
+    return training_pb2_grpc.TrainingServiceStub(channel)
+
+
+async def train(channel: grpc.aio.Channel, request_id: str = "", **fields: object) -> training_pb2.Run:
+    request = training_pb2.TrainingServiceTrainRequest(spec=spec(**fields), request_id=request_id)
+    return (await stub(channel).Train(request)).run
+
+
+async def get(channel: grpc.aio.Channel, run_id: int) -> training_pb2.Run:
+    return (await stub(channel).Get(training_pb2.TrainingServiceGetRequest(run_id=run_id))).run
+
+
+async def until(channel: grpc.aio.Channel, run_id: int, state: str) -> training_pb2.Run:
+    """The run once it is in the state; by a watch, which must not end before."""
+    wanted = STATES.Value(f"RUN_STATE_{state}")
+    async with patience.within(30):
+        watch = stub(channel).Watch(training_pb2.TrainingServiceWatchRequest(run_id=run_id))
+        async for response in watch:
+            if response.run.state == wanted:
+                watch.cancel()
+                return response.run
+    raise AssertionError(f"the watch of run {run_id} ended before {state}: {response.run}")
+
+
+async def created(channel: grpc.aio.Channel, job: str) -> job_pb2.Job:
+    """The job, once the service has created it."""
+    async with patience.within(30):
+        while True:
+            try:
+                return (
+                    await job_pb2_grpc.JobServiceStub(channel).Get(job_pb2.JobServiceGetRequest(name=job))
+                ).job
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.NOT_FOUND
+                await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def service(
+    folder: Path, slots: int = 4
+) -> AsyncIterator[tuple[Master, grpc.aio.Channel, ScriptedRunner]]:
+    async with (
+        serving_master(folder, dataset_root=(folder / "datasets").as_uri()) as (master, channel),
+        ScriptedRunner(channel, slots=slots) as runner,
+    ):
+        yield master, channel, runner
+
+
+async def test_a_run_goes_from_the_queue_to_its_end_with_each_rank_seen(tmp_path: Path) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        run = await train(channel, instances=2, parameters={"LR": "0.1"})
+        assert run.run_id == 1 and run.spec.owner == "anybody" and run.artifact_url.endswith("/runs/1")
+        prepare = await runner.launch()
+        assert list(prepare.ranks) == [0, 1] and dict(prepare.spec.parameters) == {"LR": "0.1"}
+        assert prepare.spec.instances == 2 and prepare.artifact_url == run.artifact_url
+        running = await until(channel, 1, "RUNNING")
+        assert [rank.runner_id for rank in running.ranks] == ["runner-1"] * 2
+        runner.report(prepare.attempt, 1, "EXITED", last_line="bye\x1b[2J")
+        runner.report(prepare.attempt, 0, "EXITED", last_line="loss 0.1")
+        ended = await until(channel, 1, "SUCCEEDED")
+        assert [rank.exit_code for rank in ended.ranks] == [0, 0]
+        assert "\x1b" not in ended.ranks[1].last_line and ended.ranks[0].last_line == "loss 0.1"
+        assert [STATES.Name(one.state) for one in ended.history][-1] == "RUN_STATE_SUCCEEDED"
+
+
+async def test_what_was_accepted_is_there_after_the_master_is_killed_and_its_ranks_go_on(
+    tmp_path: Path,
+) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        first = await train(channel, "once")
+        prepare = await runner.launch()
+        await until(channel, first.run_id, "RUNNING")
+        await train(channel, instances=100)
+    async with serving_master(tmp_path) as (_, channel):
+        assert (await get(channel, 1)).state == STATES.RUN_STATE_RUNNING
+        waiting = await get(channel, 2)
+        assert waiting.state == STATES.RUN_STATE_QUEUED and waiting.position == 1
+        assert (await train(channel, "once")).run_id == 1
+        back = ScriptedRunner(channel)
+        status = training_pb2.RankStatus(rank=0, state=training_pb2.RankStatus.STATE_RUNNING)
+        back.hello.ranks.add(attempt=prepare.attempt, status=status)
+        async with back:
+            back.report(prepare.attempt, 0, "EXITED")
+            assert (await until(channel, 1, "SUCCEEDED")).attempt == 1
+
+
+async def test_a_cancel_stops_all_ranks_and_is_kept_while_no_runner_is_there(tmp_path: Path) -> None:
+    async with serving_master(tmp_path) as (_, channel):
+        async with ScriptedRunner(channel) as runner:
+            run = await train(channel)
+            prepare = await runner.launch()
+            await until(channel, run.run_id, "RUNNING")
+        request = training_pb2.TrainingServiceCancelRequest(run_id=run.run_id, request_id="c")
+        assert (await stub(channel).Cancel(request)).run.cancelling
+        back = ScriptedRunner(channel)
+        status = training_pb2.RankStatus(rank=0, state=training_pb2.RankStatus.STATE_RUNNING)
+        back.hello.ranks.add(attempt=prepare.attempt, status=status)
+        async with back:
+            stop = (await back.next("stop")).stop
+            assert stop.attempt == prepare.attempt and stop.grace.seconds == 30
+            back.stopped(prepare.attempt)
+            await until(channel, run.run_id, "CANCELLED")
+        assert (await stub(channel).Cancel(request)).run.state == STATES.RUN_STATE_CANCELLED
+
+
+async def test_the_same_key_gives_the_same_run_and_another_spec_is_refused_by_field(tmp_path: Path) -> None:
+    async with service(tmp_path, slots=0) as (_, channel, _):
+
+        async def ask(**fields: object) -> training_pb2.TrainingServiceTrainResponse:
+            request = training_pb2.TrainingServiceTrainRequest(spec=spec(**fields), client_key="k")
+            return await stub(channel).Train(request)
+
+        both = await asyncio.gather(ask(priority=1), ask(priority=1))
+        assert {one.run.run_id for one in both} == {1} and sorted(one.created for one in both) == [
+            False,
+            True,
+        ]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await ask(priority=2)
+        code, reason, *_ = reason_of(refused.value)
+        assert (code, reason) == (grpc.StatusCode.ALREADY_EXISTS, "ALREADY_EXISTS")
+        assert "priority" in str(refused.value.details())
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"output_model_name": ""}, "output_model_name"),
+        ({"algorithm": "nobody-has-it"}, "algorithm"),
+        ({"instances": 1_000_000}, "instances"),
+        ({"parameters": {"PARALLEL_INSTANCES": "3.0"}}, "parameters"),
+        ({"parameters": {"PARALLEL_INSTANCES": "-1"}}, "parameters"),
+        ({"parameters": {"RANK": "1"}}, "parameters"),
+        ({"parameters": {"lower": "1"}}, "parameters"),
+        ({"parameters": {"A=B": "1"}}, "parameters"),
+        ({"parameters": {"A": "x" * 2**20}}, "parameters"),
+        ({"dataset": {"id": "../etc", "version_hash": "h"}}, "dataset"),
+        ({"framework": 77}, "framework"),
+    ],
+)
+async def test_bad_input_is_refused_and_makes_no_run(
+    tmp_path: Path, fields: dict[str, object], field: str
+) -> None:
+    async with service(tmp_path) as (_, channel, _):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await train(channel, **fields)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert field in str(refused.value.details())
+        listed = await stub(channel).List(training_pb2.TrainingServiceListRequest())
+        assert not listed.runs
+
+
+async def test_logs_come_from_the_runner_and_a_slow_reader_is_sent_no_more_than_it_takes(
+    tmp_path: Path,
+) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        run = await train(channel)
+        prepare = await runner.launch()
+        await until(channel, run.run_id, "RUNNING")
+        request = training_pb2.TrainingServiceStreamLogsRequest(run_id=run.run_id, follow=True)
+        stream = stub(channel).StreamLogs(request)
+        read = (await runner.next("read_log")).read_log
+        assert read.attempt == prepare.attempt and read.follow
+
+        def chunk(offset: int, data: bytes, **more: object) -> None:
+            sent = training_pb2.TrainingServiceStreamLogsResponse(offset=offset, data=data)
+            message = training_pb2.RunnerLogChunk(reader=read.reader, chunk=sent, **more)
+            runner.send(log_chunk=message)
+
+        chunk(0, b"hello\n")
+        assert (await stream.read()).data == b"hello\n"
+        assert (await runner.next("read_log")).read_log.taken_bytes == 6
+        chunk(6, b"\xff\x1b", end=True)
+        assert (await stream.read()).data == b"\xff\x1b"
+        assert await stream.read() is grpc.aio.EOF
+
+
+async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path: Path) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        run = await train(channel)
+        prepare = await runner.launch()
+        runner.report(prepare.attempt, 0, "EXITED")
+        await until(channel, run.run_id, "SUCCEEDED")
+        assert (await runner.next("forget")).forget.attempt == prepare.attempt
+        log = bytes(range(256)) * 1000
+        Folder(run.artifact_url).write(layout.rank_log(1, 0), [log])
+        request = training_pb2.TrainingServiceStreamLogsRequest(run_id=run.run_id)
+        chunks = [chunk async for chunk in stub(channel).StreamLogs(request)]
+        assert b"".join(chunk.data for chunk in chunks) == log
+        assert max(len(chunk.data) for chunk in chunks) <= 64 * 1024
+        tail = training_pb2.TrainingServiceStreamLogsRequest(run_id=run.run_id, offset=-10)
+        assert [chunk.data async for chunk in stub(channel).StreamLogs(tail)] == [log[-10:]]
+        found = await stub(channel).ListArtifacts(
+            training_pb2.TrainingServiceListArtifactsRequest(run_id=run.run_id)
+        )
+        assert [(one.path, one.size_bytes, one.kind) for one in found.artifacts] == [
+            ("attempts/1/rank-0.log", len(log), "log")
+        ]
+        await stub(channel).Delete(training_pb2.TrainingServiceDeleteRequest(run_id=run.run_id))
+        assert not Folder(run.artifact_url).files()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await get(channel, run.run_id)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_elastic_run_is_a_job_and_ends_with_it(tmp_path: Path) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        run = await train(channel, framework="FRAMEWORK_ELASTANE", instances=4, instances_min=2)
+        prepare = await runner.launch()
+        assert prepare.job
+        job = await created(channel, prepare.job)
+        assert (job.settings.ests, job.settings.workers_min, job.settings.workers_max) == (4, 2, 4)
+        assert job.settings.checkpoint_url.startswith(run.artifact_url)
+        await job_pb2_grpc.JobServiceStub(channel).Cancel(job_pb2.JobServiceCancelRequest(name=prepare.job))
+        stop = (await runner.next("stop")).stop
+        runner.stopped(stop.attempt)
+        ended = await until(channel, run.run_id, "CANCELLED")
+        assert ended.reason == "cancelled by an operator"
+
+
+async def test_the_chapters_clients_work_unchanged(tmp_path: Path) -> None:
+    async with service(tmp_path) as (master, channel, runner):
+        folder = Path(master.settings.state_dir) / "datasets" / "data-1" / "v1"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text('{"state": "ready", "files": [], "version_hash": "v1"}')
+        api = chapter_grpc.TrainingServiceStub(channel)
+        metadata = chapter_pb2.TrainingJobMetadata(
+            algorithm="digits",
+            dataset_id="data-1",
+            name="mine",
+            train_data_version_hash="v1",
+            parameters={"PARALLEL_INSTANCES": "3"},
+            output_model_name="m",
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await api.Train(chapter_pb2.TrainRequest())
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        job_id = (await api.Train(chapter_pb2.TrainRequest(metadata=metadata))).job_id
+        prepare = await runner.launch()
+        assert len(prepare.ranks) == 3
+        for rank in prepare.ranks:
+            runner.report(prepare.attempt, rank, "EXITED")
+        await until(channel, job_id, "SUCCEEDED")
+        status = await api.GetTrainingStatus(chapter_pb2.GetTrainingStatusRequest(job_id=job_id))
+        assert chapter_pb2.TrainingStatus.Name(status.status) == "succeed"
+        assert status.metadata == metadata and status.positionInQueue == 0

@@ -292,7 +292,7 @@ async def test_a_rank_that_cannot_be_recorded_does_not_run(
         tell(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rank_process.StartingRank, "tell", tell_without_room)
-    with pytest.raises(EngineError, match="not started.*Is a directory"):
+    with pytest.raises(EngineError, match=r"not started.*Is a directory"):
         await engine.launch(plan_of(tmp_path, "touch ran"))
     assert children_of(tmp_path) == [] and not (tmp_path / "ran").exists()
 

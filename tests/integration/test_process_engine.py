@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import select
@@ -24,7 +25,15 @@ import pytest
 from elastane_runner import rank_process
 from elastane_runner.engine import AttemptPlan, EngineError, RankEvent, RankPlan, RankState
 from elastane_runner.process_engine import ProcessEngine
-from elastane_runner.process_records import MARK, PROCESS, STOP, read_record, write_record
+from elastane_runner.process_records import (
+    CLOSED,
+    MARK,
+    PROCESS,
+    STOP,
+    lock,
+    read_record,
+    write_record,
+)
 from elastane_runner.rank_logs import follow, read
 from slow import slow
 
@@ -235,6 +244,8 @@ async def test_a_second_stop_shortens_the_grace(tmp_path: Path, engine: ProcessE
     await engine.stop("run", 1, 0)
     await first
     await life.end()
+    ended = await next_end(engine.watch())
+    assert (ended.state, ended.returncode) == (RankState.EXITED, -signal.SIGKILL)
 
 
 async def test_a_shim_that_does_not_end_its_rank_is_killed(
@@ -297,6 +308,24 @@ async def test_a_rank_that_cannot_be_recorded_does_not_run(
     assert children_of(tmp_path) == [] and not (tmp_path / "ran").exists()
 
 
+async def test_a_shim_that_comes_too_late_starts_nothing(tmp_path: Path) -> None:
+    """Of an attempt that was taken back, or of a rank that another shim runs."""
+    (tmp_path / "1" / "ranks").mkdir(parents=True)
+    (plan,) = plan_of(tmp_path, "touch ran").ranks
+    late = rank_process.StartingRank(tmp_path / "1" / "ranks" / "0", "mark/0")
+    write_record(tmp_path / "1" / CLOSED, {})
+    second = rank_process.StartingRank(tmp_path / "1" / "ranks" / "1", "mark/1")
+    held = lock(tmp_path / "1" / "ranks" / "1")
+    for shim, words in ((late, "the attempt is closed"), (second, "another shim runs this rank")):
+        shim.tell(plan, tmp_path, os.environ, 4096)
+        with pytest.raises(EngineError, match=words):
+            shim.wait()
+        assert shim.process.wait() == 0
+        os.close(shim.handle)
+    assert held is not None and not (tmp_path / "ran").exists()
+    os.close(held)
+
+
 async def test_what_cannot_be_launched_is_refused(tmp_path: Path, engine: ProcessEngine, life: Life) -> None:
     plan = plan_of(tmp_path, SLEEP)
     for wrong, words in (
@@ -349,6 +378,43 @@ async def test_a_launch_whose_caller_is_cancelled_is_watched(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await anext(engine.watch())).state is RankState.RUNNING
+
+
+async def test_a_stop_during_a_launch_stops_what_is_launched(
+    tmp_path: Path, engine: ProcessEngine, life: Life
+) -> None:
+    launch = asyncio.create_task(engine.launch(plan_of(tmp_path, SLEEP, SLEEP)))
+    await asyncio.sleep(0)  # it has begun
+    await engine.stop("run", 1, 0)
+    await launch
+    assert children_of(tmp_path) == []
+
+
+async def test_nothing_is_adopted_beside_launches(tmp_path: Path, engine: ProcessEngine, life: Life) -> None:
+    adopting = asyncio.create_task(engine.adopt())
+    await asyncio.sleep(0)  # it has begun
+    with pytest.raises(EngineError, match="being adopted"):
+        await engine.launch(plan_of(tmp_path, SLEEP))
+    assert await adopting == []
+    await engine.launch(plan_of(tmp_path, SLEEP))
+    with pytest.raises(EngineError, match="before the first launch"):
+        await engine.adopt()
+
+
+async def test_a_shim_that_cannot_be_looked_at_is_not_taken_for_gone(
+    tmp_path: Path, life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(tmp_path, SLEEP)
+    await runner.launched()
+    await runner.kill()
+    engine = ProcessEngine(tmp_path / "root")
+    with monkeypatch.context() as short:
+        short.setattr(os, "pidfd_open", lambda _: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
+        with pytest.raises(OSError, match="too many"):
+            await engine.adopt()
+    (record,) = await engine.adopt()
+    assert record.ranks[0].state is RankState.RUNNING
+    await end_of(engine)
 
 
 async def test_a_folder_has_one_engine(tmp_path: Path, engine: ProcessEngine) -> None:
@@ -487,6 +553,17 @@ async def test_a_shim_killed_with_its_runner_leaves_nothing_of_its_rank(tmp_path
     await asyncio.to_thread(shim.wait, 60)
     (record,) = await engine.adopt()
     assert record.launched and record.ranks[0].state is RankState.LOST
+    await life.end()
+    engine.close()
+
+
+async def test_a_rank_ends_with_its_shim_while_no_runner_is_there(tmp_path: Path, life: Life) -> None:
+    runner = Runner(tmp_path, SLEEP)
+    await runner.launched()
+    assert await life.line() == "up"
+    await runner.kill()
+    engine = ProcessEngine(tmp_path / "root")
+    os.kill(shim_of(engine), signal.SIGKILL)
     await life.end()
     engine.close()
 

@@ -99,13 +99,17 @@ class Engine(Protocol):
         """Start all ranks, or none: then EngineError."""
 
     async def adopt(self) -> list[AttemptRecord]:
-        """Find the attempts that are there, and watch their ranks; half-made launches are taken back."""
+        """Find the attempts that are there, and watch their ranks; half-made launches are taken back.
+
+        Raises EngineError once something was launched.
+        """
 
     async def stop(self, run: str, attempt: int, grace_seconds: float) -> None:
         """End all ranks, and return when nothing of them is left: SIGTERM, SIGKILL after the grace.
 
-        Does nothing to ranks that have ended. A stop that has begun goes on without its caller, and a further
-        one may shorten the grace. Raises EngineError for an attempt that is not known.
+        Waits for a launch of the run; does nothing to ranks that have ended. A stop that has begun goes on
+        without its caller, and a further one may shorten the grace. Raises EngineError for an attempt that
+        is not known.
         """
 
     def watch(self) -> AsyncIterator[RankEvent]:

@@ -96,7 +96,8 @@ class ProcessEngine:
         self._lock = held
         self._base = base_environment(os.environ if environ is None else environ)
         self._watched: dict[_Rank, _Watched] = {}
-        self._launching: set[str] = set()
+        self._launching: dict[str, asyncio.Task[None]] = {}
+        self._adopting = self._has_launched = False
         self._events: asyncio.Queue[RankEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,31 +124,46 @@ class ProcessEngine:
         with a lower fence than another of its run. A launch goes on when its caller is cancelled.
         """
         _check(attempt)
+        if self._adopting:
+            raise EngineError("the attempts that are there are still being adopted", hint="launch afterwards")
         if attempt.run in self._launching or any(key.run == attempt.run for key in self._watched):
             raise EngineError(
                 f"another attempt of {attempt.run} has not ended", hint="stop it before the next one"
             )
-        self._launching.add(attempt.run)
-        await asyncio.shield(self._task(self._launch_and_watch(attempt)))
+        self._has_launched = True
+        self._launching[attempt.run] = self._task(self._launch_and_watch(attempt))
+        await asyncio.shield(self._launching[attempt.run])
 
     async def adopt(self) -> list[AttemptRecord]:
-        """Find the attempts that are there; see `Engine`. What ended meanwhile is in the records only."""
-        records = await asyncio.to_thread(self._adopt)
+        """Find the attempts that are there; see `Engine`. What ended meanwhile is in the records only.
+
+        Raises EngineError after a launch: what is being launched would be taken back.
+        """
+        if self._has_launched or self._adopting:
+            raise EngineError("attempts are adopted once, before the first launch")
+        self._adopting = True
+        try:
+            records = await asyncio.to_thread(self._adopt)
+        finally:
+            self._adopting = False
         for record in records:
             for rank in record.ranks:
                 if rank.state is RankState.RUNNING:
-                    self._watch(_Rank(record.run, record.attempt, rank.rank), None)
+                    key = _Rank(record.run, record.attempt, rank.rank)
+                    if key not in self._watched:
+                        self._watch(key, open_shim(self.rank_folder(*key)), None)
         return records
 
     async def _launch_and_watch(self, plan: AttemptPlan) -> None:
         try:
-            processes = await asyncio.to_thread(self._launch, plan)
-            for rank, process in enumerate(processes):
-                self._watch(_Rank(plan.run, plan.attempt, rank), process)
+            for rank, one in enumerate(await asyncio.to_thread(self._launch, plan)):
+                key = _Rank(plan.run, plan.attempt, rank)
+                self._watch(key, one.handle, one.process)
+                self._events.put_nowait(RankEvent(**key._asdict(), state=RankState.RUNNING))
         finally:
-            self._launching.discard(plan.run)
+            del self._launching[plan.run]
 
-    def _launch(self, plan: AttemptPlan) -> list[subprocess.Popen[bytes]]:
+    def _launch(self, plan: AttemptPlan) -> list[StartingRank]:
         self._refuse_stale(plan)
         folder = self._folder(plan.run, plan.attempt)
         mark = uuid.uuid4().hex
@@ -165,8 +181,9 @@ class ProcessEngine:
         except (OSError, EngineError) as error:
             for one in starting:
                 one.take_back()
+                os.close(one.handle)
             raise EngineError(f"attempt {plan.attempt} of {plan.run} was not launched: {error}") from error
-        return [one.process for one in starting]
+        return starting
 
     def _refuse_stale(self, plan: AttemptPlan) -> None:
         for folder in self._attempts(plan.run):
@@ -199,6 +216,8 @@ class ProcessEngine:
     async def stop(self, run: str, attempt: int, grace_seconds: float) -> None:
         """End all ranks of an attempt; see `Engine`. Raises EngineError if there is no such attempt."""
         folder = self._folder(run, attempt)
+        if launch := self._launching.get(run):  # what is being launched is stopped afterwards
+            await asyncio.wait([launch])
         if not (folder / PLAN).exists():
             raise EngineError(f"there is no attempt {attempt} of {run}")
         running = [watched for key, watched in self._watched.items() if key[:2] == (run, attempt)]
@@ -227,15 +246,10 @@ class ProcessEngine:
         with contextlib.suppress(OSError):  # the run has other attempts
             folder.parent.rmdir()
 
-    def _watch(self, key: _Rank, process: subprocess.Popen[bytes] | None) -> None:
-        if key in self._watched:
-            return
+    def _watch(self, key: _Rank, handle: int | None, process: subprocess.Popen[bytes] | None) -> None:
         loop = asyncio.get_running_loop()
-        handle = os.pidfd_open(process.pid) if process is not None else open_shim(self.rank_folder(*key))
         watched = _Watched(handle, process, loop.create_future())
         self._watched[key] = watched
-        if process is not None:
-            self._events.put_nowait(RankEvent(**key._asdict(), state=RankState.RUNNING))
         if handle is None:  # it has ended since it was adopted
             self._task(self._conclude(key, watched))
         else:
@@ -252,7 +266,10 @@ class ProcessEngine:
         if watched.process is not None:
             watched.process.wait()  # it has ended: this reaps it
         folder = self.rank_folder(*key)
-        record = await asyncio.to_thread(conclude, folder, key.rank, _mark(folder.parents[1], key.rank))
+        try:
+            record = await asyncio.to_thread(conclude, folder, key.rank, _mark(folder.parents[1], key.rank))
+        except OSError:  # its records cannot be read
+            record = RankRecord(rank=key.rank, state=RankState.LOST)
         self._events.put_nowait(
             RankEvent(
                 **key._asdict(),

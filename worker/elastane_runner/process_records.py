@@ -44,10 +44,13 @@ def identity_of(pid: int) -> Identity | None:
 
 
 def open_process(identity: Identity) -> int | None:
-    """Return a pidfd of exactly this process; None if it is gone or its pid is another one's."""
+    """Return a pidfd of exactly this process; None if it is gone or its pid is another one's.
+
+    Raises OSError if that cannot be known: a process that may live must not be taken for gone.
+    """
     try:
         handle = os.pidfd_open(identity.pid)
-    except OSError:
+    except ProcessLookupError:
         return None
     if identity_of(identity.pid) == identity:
         return handle
@@ -63,17 +66,17 @@ def parents() -> dict[int, int]:
 
 def marked(mark: str) -> list[int]:
     """Return the processes that were started with this mark, zombies left out."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                variables = Path(entry.path, "environ").read_bytes().split(b"\0")
-            except OSError:  # gone, or another user's
-                continue
-            if wanted in variables:
-                found.append(int(entry.name))
-    return found
+    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    return [pid for pid in pids if has_mark(pid, mark)]
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """True if a process was started with this mark; False for those of other users and for zombies."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{MARK}={mark}".encode() in variables
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from elastane_runner.process_records import (
     EXIT,
     MARK,
     PROCESS,
+    has_mark,
     lock,
     marked,
     open_process,
@@ -56,7 +57,10 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class StartingRank:
-    """A shim that was started and has not answered yet. folder: of the rank; made here. mark: of the rank."""
+    """A shim that was started and has not answered yet. handle: its pidfd, for the caller to close.
+
+    folder: of the rank; made here. mark: of the rank.
+    """
 
     def __init__(self, folder: Path, mark: str) -> None:
         folder.mkdir(mode=0o700)
@@ -71,6 +75,11 @@ class StartingRank:
             )
         self._folder = folder
         self._mark = mark
+        try:
+            self.handle = os.pidfd_open(self.process.pid)
+        except OSError:
+            self.take_back()
+            raise
 
     def tell(self, plan: RankPlan, code: Path, base: Mapping[str, str], log_cap_bytes: int) -> None:
         """Tell the shim what to start. By a pipe: an environment is neither stored nor seen by `ps`.
@@ -139,18 +148,15 @@ def conclude(folder: Path, rank: int, mark: str) -> RankRecord:
 
 def end_now(folder: Path, rank: int, mark: str) -> RankRecord:
     """End a rank of a closed attempt with a stop request of no grace, whatever its shim has come to."""
-    deadline = time.monotonic() + _KILL_SECONDS
-    shim = open_shim(folder)
-    while (held := lock(folder)) is None:
+    begun = time.monotonic()
+    while (held := lock(folder)) is None and time.monotonic() < begun + 2 * _KILL_SECONDS:
         # The shim reads the request after it has recorded itself: it is told of it, or sees it by itself.
-        shim = shim or open_shim(folder)
-        if shim is not None:
-            is_late = time.monotonic() > deadline
-            send(shim, signal.SIGKILL if is_late else signal.SIGTERM)
+        if (shim := open_shim(folder)) is not None:
+            send(shim, signal.SIGTERM if time.monotonic() < begun + _KILL_SECONDS else signal.SIGKILL)
+            os.close(shim)
         time.sleep(_POLL_SECONDS)
-    os.close(held)
-    if shim is not None:
-        os.close(shim)
+    if held is not None:
+        os.close(held)
     return conclude(folder, rank, mark)
 
 
@@ -171,10 +177,10 @@ def kill_marked(mark: str) -> None:
 def _kill(pid: int, mark: str) -> None:
     try:
         handle = os.pidfd_open(pid)
-    except OSError:
+    except ProcessLookupError:
         return
     try:
-        if pid in marked(mark):  # the pid is not another one's by now
+        if has_mark(pid, mark):  # the pid is not another one's by now
             with contextlib.suppress(PermissionError):
                 send(handle, signal.SIGKILL)
             gone = select.poll()

@@ -180,6 +180,14 @@ async def test_the_end_of_a_rank_is_told_with_its_code_and_last_line(
     assert ended.last_line.startswith(last_line) and bool(last_line) == bool(ended.last_line)
 
 
+async def test_a_rank_has_the_signals_of_a_new_process(tmp_path: Path, engine: ProcessEngine) -> None:
+    """A Python process ignores SIGPIPE, and a shim blocks some while it forks."""
+    await engine.launch(plan_of(tmp_path, "exec grep -E '^Sig(Blk|Ign)' /proc/self/status"))
+    blocked, ignored = (int(line.split()[1], 16) for line in (await log_of(engine)).splitlines())
+    assert blocked == 0
+    assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1) | 1 << (signal.SIGTERM - 1))
+
+
 async def test_what_a_rank_leaves_is_gone_before_its_end_is_told(
     tmp_path: Path, engine: ProcessEngine, life: Life
 ) -> None:

@@ -426,10 +426,17 @@ async def test_a_shim_that_cannot_be_looked_at_is_not_taken_for_gone(
     await runner.launched()
     await runner.kill()
     engine = ProcessEngine(tmp_path / "root")
-    with monkeypatch.context() as short:
-        short.setattr(os, "pidfd_open", lambda _: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
-        with pytest.raises(OSError, match="too many"):
-            await engine.adopt()
+    answers = iter([OSError(errno.EMFILE, "too many")])
+    pidfd_open = os.pidfd_open
+
+    def fail_once(pid: int) -> int:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return pidfd_open(pid)
+
+    monkeypatch.setattr(os, "pidfd_open", fail_once)
+    with pytest.raises(OSError, match="too many"):
+        await engine.adopt()
     (record,) = await engine.adopt()
     assert record.ranks[0].state is RankState.RUNNING
     await end_of(engine)

@@ -131,6 +131,7 @@ def test_offsets_outside_of_the_log(tmp_path: Path) -> None:
     assert read(tmp_path, 3) == LogChunk(3, b"", 3)
     assert read(tmp_path, 99) == LogChunk(99, b"", 99)
     end(tmp_path, writer)
+    assert read(tmp_path, 3) == LogChunk(3, b"", 3)
     assert read(tmp_path, 99) == LogChunk(99, b"", 99)
     with pytest.raises(ValueError, match="-1"):
         read(tmp_path, -1)

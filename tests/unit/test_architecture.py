@@ -29,6 +29,7 @@ HOMES = {
     "elastane": "worker",
     "elastane_agent": "worker",
     "elastane_cli": "worker",
+    "elastane_runner": "worker",
     "elastane_operator": "deploy",
 }
 

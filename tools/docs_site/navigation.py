@@ -60,6 +60,7 @@ GROUPS: Final = (
             "limits",
             "metrics",
             "exit-codes",
+            "training-environment",
             "promises",
             "exactness",
             "benchmarks",

@@ -1,0 +1,1 @@
+"""What runs on a machine for the training service: it prepares and starts the ranks of runs. No torch."""

@@ -1,0 +1,122 @@
+"""What starts, watches and ends the ranks of a run, whatever they are: processes, containers, pods.
+
+An engine outlives the runner that uses it, or is found again by the next one: ranks go on while no runner is
+there. A run's attempt is launched whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+from elastane_common.errors import ElastaneError
+
+LOG_CAP_BYTES_DEFAULT: Final = 64 * 1024 * 1024
+
+
+class EngineError(ElastaneError):
+    """An engine cannot do what it was asked for; the text says why. Nothing was started."""
+
+    code = "ELA452"
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """How one rank is started.
+
+    command: the program, found by the PATH of the environment, and its arguments.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptPlan:
+    """All ranks of an attempt that run here, in order.
+
+    run: its id. attempt: from 1. fence: grows with each lease of the run; a lower one than was seen is stale.
+    folder: the unpacked code, which the ranks are started in. log_cap_bytes: of each rank's log on disk.
+    """
+
+    run: str
+    attempt: int
+    fence: int
+    folder: Path
+    ranks: tuple[RankPlan, ...]
+    log_cap_bytes: int = LOG_CAP_BYTES_DEFAULT
+
+
+class RankState(StrEnum):
+    """WAITING: not started; of an attempt that was taken back, for ever. LOST: ended without a code."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    EXITED = "exited"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """One rank as an engine found it. returncode: of EXITED, negative for a signal. last_line: of its log."""
+
+    rank: int
+    state: RankState
+    returncode: int | None = None
+    last_line: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """An attempt that an engine knows. launched: all its ranks were started; otherwise it was taken back."""
+
+    run: str
+    attempt: int
+    fence: int
+    launched: bool
+    ranks: tuple[RankRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEvent:
+    """A rank has started (RUNNING) or ended (EXITED, LOST). returncode, last_line: as in RankRecord."""
+
+    run: str
+    attempt: int
+    rank: int
+    state: RankState
+    returncode: int | None = None
+    last_line: bytes = b""
+
+
+class Engine(Protocol):
+    """Starts, watches and ends the ranks of attempts. Its user calls `adopt` first."""
+
+    async def launch(self, attempt: AttemptPlan) -> None:
+        """Start all ranks, or none: then EngineError."""
+
+    async def adopt(self) -> list[AttemptRecord]:
+        """Find the attempts that are there, and watch their ranks; half-made launches are taken back.
+
+        Raises EngineError once something was launched.
+        """
+
+    async def stop(self, run: str, attempt: int, grace_seconds: float) -> None:
+        """End all ranks, and return when nothing of them is left: SIGTERM, SIGKILL after the grace.
+
+        Waits for a launch of the run; does nothing to ranks that have ended. A stop that has begun goes on
+        without its caller, and a further one may shorten the grace. Raises EngineError for an attempt that
+        is not known.
+        """
+
+    def watch(self) -> AsyncIterator[RankEvent]:
+        """Yield what happens to ranks from `launch` or `adopt` on. For one reader; it never ends."""
+
+    async def remove(self, run: str, attempt: int) -> None:
+        """Delete what is stored of an attempt, its logs too; nothing if there is none.
+
+        Raises EngineError while a rank runs.
+        """

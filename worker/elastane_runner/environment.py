@@ -1,0 +1,332 @@
+"""The environment of each rank of a run: one documented table, and pure functions that fill it.
+
+A rank gets the variables of its framework (`VARIABLES`), all parameters as one JSON object, and each
+parameter by its name. A parameter never replaces a variable of the table: it is refused, and so is what a
+process cannot be started with. docs/training-environment.md is the table for users.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from elastane_common.errors import ElastaneError
+
+#: Port on which rank 0 listens for the others, unless the run has another.
+MASTER_PORT_DEFAULT: Final = 12356
+INSTANCES_MAX: Final = 4096
+#: Linux' limit for one variable, NAME=value and the NUL after it: execve fails beyond it (MAX_ARG_STRLEN).
+VARIABLE_BYTES_MAX: Final = 128 * 1024
+#: Bytes of all variables of a rank. Linux allows 2 MiB with the arguments, less under a small stack limit.
+ENVIRONMENT_BYTES_MAX: Final = 512 * 1024
+#: Parameters must not begin with it: such variables are settings of agents and workers, and credentials.
+RESERVED_PREFIX: Final = "ELASTANE_"
+
+_PARAMETER_NAME: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
+
+
+class LaunchSpecError(ElastaneError):
+    """A run cannot be launched as specified; the text names the field or parameter."""
+
+    code = "ELA451"
+
+
+class Framework(StrEnum):
+    """Kind of script, which decides how its ranks find each other."""
+
+    ELASTANE = "elastane"
+    PYTORCH = "pytorch"
+    TENSORFLOW = "tensorflow"
+    HOROVOD = "horovod"
+    PLAIN = "plain"
+
+
+EVERY: Final = frozenset(Framework)
+#: Frameworks whose ranks are fixed. Elastane's workers host several ranks, which change over time.
+RANKED: Final = EVERY - {Framework.ELASTANE}
+
+
+class Variable(NamedTuple):
+    """One row of the table. frameworks: which of them get it."""
+
+    name: str
+    frameworks: frozenset[Framework]
+    meaning: str
+
+
+_TENSORFLOW: Final = frozenset({Framework.TENSORFLOW})
+_HOROVOD: Final = frozenset({Framework.HOROVOD})
+_ELASTANE: Final = frozenset({Framework.ELASTANE})
+
+VARIABLES: Final = (
+    Variable("WORLD_SIZE", RANKED, "number of ranks"),
+    Variable("RANK", RANKED, "number of this rank, from 0"),
+    Variable("LOCAL_RANK", RANKED, "number of this rank among those of its host, from 0"),
+    Variable("LOCAL_WORLD_SIZE", RANKED, "number of ranks on this host"),
+    Variable("MASTER_ADDR", RANKED, "host of rank 0, which all others connect to"),
+    Variable("MASTER_PORT", RANKED, f"port on which rank 0 listens; {MASTER_PORT_DEFAULT} unless set"),
+    Variable("JOB_ID", EVERY, "id of the job, the same in all attempts"),
+    Variable("JOB_ATTEMPT", EVERY, "number of this attempt, from 1"),
+    Variable("ALGORITHM_NAME", EVERY, "algorithm that was submitted"),
+    Variable("MODEL_NAME", EVERY, "name under which the trained model is registered"),
+    Variable("TRAINING_DATASET_ID", EVERY, "id of the data set"),
+    Variable("TRAINING_DATASET_VERSION_HASH", EVERY, "hash of the data set's version"),
+    Variable("TRAINING_DATA_URL", EVERY, "where the data is read from (fsspec URL)"),
+    Variable("MODEL_URL", EVERY, "folder that the trained model is written to (fsspec URL)"),
+    Variable("CHECKPOINT_URL", EVERY, "folder of checkpoints, the same in all attempts (fsspec URL)"),
+    Variable("METADATA_STORE", EVERY, "URL of the store of metadata"),
+    Variable("TRAINING_PARAMETERS", EVERY, "all parameters as a JSON object of strings, names sorted"),
+    Variable("TF_CONFIG", _TENSORFLOW, "JSON: `cluster`, equal on all ranks, and `task` of this rank"),
+    Variable("HOROVOD_RANK", _HOROVOD, "as RANK"),
+    Variable("HOROVOD_SIZE", _HOROVOD, "as WORLD_SIZE"),
+    Variable("HOROVOD_LOCAL_RANK", _HOROVOD, "as LOCAL_RANK"),
+    Variable("HOROVOD_LOCAL_SIZE", _HOROVOD, "as LOCAL_WORLD_SIZE"),
+    Variable("HOROVOD_CROSS_RANK", _HOROVOD, "number of this host among those with this local rank, from 0"),
+    Variable("HOROVOD_CROSS_SIZE", _HOROVOD, "number of hosts with this local rank"),
+    Variable("HOROVOD_HOSTNAME", _HOROVOD, "name of this host, as the ranks were assigned"),
+    Variable("HOROVOD_GLOO_RENDEZVOUS_ADDR", _HOROVOD, "host of Horovod's rendezvous server"),
+    Variable("HOROVOD_GLOO_RENDEZVOUS_PORT", _HOROVOD, "port of Horovod's rendezvous server"),
+    Variable("HOROVOD_CONTROLLER", _HOROVOD, "gloo: no MPI is needed"),
+    Variable("HOROVOD_CPU_OPERATIONS", _HOROVOD, "gloo: no MPI is needed"),
+    Variable("ELASTANE_MASTER", _ELASTANE, "addresses of the masters, host:port, comma-separated"),
+    Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins: JOB_ID"),
+    Variable("ELASTANE_LOCAL_WORKERS", _ELASTANE, "workers of this agent: 1"),
+)
+
+_RESERVED: Final = frozenset(variable.name for variable in VARIABLES)
+
+
+class Endpoint(NamedTuple):
+    """Where a rank is reached. host: name or address, IPv6 without brackets. port: its own (TensorFlow)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """All that decides the environment of an attempt's ranks.
+
+    attempt: from 1. instances: number of ranks, or of workers for Elastane. endpoints: one for each rank, in
+    order. dataset_hash: of the data set's version. master_port: where rank 0 listens. parameters: of the
+    submission. chief: rank 0 is TensorFlow's chief. parameter_servers: the last ranks are TensorFlow's
+    parameter servers. rendezvous: Horovod's rendezvous server. elastane_masters: addresses, comma-separated.
+    """
+
+    job_id: str
+    attempt: int
+    framework: Framework
+    algorithm: str
+    model_name: str
+    instances: int
+    endpoints: tuple[Endpoint, ...]
+    dataset_id: str = ""
+    dataset_hash: str = ""
+    dataset_url: str = ""
+    model_url: str = ""
+    checkpoint_url: str = ""
+    metadata_store: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    master_port: int = MASTER_PORT_DEFAULT
+    chief: bool = False
+    parameter_servers: int = 0
+    rendezvous: Endpoint | None = None
+    elastane_masters: str = ""
+
+
+def environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
+    """Return the variables of a rank. Raises LaunchSpecError, also if they are too large for a process."""
+    check(spec)
+    assert 0 <= rank < spec.instances
+    variables = _of_rank(spec, rank)
+    _check_size(variables)
+    return variables
+
+
+def check(spec: LaunchSpec) -> None:
+    """Check all fields but their sizes. Raises LaunchSpecError, which names the first that is wrong."""
+    if not 1 <= spec.instances <= INSTANCES_MAX:
+        raise LaunchSpecError(
+            f"{spec.instances} instances are not between 1 and {INSTANCES_MAX}",
+            hint="ask for fewer, or for 1",
+        )
+    if len(spec.endpoints) != spec.instances:
+        raise LaunchSpecError(f"{spec.instances} instances have {len(spec.endpoints)} endpoints")
+    if spec.attempt < 1:
+        raise LaunchSpecError(f"attempt {spec.attempt} is not a number from 1")
+    for name in ("job_id", "algorithm", "model_name"):
+        if not getattr(spec, name):
+            raise LaunchSpecError(f"{name} is empty", hint="every job needs one")
+    _check_ports(spec)
+    _check_framework(spec)
+    for name, value in spec.parameters.items():
+        check_parameter(name, value)
+
+
+def check_parameter(name: str, value: str) -> None:
+    """Check one parameter's name and value. Raises LaunchSpecError with the reason."""
+    if not _PARAMETER_NAME.fullmatch(name):
+        raise LaunchSpecError(
+            f"the parameter name {name!r} is not allowed",
+            hint="a name has capital letters, digits and underscores, and does not begin with a digit",
+            parameter=name,
+        )
+    if name in _RESERVED or name.startswith(RESERVED_PREFIX):
+        raise LaunchSpecError(
+            f"the parameter {name} would replace a variable of the service",
+            hint="rename it; docs/training-environment.md lists the names that are taken",
+            parameter=name,
+        )
+    _encoded(name, value)
+
+
+def _check_ports(spec: LaunchSpec) -> None:
+    ports = [spec.master_port, *(endpoint.port for endpoint in spec.endpoints)]
+    if spec.rendezvous is not None:
+        ports.append(spec.rendezvous.port)
+    for port in ports:
+        if not 1 <= port <= 65535:
+            raise LaunchSpecError(f"port {port} is not between 1 and 65535")
+    for endpoint in spec.endpoints:
+        if not endpoint.host:
+            raise LaunchSpecError("an endpoint has no host")
+
+
+def _check_framework(spec: LaunchSpec) -> None:
+    if spec.framework is Framework.TENSORFLOW:
+        workers = spec.instances - spec.parameter_servers
+        if spec.parameter_servers < 0 or workers < 1:
+            raise LaunchSpecError(
+                f"{spec.parameter_servers} parameter servers of {spec.instances} instances leave no worker",
+                hint="instances count workers, chief and parameter servers together",
+            )
+        if len(set(spec.endpoints)) < spec.instances:
+            raise LaunchSpecError("two ranks have one endpoint", hint="TensorFlow needs a port for each rank")
+    elif spec.chief or spec.parameter_servers:
+        raise LaunchSpecError(f"{spec.framework} knows no chief and no parameter servers")
+    if spec.framework is Framework.HOROVOD and spec.rendezvous is None:
+        raise LaunchSpecError("a Horovod run has no rendezvous server")
+    if spec.framework is Framework.ELASTANE and not spec.elastane_masters:
+        raise LaunchSpecError("an Elastane run has no address of a master")
+
+
+def _of_rank(spec: LaunchSpec, rank: int) -> dict[str, str]:
+    variables = {**spec.parameters, **_of_job(spec)}
+    if spec.framework is Framework.ELASTANE:
+        return variables | {
+            "ELASTANE_MASTER": spec.elastane_masters,
+            "ELASTANE_JOB": spec.job_id,
+            "ELASTANE_LOCAL_WORKERS": "1",
+        }
+    place = _place(spec, rank)
+    variables |= {
+        "WORLD_SIZE": str(spec.instances),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "MASTER_ADDR": spec.endpoints[0].host,
+        "MASTER_PORT": str(spec.master_port),
+    }
+    if spec.framework is Framework.TENSORFLOW:
+        variables["TF_CONFIG"] = _tf_config(spec, rank)
+    if spec.framework is Framework.HOROVOD:
+        variables |= _horovod(spec, rank, place)
+    return variables
+
+
+def _of_job(spec: LaunchSpec) -> dict[str, str]:
+    return {
+        "JOB_ID": spec.job_id,
+        "JOB_ATTEMPT": str(spec.attempt),
+        "ALGORITHM_NAME": spec.algorithm,
+        "MODEL_NAME": spec.model_name,
+        "TRAINING_DATASET_ID": spec.dataset_id,
+        "TRAINING_DATASET_VERSION_HASH": spec.dataset_hash,
+        "TRAINING_DATA_URL": spec.dataset_url,
+        "MODEL_URL": spec.model_url,
+        "CHECKPOINT_URL": spec.checkpoint_url,
+        "METADATA_STORE": spec.metadata_store,
+        "TRAINING_PARAMETERS": json.dumps(dict(spec.parameters), sort_keys=True),
+    }
+
+
+class _Place(NamedTuple):
+    """A rank among those of its host, and its host among those that have its local rank."""
+
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def _place(spec: LaunchSpec, rank: int) -> _Place:
+    hosts = [endpoint.host for endpoint in spec.endpoints]
+    host = hosts[rank]
+    local_rank = hosts[:rank].count(host)
+    with_local_rank = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
+    return _Place(local_rank, hosts.count(host), with_local_rank.index(host), len(with_local_rank))
+
+
+def _tf_config(spec: LaunchSpec, rank: int) -> str:
+    """TF_CONFIG: the chief is rank 0, then come workers, then parameter servers."""
+    chiefs = int(spec.chief)
+    workers_end = spec.instances - spec.parameter_servers
+    addresses = [str(endpoint) for endpoint in spec.endpoints]
+    parts = {"chief": (0, chiefs), "worker": (chiefs, workers_end), "ps": (workers_end, spec.instances)}
+    cluster = {kind: addresses[first:end] for kind, (first, end) in parts.items() if first < end}
+    kind = next(kind for kind, (first, end) in parts.items() if first <= rank < end)
+    task = {"type": kind, "index": rank - parts[kind][0]}
+    return json.dumps({"cluster": cluster, "task": task}, sort_keys=True)
+
+
+def _horovod(spec: LaunchSpec, rank: int, place: _Place) -> dict[str, str]:
+    assert spec.rendezvous is not None
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(spec.instances),
+        "HOROVOD_LOCAL_RANK": str(place.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(place.local_size),
+        "HOROVOD_CROSS_RANK": str(place.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(place.cross_size),
+        "HOROVOD_HOSTNAME": spec.endpoints[rank].host,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": spec.rendezvous.host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(spec.rendezvous.port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+
+
+def _check_size(variables: Mapping[str, str]) -> None:
+    total_bytes = 0
+    for name, value in variables.items():
+        size_bytes = len(_encoded(name, value)) + len(name) + 2  # "=" and the NUL at its end
+        if size_bytes > VARIABLE_BYTES_MAX:
+            raise LaunchSpecError(
+                f"the variable {name} has {size_bytes} bytes, more than {VARIABLE_BYTES_MAX}",
+                hint="put large parameters into a file of the code or of the data set",
+                limit=VARIABLE_BYTES_MAX,
+            )
+        total_bytes += size_bytes
+    if total_bytes > ENVIRONMENT_BYTES_MAX:
+        raise LaunchSpecError(
+            f"the environment of a rank has {total_bytes} bytes, more than {ENVIRONMENT_BYTES_MAX}",
+            hint="put large parameters into a file of the code or of the data set",
+            limit=ENVIRONMENT_BYTES_MAX,
+        )
+
+
+def _encoded(name: str, value: str) -> bytes:
+    """Return the bytes that a process gets. Raises LaunchSpecError if it can get none."""
+    if "\0" in value:
+        raise LaunchSpecError(f"the value of {name} contains NUL", hint="a process cannot be given it")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise LaunchSpecError(f"the value of {name} is not valid Unicode", hint="send it as UTF-8") from None

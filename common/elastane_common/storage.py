@@ -2,19 +2,21 @@
 
 A checkpoint must survive a kill between any two instructions. On a local disk a file is therefore written
 under a temporary name, synced, and renamed; on an object store a put is atomic, and an upload that fails is
-abandoned. OSErrors of the storage are translated to CheckpointError.
+abandoned. OSErrors of the storage are translated to CheckpointError, or to the error that the owner of the
+folder names.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -23,6 +25,11 @@ from fsspec.spec import AbstractBufferedFile
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 Chunk = bytes | memoryview
+#: Of what is read at once.
+CHUNK_BYTES: Final = 1 << 20
+
+#: Ends the names of files that are being written on local disks.
+_PARTIAL: Final = ".tmp"
 
 
 class CheckpointError(ElastaneError):
@@ -32,26 +39,30 @@ class CheckpointError(ElastaneError):
 
 
 class Folder:
-    """A folder of a URL, e.g. "s3://bucket/job", "file:///data/job", "/data/job", "memory://job"."""
+    """A folder of a URL, e.g. "s3://bucket/job", "file:///data/job", "/data/job", "memory://job".
 
-    def __init__(self, url: str) -> None:
+    error: class of the errors that its methods raise.
+    """
+
+    def __init__(self, url: str, error: type[ElastaneError] = CheckpointError) -> None:
         self.url = url
+        self._error = error
         try:
             self._fs, path = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            missing = CheckpointError(
-                f"no storage for the URL {url!r}: {error}",
+        except (ImportError, ValueError) as cause:
+            missing = error(
+                f"no storage for the URL {url!r}: {cause}",
                 hint="install the fsspec package of its protocol, e.g. s3fs or gcsfs",
                 url=url,
             )
             missing.exit_code = EXIT_REFUSED
-            raise missing from error
+            raise missing from cause
         self._root = str(path).rstrip("/") or "/"
         self._local = isinstance(self._fs, LocalFileSystem)
 
     def subfolders(self) -> list[str]:
         """Return the names of direct subfolders; [] if this folder does not exist."""
-        with _translated(self.url, "list"):
+        with self._translated("list"):
             # Other workers write to the same folder, and fsspec caches listings.
             self._fs.invalidate_cache()
             try:
@@ -63,21 +74,52 @@ class Folder:
 
     def size(self, name: str) -> int | None:
         """Return the size of a file in bytes, None if it does not exist. `name` may contain folders."""
-        with _translated(self.url, "look at", name):
+        with self._translated("look at", name):
             try:
                 return int(self._fs.size(self._path(name)))
             except FileNotFoundError:
                 return None
 
+    def files(self) -> list[tuple[str, int]]:
+        """Return all files below this folder, sorted: name relative to it, and size in bytes."""
+        with self._translated("list"):
+            self._fs.invalidate_cache()
+            found = self._fs.find(self._root, detail=True)
+        names = (
+            (str(path)[len(self._root) :].lstrip("/"), int(entry["size"])) for path, entry in found.items()
+        )
+        return sorted((name, size) for name, size in names if not _is_partial(name))
+
+    def read(self, name: str, *, bytes_max: int) -> bytes | None:
+        """Return the content of a file, None if it does not exist. Raises also if it is larger."""
+        size = self.size(name)
+        if size is None:
+            return None
+        if size > bytes_max:
+            raise self._error(f"{self.url}/{name} has {size} bytes; {bytes_max} are allowed", url=self.url)
+        with self.reading(name) as file:
+            return bytes(file.read(bytes_max))
+
+    def sha256(self, name: str) -> tuple[int, str] | None:
+        """Read a file, and return its size in bytes and its sha256 in hex; None if it does not exist."""
+        if self.size(name) is None:
+            return None
+        digest, size = hashlib.sha256(), 0
+        with self.reading(name) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+        return size, digest.hexdigest()
+
     @contextmanager
     def reading(self, name: str) -> Iterator[Any]:
-        """Open the file for reading bytes. Raises CheckpointError, also for errors while it is read."""
-        with _translated(self.url, "read", name), self._fs.open(self._path(name), "rb") as file:
+        """Open the file for reading bytes. Raises this folder's error, also while it is read."""
+        with self._translated("read", name), self._fs.open(self._path(name), "rb") as file:
             yield file
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         """Write a file atomically: durable when this returns, absent if it raises."""
-        with _translated(self.url, "write", name):
+        with self._translated("write", name):
             if self._local:
                 _write_local(Path(self._path(name)), chunks)
             else:
@@ -85,14 +127,14 @@ class Folder:
 
     def remove_file(self, name: str) -> None:
         """Remove a file durably; no error if it does not exist."""
-        with _translated(self.url, "remove", name), suppress(FileNotFoundError):
+        with self._translated("remove", name), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
             if self._local:
                 _sync_folder(Path(self._path(name)).parent)
 
     def remove_subfolder(self, name: str) -> None:
         """Remove a folder with its contents; no error if it does not exist."""
-        with _translated(self.url, "remove", name), suppress(FileNotFoundError):
+        with self._translated("remove", name), suppress(FileNotFoundError):
             if self._local:
                 shutil.rmtree(self._path(name))
             else:
@@ -100,6 +142,24 @@ class Folder:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+    @contextmanager
+    def _translated(self, verb: str, name: str = "") -> Iterator[None]:
+        url = self.url
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            what = f"{url.rstrip('/')}/{name}" if name else url
+            refused = self._error(
+                f"cannot {verb} {what}: {error.strerror or error}",
+                hint="the storage is full: free space, or keep fewer checkpoints" if full else "",
+                url=url,
+                errno=error.errno,
+            )
+            if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS:
+                refused.exit_code = EXIT_REFUSED  # the next worker would meet the same error
+            raise refused from error
 
     def _write_remote(self, path: str, chunks: Iterable[Chunk]) -> None:
         self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
@@ -119,9 +179,15 @@ class Folder:
             raise
 
 
+def _is_partial(name: str) -> bool:
+    base = name.rpartition("/")[2]
+    return base.startswith(".") and base.endswith(_PARTIAL)
+
+
 def _write_local(path: Path, chunks: Iterable[Chunk]) -> None:
+    there = next(folder for folder in path.parent.parents if folder.is_dir())
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_PARTIAL}")
     try:
         with beside.open("wb", buffering=0) as file:
             for chunk in chunks:
@@ -130,9 +196,11 @@ def _write_local(path: Path, chunks: Iterable[Chunk]) -> None:
                     rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         beside.replace(path)
-        _sync_folder(path.parent)
-        # The shard's folder may be new as well, and is durable only once its parent is synced.
-        _sync_folder(path.parent.parent)
+        # Its folders may be new as well, and each is durable only once its parent is synced.
+        for folder in path.parents:
+            _sync_folder(folder)
+            if folder == there:
+                break
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -145,21 +213,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _translated(url: str, verb: str, name: str = "") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = f"{url.rstrip('/')}/{name}" if name else url
-        refused = CheckpointError(
-            f"cannot {verb} {what}: {error.strerror or error}",
-            hint="the storage is full: free space or keep fewer checkpoints" if full else "",
-            url=url,
-            errno=error.errno,
-        )
-        if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS:
-            refused.exit_code = EXIT_REFUSED  # the next worker would meet the same error
-        raise refused from error

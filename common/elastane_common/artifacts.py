@@ -1,0 +1,242 @@
+"""Artifacts: folders of files on any fsspec URL that are seen whole or not at all.
+
+    URL/manifest.json       version, folder, and of each file path, size, sha256, kind
+    URL/FOLDER/...          the files; FOLDER begins the hash of their content
+
+The manifest is put in place last, by one rename or put. Files that it names are never written to: another
+content has another folder, so a reader has the old files or the new ones, and who dies while writing leaves
+the old ones. Writing the same content again changes nothing. One URL has one writer at a time; a second one
+may win, but never mixes its files with the first one's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from elastane_common import layout, run_record
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
+from elastane_common.file_manifest import FileEntry, content_hash, file_faults, list_fault, path_fault
+from elastane_common.run_record import RunRecord
+from elastane_common.storage import CHUNK_BYTES, Folder
+
+_log = structlog.get_logger(__name__)
+
+MANIFEST: Final = "manifest.json"
+#: Grows when readers of the previous version would misunderstand a manifest.
+VERSION: Final = 1
+MANIFEST_BYTES_MAX: Final = 64 << 20
+RECORD_BYTES_MAX: Final = 64 << 20
+#: Of the content hash in the name of the folder.
+_FOLDER_DIGITS: Final = 16
+_FAULTS_SHOWN: Final = 5
+
+
+class ArtifactError(ElastaneError):
+    """Artifacts could not be written, read or listed, or differ from their manifest."""
+
+    code = "ELA460"
+
+
+class ArtifactManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of one folder of artifacts; unknown fields are ignored. folder: subfolder with the files."""
+
+    version: int
+    folder: str
+    files: tuple[FileEntry, ...]
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of the files' paths and contents, equal for equal files wherever they are."""
+        return content_hash(self.files)
+
+    def located(self) -> Iterator[FileEntry]:
+        """Yield the files with paths relative to the manifest."""
+        for entry in self.files:
+            yield msgspec.structs.replace(entry, path=f"{self.folder}/{entry.path}")
+
+
+def local_files(path: Path) -> dict[str, Path]:
+    """Return the files to upload for a file or a folder, by their path in the artifacts.
+
+    Raises ArtifactError if there is none, and for links to folders, sockets and the like.
+    """
+    if path.is_file():
+        return {path.name: path}
+    if not path.is_dir():
+        raise _refused(f"{path} is neither a file nor a folder", "write it before it is uploaded")
+    found = {}
+    for folder, folders, names in os.walk(path):
+        for name in sorted([*names, *(name for name in folders if (Path(folder) / name).is_symlink())]):
+            file = Path(folder) / name
+            if not file.is_file():
+                raise _refused(f"{file} is not a regular file", "a model has files and folders only")
+            found[file.relative_to(path).as_posix()] = file
+    if not found:
+        raise _refused(f"the folder {path} is empty", "write the files before they are uploaded")
+    return found
+
+
+def write_artifacts(url: str, files: Mapping[str, Path], *, kind: str = "model") -> ArtifactManifest:
+    """Upload local files, by their path in the artifacts, and return the manifest.
+
+    If it returns, they are durable and replace what was at `url`; if it raises ArtifactError, they do not.
+    The files must not change meanwhile.
+    """
+    for path in files:
+        if fault := path_fault(path):
+            raise _refused(f"the path {path[:80]!r} {fault}", "rename the file")
+    entries = tuple(_entry(path, files[path], kind) for path in sorted(files))
+    manifest = ArtifactManifest(version=VERSION, folder=content_hash(entries)[:_FOLDER_DIGITS], files=entries)
+    folder = Folder(url, ArtifactError)
+    before = _read_manifest(folder)
+    if before == manifest and all(folder.size(entry.path) == entry.size_bytes for entry in before.located()):
+        return manifest
+    for entry, located in zip(entries, manifest.located(), strict=True):
+        folder.write(located.path, _unchanged(files[entry.path], entry))
+    folder.write(MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest), indent=1)])
+    if before is not None and before.folder != manifest.folder:
+        _remove(folder, before.folder)
+    return manifest
+
+
+def read_manifest(url: str) -> ArtifactManifest | None:
+    """Return the manifest at `url`; None if there are no artifacts. Raises ArtifactError."""
+    return _read_manifest(Folder(url, ArtifactError))
+
+
+def list_artifacts(url: str) -> list[FileEntry]:
+    """Return the files at `url`, with paths relative to it; [] if there are none. Raises ArtifactError."""
+    manifest = read_manifest(url)
+    return [] if manifest is None else list(manifest.located())
+
+
+def verify(url: str) -> ArtifactManifest:
+    """Read all files at `url` and compare them with the manifest.
+
+    Raises ArtifactError, which names those that are missing or differ.
+    """
+    folder = Folder(url, ArtifactError)
+    manifest = _read_manifest(folder)
+    if manifest is None:
+        raise _refused(
+            f"there are no artifacts at {url}", "their manifest is written last; was the upload complete?"
+        )
+    if faults := list(file_faults(folder, manifest.located())):
+        more = f" and {len(faults) - _FAULTS_SHOWN} more" if len(faults) > _FAULTS_SHOWN else ""
+        raise _refused(
+            f"artifacts at {url} differ from their manifest: {'; '.join(faults[:_FAULTS_SHOWN])}{more}",
+            "they were changed after they were uploaded; upload them again",
+        )
+    return manifest
+
+
+# ---------------------------------------------------------------- the folder of a run
+
+
+def write_record(run_url: str, record: RunRecord) -> None:
+    """Write the record of a run. Raises ArtifactError."""
+    Folder(run_url, ArtifactError).write(layout.RECORD, [run_record.encode(record)])
+
+
+def read_record(run_url: str) -> RunRecord | None:
+    """Return the record of a run, None if there is none. Raises ArtifactError, RunRecordError."""
+    data = Folder(run_url, ArtifactError).read(layout.RECORD, bytes_max=RECORD_BYTES_MAX)
+    return None if data is None else run_record.decode(data)
+
+
+def list_run(run_url: str) -> list[FileEntry]:
+    """Return all artifacts of a run, with paths relative to its folder: model, logs, record, others.
+
+    A file of the model is listed once the model is whole. Digests of logs are those of the record; before
+    that is written they are empty. Raises ArtifactError, RunRecordError.
+    """
+    folder = Folder(run_url, ArtifactError)
+    model = [
+        msgspec.structs.replace(entry, path=layout.join(layout.MODEL, entry.path), kind="model")
+        for entry in list_artifacts(layout.model_url(run_url))
+    ]
+    record = read_record(run_url)
+    known = {entry.path: entry for entry in record.artifacts} if record is not None else {}
+    others = []
+    for path, size_bytes in folder.files():
+        kind = layout.kind_of(path)
+        if kind == "model":
+            continue
+        sha256 = ""
+        if kind == "record":
+            size_bytes, sha256 = folder.sha256(path) or (size_bytes, "")
+        elif path in known and known[path].size_bytes == size_bytes:
+            sha256 = known[path].sha256
+        others.append(FileEntry(path, size_bytes, sha256, kind))
+    return sorted(model + others, key=lambda entry: entry.path)
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _read_manifest(folder: Folder) -> ArtifactManifest | None:
+    data = folder.read(MANIFEST, bytes_max=MANIFEST_BYTES_MAX)
+    if data is None:
+        return None
+    try:
+        manifest = msgspec.json.decode(data, type=ArtifactManifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _refused(
+            f"{folder.url}/{MANIFEST} is damaged: {error}", "upload the artifacts again"
+        ) from error
+    if manifest.version > VERSION:
+        raise _refused(
+            f"{folder.url}/{MANIFEST} has version {manifest.version}; this release reads up to {VERSION}",
+            "use the release that wrote it, or a newer one",
+        )
+    if fault := path_fault(manifest.folder) or list_fault(manifest.files):
+        raise _refused(f"{folder.url}/{MANIFEST} is damaged: {fault}", "upload the artifacts again")
+    return manifest
+
+
+def _entry(path: str, file: Path, kind: str) -> FileEntry:
+    digest, size_bytes = hashlib.sha256(), 0
+    for chunk in _chunks(file):
+        digest.update(chunk)
+        size_bytes += len(chunk)
+    return FileEntry(path, size_bytes, digest.hexdigest(), kind)
+
+
+def _unchanged(file: Path, entry: FileEntry) -> Iterator[bytes]:
+    """Yield a file's content. Raises ArtifactError at its end if it is not the one of `entry`."""
+    digest = hashlib.sha256()
+    for chunk in _chunks(file):
+        digest.update(chunk)
+        yield chunk
+    if digest.hexdigest() != entry.sha256:
+        raise ArtifactError(f"{file} changed while it was uploaded", hint="upload it when it is complete")
+
+
+def _chunks(file: Path) -> Iterator[bytes]:
+    try:
+        with file.open("rb") as opened:
+            while chunk := opened.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise ArtifactError(f"cannot read {file}: {error.strerror or error}") from error
+
+
+def _remove(folder: Folder, name: str) -> None:
+    """Remove replaced files. That they stay costs space, no more."""
+    try:
+        folder.remove_subfolder(name)
+    except ArtifactError as error:
+        _log.warning("replaced artifacts stay", url=folder.url, folder=name, reason=str(error))
+
+
+def _refused(text: str, hint: str) -> ArtifactError:
+    error = ArtifactError(text, hint=hint)
+    error.exit_code = EXIT_REFUSED
+    return error

@@ -6,7 +6,8 @@
 The manifest is put in place last, by one rename or put. Files that it names are never written to: another
 content has another folder, so a reader has the old files or the new ones, and who dies while writing leaves
 the old ones. Writing the same content again changes nothing. One URL has one writer at a time; a second one
-may win, but never mixes its files with the first one's.
+may win, but never mixes its files with the first one's. A folder that a killed writer leaves is named by no
+manifest; it goes with the run.
 """
 
 from __future__ import annotations

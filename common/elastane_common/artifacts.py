@@ -6,7 +6,8 @@
 The manifest is put in place last, by one rename or put. Files that it names are never written to: another
 content has another folder, so a reader has the old files or the new ones, and who dies while writing leaves
 the old ones. Writing the same content again changes nothing. One URL has one writer at a time; a second one
-may win, but never mixes its files with the first one's.
+may win, but never mixes its files with the first one's. A folder that a killed writer leaves is named by no
+manifest; it goes with the run.
 """
 
 from __future__ import annotations
@@ -83,23 +84,29 @@ def local_files(path: Path) -> dict[str, Path]:
     return found
 
 
+def manifest_of(files: Mapping[str, Path], *, kind: str = "model") -> ArtifactManifest:
+    """Return the manifest that the upload of local files writes. Raises ArtifactError."""
+    for path in files:
+        if fault := path_fault(path):
+            raise _refused(f"the path {path[:80]!r} {fault}", "rename the file")
+    entries = tuple(_entry(path, files[path], kind) for path in sorted(files))
+    return ArtifactManifest(version=VERSION, folder=content_hash(entries)[:_FOLDER_DIGITS], files=entries)
+
+
 def write_artifacts(url: str, files: Mapping[str, Path], *, kind: str = "model") -> ArtifactManifest:
     """Upload local files, by their path in the artifacts, and return the manifest.
 
     If it returns, they are durable and replace what was at `url`; if it raises ArtifactError, they do not.
     The files must not change meanwhile.
     """
-    for path in files:
-        if fault := path_fault(path):
-            raise _refused(f"the path {path[:80]!r} {fault}", "rename the file")
-    entries = tuple(_entry(path, files[path], kind) for path in sorted(files))
-    manifest = ArtifactManifest(version=VERSION, folder=content_hash(entries)[:_FOLDER_DIGITS], files=entries)
+    manifest = manifest_of(files, kind=kind)
     folder = Folder(url, ArtifactError)
     before = _read_manifest(folder)
     if before == manifest and all(folder.size(entry.path) == entry.size_bytes for entry in before.located()):
         return manifest
-    for entry, located in zip(entries, manifest.located(), strict=True):
+    for entry, located in zip(manifest.files, manifest.located(), strict=True):
         folder.write(located.path, _unchanged(files[entry.path], entry))
+    folder.remove_partial_files(manifest.folder)
     folder.write(MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest), indent=1)])
     if before is not None and before.folder != manifest.folder:
         _remove(folder, before.folder)

@@ -140,6 +140,13 @@ class Folder:
             else:
                 self._fs.rm(self._path(name), recursive=True)
 
+    def remove_partial_files(self, name: str) -> None:
+        """Remove from a subfolder what killed writers have left there. Only local disks keep such files."""
+        if self._local:
+            with self._translated("clean", name):
+                for path in Path(self._path(name)).rglob(f".*{_PARTIAL}"):
+                    path.unlink(missing_ok=True)
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 

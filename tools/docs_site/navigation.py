@@ -36,6 +36,7 @@ GROUPS: Final = (
             "howto/spot",
             "howto/sentinel",
             "howto/tasks",
+            "howto/training-service",
             "howto/masters",
             "howto/repair",
             "howto/tokens",

@@ -23,6 +23,7 @@ class Part(NamedTuple):
 
 PARTS: Final = (
     Part("worker/elastane/__init__.py", "init", "elastane.init"),
+    Part("worker/elastane/__init__.py", "save_model", "elastane.save_model"),
     Part("worker/elastane/runtime/job.py", "Job", "Job"),
     Part("worker/elastane/runtime/options.py", "TrainOptions", "Options of Job.prepare", members=False),
     Part("common/elastane_common/errors.py", "ElastaneError", "elastane.ElastaneError"),

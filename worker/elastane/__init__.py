@@ -61,6 +61,29 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
     return open_job(seed, distributed_calls=distributed_calls)
 
 
+def save_model(path: str | os.PathLike[str]) -> str:
+    """Upload the trained model to the folder that the variable MODEL_URL names, and return its URL there.
+
+    Call it in every process, between epochs or after the last. The leader uploads (the worker that hosts EST
+    0; rank 0 of stock DDP, and of scripts that do not call `init`). Other workers of an elastic job that have
+    the same files wait for it, and one of them uploads if it dies; without the files they return at once.
+    Readers see the whole model or the one before; the same model saved again changes nothing. The training
+    service sets MODEL_URL, to which any fsspec URL may be set; without it nothing happens.
+
+    Args:
+        path: a file, or a folder whose files are uploaded with the folders in it. Write it in every worker,
+            in a folder of its own.
+    Returns:
+        The URL of the files; "" in a process that did not see them uploaded.
+    Raises:
+        ArtifactError: the file is missing, or the storage failed; the model that was there before stays.
+        StepError: called before it is known who leads.
+    """
+    from elastane import model_saving
+
+    return model_saving.save(path)
+
+
 __all__ = [
     "ElastaneError",
     "MasterUnreachableError",
@@ -69,4 +92,5 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "init",
+    "save_model",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from elastane import model_saving
 from elastane.runtime import forks
 from elastane.runtime.environment import read_environment
 from elastane.runtime.job import Job
@@ -16,6 +17,16 @@ from elastane_common.logs import configure_logs, say_where
 
 def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
     """Build the job for the environment's mode (see `elastane.init`)."""
+    job = _build(seed, distributed_calls=distributed_calls)
+    model_saving.take_role(
+        model_saving.Role(
+            job._upload_turn, job._ring_changes, job.isolated_rng, job._environment.model_takeover_seconds
+        )
+    )
+    return job
+
+
+def _build(seed: int | None, *, distributed_calls: bool) -> Job:
     try:
         environment = read_environment()
         configure_logs(environment.log_level, environment.log_format)

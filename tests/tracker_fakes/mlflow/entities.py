@@ -8,3 +8,13 @@ class Metric(NamedTuple):
     value: float
     timestamp: int
     step: int
+
+
+class Param(NamedTuple):
+    key: str
+    value: str
+
+
+class RunTag(NamedTuple):
+    key: str
+    value: str

@@ -106,6 +106,16 @@ def test_a_file_that_went_missing_is_written_again(url: str, tmp_path: Path) -> 
     assert content(url)["weights.bin"] == b"weights"
 
 
+def test_what_a_killed_writer_left_of_a_file_is_removed(tmp_path: Path) -> None:
+    url, path = str(tmp_path / "there"), a_model(tmp_path / "m")
+    upload(url, path)
+    folder = list_artifacts(url)[0].path.partition("/")[0]
+    put(f"{url}/{folder}/sub/.empty.json.0123.tmp", b"half")
+    remove(f"{url}/{MANIFEST}")
+    upload(url, path)
+    assert names(url) == [f"{folder}/sub/empty.json", f"{folder}/weights.bin", MANIFEST]
+
+
 def test_another_content_replaces_the_first(url: str, tmp_path: Path) -> None:
     upload(url, a_model(tmp_path / "m"))
     upload(url, a_model(tmp_path / "m", b"better"))

@@ -120,6 +120,28 @@ class ElasticJob(Job):
         trainer.interval.asked("is_leader", sys._getframe(1))
         return trainer.is_leader and trainer.interval.est_step in (None, 0)
 
+    def _upload_turn(self) -> int | None:
+        # Unlike `is_leader`, the answer has no influence on what the script draws, and is not noted.
+        trainer = self._trainer
+        if trainer is None or not trainer.joined:
+            raise LeaderUnknownError(
+                "elastane.save_model was called before this worker joined the ring in job.epochs",
+                hint="call it in the loop over job.epochs or after it",
+            )
+        if trainer.steps.est_step is not None or trainer.interval.est_step is not None:
+            # A turn of one EST: the others follow, and a step may not wait.
+            rank = self._running_rank(trainer)
+            return 0 if trainer.is_leader and rank == 0 else None
+        return trainer.place
+
+    def _ring_changes(self) -> bool:
+        return self._trainer is not None and self._trainer.ring_changes
+
+    @staticmethod
+    def _running_rank(trainer: Trainer) -> int | None:
+        est_step = trainer.steps.est_step
+        return trainer.interval.est_step if est_step is None else est_step.rank
+
     def each_rank(self) -> Iterator[int]:
         trainer = self._trainer
         if trainer is None or trainer.steps.est_step is not None:

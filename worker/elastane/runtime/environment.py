@@ -100,6 +100,11 @@ class WorkerEnvironment(BaseSettings):
         description="show a progress bar of the epochs on the leader's stderr; default: as "
         "passed to job.epochs",
     )
+    model_takeover_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="how long the next worker waits for the leader's upload of the model before it uploads",
+    )
     store_host: str = Field(
         default="", description="address at which other workers reach this one; default: this host's"
     )

@@ -133,6 +133,14 @@ class Job(abc.ABC):
         if self._environment.log_to != "":
             self._trackers += specs
 
+    def _upload_turn(self) -> int | None:
+        """Return 0 in the process that uploads the model, n in the n-th to do so if it fails, else None."""
+        return 0 if self.is_leader else None
+
+    def _ring_changes(self) -> bool:
+        """True if the processes that train with this one change, so that the leader may be lost."""
+        return False
+
     def _shows_progress(self, asked: bool) -> bool:
         """True if the leader shows progress; ELASTANE_PROGRESS overrides the script."""
         configured = self._environment.progress

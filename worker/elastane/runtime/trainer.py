@@ -119,6 +119,16 @@ class Trainer:
         return self._worker_session.is_leader
 
     @property
+    def place(self) -> int | None:
+        """Position of this worker in its ring, 0 for the leader; None for a standby."""
+        return self._worker_session.place
+
+    @property
+    def ring_changes(self) -> bool:
+        """True while the master waits for this worker to leave its generation."""
+        return self._protocol.fenced > self._protocol.generation
+
+    @property
     def state(self) -> TrainState:
         return self._state
 

@@ -88,6 +88,13 @@ class WorkerSession:
         return bool(self.members) and self.members[0].worker_id == self._environment.worker_id
 
     @property
+    def place(self) -> int | None:
+        """Position of this worker in the ring; None without one."""
+        ids = [member.worker_id for member in self.members]
+        own = self._environment.worker_id
+        return ids.index(own) if own in ids else None
+
+    @property
     def is_alone(self) -> bool:
         """True if there is no other member in the ring."""
         return len(self.members) < 2

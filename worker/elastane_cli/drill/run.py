@@ -190,6 +190,7 @@ class _Play:
             environment={
                 "ELASTANE_REPORT_DIR": str(self.cluster.reports),
                 "ELASTANE_LOG_TO": "",  # values of a rehearsal belong in no tracker
+                "MODEL_URL": "",  # and its model is not uploaded
                 **Rehearsal(gates=str(self.cluster.gates)).environment(),
             },
             on_exit=self.cluster.wake,

@@ -250,6 +250,7 @@ class LocalCluster:
             "ELASTANE_MASTER_TIMEOUT_SECONDS": "60",
             "ELASTANE_REPORT_DIR": str(self.reports),
             "ELASTANE_LOG_TO": "",  # no trackers, unless the caller's `environment` sets them
+            "MODEL_URL": "",  # and its model is not uploaded
             **self._extra,
         }
 

@@ -110,6 +110,7 @@ def _run(
             "WORLD_SIZE": str(processes),
             "ELASTANE_MODE": "ddp",
             "ELASTANE_LOG_TO": "",  # a reference run does not log to trackers
+            "MODEL_URL": "",  # and its model is not uploaded
             "ELASTANE_REPORT_DIR": str(reports),
             **(environment or {}),
         }

@@ -6,6 +6,7 @@ purpose: they know the fields of one release, and a user's pod template may have
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -68,6 +69,7 @@ class KubeClient:
         self._client = client
         self._kubeconfig = kubeconfig
         self._timeout_seconds = timeout_seconds
+        self._watches: set[aiohttp.ClientResponse] = set()
 
     @classmethod
     async def open(cls, kubeconfig: str = "", *, timeout_seconds: float = 30.0) -> KubeClient:
@@ -124,11 +126,13 @@ class KubeClient:
             total=None, sock_connect=CONNECT_SECONDS_MAX, sock_read=silence_seconds
         )
         response = await self._open("GET", path, timeout=timeout)
+        self._watches.add(response)
         try:
             if response.status != 200:
                 raise await _refusal(response, f"GET {path}")
-            yield _lines(response)
+            yield _lines(response, silence_seconds)
         finally:
+            self._watches.discard(response)
             response.close()  # with the connection, in which the rest of the watch is still to come
 
     async def create(self, kind: str, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,10 +198,15 @@ class KubeClient:
 
     async def _renew(self, refused: ApiClient) -> None:
         """Read the credentials again, unless another request has done so since `refused` was used."""
-        with _reaching():
+        try:
             fresh = ApiClient(await _configuration(self._kubeconfig))
+        except Exception as error:
+            raise KubeError(0, "NoCredentials", f"the credentials cannot be read: {error}") from error
         if self._client is refused:
             self._client = fresh
+            # Closing the session does not wake who reads an answer of it, and ends aiohttp's time limits.
+            for response in self._watches:
+                response.close()
             await refused.close()
         else:
             await fresh.close()
@@ -249,11 +258,12 @@ async def _refusal(response: aiohttp.ClientResponse, request: str) -> KubeError:
     return KubeError(response.status, reason, message, _retry_after_seconds(response))
 
 
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _lines(response: aiohttp.ClientResponse, silence_seconds: float) -> AsyncIterator[bytes]:
     while True:
         with _reaching():
             try:
-                line = await response.content.readline(max_line_length=EVENT_BYTES_MAX)
+                async with asyncio.timeout(silence_seconds):
+                    line = await response.content.readline(max_line_length=EVENT_BYTES_MAX)
             except LineTooLong as error:
                 raise KubeError(413, "TooLong", f"an event has more than {EVENT_BYTES_MAX} bytes") from error
         if not line:

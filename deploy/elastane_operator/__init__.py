@@ -2,7 +2,7 @@
 
   decisions/  pure: spec, status and observed state of a job -> actions and their reasons
   manifests/  pure: the pods and the master of a job, as plain objects
-  edge/       Kubernetes, the masters' gRPC API and kopf: carries out the decisions
+  edge/       Kubernetes and the masters' gRPC API: carries out the decisions
 
 `python -m elastane_operator --help`
 """

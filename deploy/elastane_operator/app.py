@@ -1,31 +1,29 @@
-"""The operator process: leader election, kopf's watches, the controller, and an orderly shutdown.
+"""The operator process: leader election, the watches, the controller, and an orderly shutdown.
 
-kopf lists and watches ElasticJobs and their pods, restarts failed watches, and handles signals. Only raw
-event handlers are registered: kopf's progress is never written to an object, so nothing depends on having
-seen an event.
+Watches of ElasticJobs and their pods wake the controller, which reads the state anew: nothing depends on
+having seen an event.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 
-import kopf
 import structlog
 from aiohttp import web
 
-from elastane_operator import GROUP, PLURAL, VERSION
+from elastane_operator import GROUP, VERSION
 from elastane_operator.decisions.pods import LABEL_JOB
+from elastane_operator.decisions.watching import Change, job_essence
 from elastane_operator.edge.controller import Controller
 from elastane_operator.edge.election import Election
 from elastane_operator.edge.kube import KubeClient, KubeError
 from elastane_operator.edge.masters import Masters
+from elastane_operator.edge.watches import Watch
 from elastane_operator.settings import OperatorSettings
 from elastane_proto import log_lines
 
@@ -41,8 +39,6 @@ class CannotStartError(Exception):
 
 async def serve(settings: OperatorSettings) -> int:
     """Run until stopped or until the lease is lost; return the exit code. Raises CannotStartError."""
-    if settings.kubeconfig:
-        os.environ["KUBECONFIG"] = settings.kubeconfig  # kopf reads it from there
     try:
         kube = await KubeClient.open(settings.kubeconfig, timeout_seconds=settings.api_timeout_seconds)
     except Exception as error:
@@ -78,87 +74,39 @@ async def _work(
     stop: asyncio.Event,
 ) -> int:
     namespaces = settings.served_namespaces()
-    watching = asyncio.create_task(
-        kopf.operator(
-            registry=_registry(controller, kube),
-            settings=_kopf_settings(),
-            standalone=True,  # the lease decides who works
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-            stop_flag=stop,
-        )
-    )
-    waits: list[asyncio.Task[Any]] = [watching]
+    watches = [watch for namespace in namespaces or ("",) for watch in _watches(controller, kube, namespace)]
+    waits: list[asyncio.Task[Any]] = [asyncio.create_task(watch.run()) for watch in watches]
+    waits.append(asyncio.create_task(stop.wait()))
     if election is not None:
         waits.append(asyncio.create_task(election.hold()))
     _log.info("works", namespaces=", ".join(namespaces) or "all", identity=settings.identity)
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     lost = election is not None and not election.leads
-    await controller.close()
-    stop.set()
-    for task in waits[1:]:
+    for task in waits:
         task.cancel()
-    # kopf's task ends by cancelling itself, which must not count as a failure.
-    outcome = (await asyncio.gather(*waits, return_exceptions=True))[0]
-    if isinstance(outcome, Exception):
-        _log.error("watches_failed", error=str(outcome))
-        return CODE_FAILED
-    return CODE_FAILED if lost else CODE_OK
+    await controller.close()
+    outcomes = await asyncio.gather(*waits, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    for error in errors:
+        _log.error("work_failed", exc_info=error)
+    return CODE_FAILED if lost or errors else CODE_OK
 
 
-def _registry(controller: Controller, kube: KubeClient) -> kopf.OperatorRegistry:
-    registry = kopf.OperatorRegistry()
-    seen: dict[tuple[str, str], str] = {}
+def _watches(controller: Controller, kube: KubeClient, namespace: str) -> tuple[Watch, Watch]:
+    """Watches of one namespace (empty: all) that wake the controller."""
 
-    @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return await kube.connection()
+    def job_changed(change: Change) -> None:
+        metadata = change.object["metadata"]
+        controller.wake(metadata["namespace"], metadata["name"])
 
-    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def job_event(event: Mapping[str, Any], **_: Any) -> None:
-        metadata = event["object"]["metadata"]
-        key = (metadata["namespace"], metadata["name"])
-        # The operator's own status updates come back as events; reacting to them would never end.
-        essence = json.dumps(
-            [
-                metadata.get("uid"),
-                metadata.get("generation"),
-                metadata.get("deletionTimestamp"),
-                metadata.get("finalizers"),
-                event["object"].get("spec"),
-            ],
-            sort_keys=True,
-            default=str,
-        )
-        if event.get("type") == "DELETED":
-            seen.pop(key, None)
-        elif event.get("type") is not None and seen.get(key) == essence:
-            return
-        else:
-            seen[key] = essence
-        controller.wake(*key)
-
-    @kopf.on.event("v1", "pods", labels={LABEL_JOB: kopf.PRESENT}, registry=registry)
-    async def pod_event(event: Mapping[str, Any], **_: Any) -> None:
-        metadata = event["object"]["metadata"]
+    def pod_changed(change: Change) -> None:
+        metadata = change.object["metadata"]
         controller.wake(metadata["namespace"], metadata["labels"][LABEL_JOB])
 
-    return registry
-
-
-def _kopf_settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False  # `edge.events` posts ours
-    settings.scanning.disabled = True  # needs no right to watch all definitions and namespaces
-    settings.watching.label_selectors["v1", "pods"] = LABEL_JOB
-    # Pods are deleted within seconds; batching of events would delay the reaction and gain nothing.
-    settings.watching.reconnect_backoff = 0.5
-    # A server that restarted while a watch was being opened may never answer it; these bound the silence.
-    settings.watching.connect_timeout = 5
-    settings.watching.server_timeout = 20
-    settings.watching.inactivity_timeout = 30
-    settings.networking.request_timeout = 60
-    return settings
+    return (
+        Watch(kube, "ElasticJob", namespace, on_change=job_changed, essence=job_essence),
+        Watch(kube, "Pod", namespace, on_change=pod_changed, labels=LABEL_JOB),
+    )
 
 
 async def _check_cluster(kube: KubeClient, settings: OperatorSettings) -> None:
@@ -233,7 +181,7 @@ async def _health(address: str, election: Election | None) -> AsyncIterator[None
 
 
 def configure_logs(level: str, form: Literal["text", "json"]) -> None:
-    """Log to stderr in the format of a master's lines; kopf's own messages from warnings on."""
+    """Log to stderr in the format of a master's lines; the libraries' own messages from warnings on."""
     log_lines.configure(
         level,
         "json" if form == "json" else "console",

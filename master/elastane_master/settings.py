@@ -58,7 +58,11 @@ class MasterSettings(Limits):
         description="time after which a finished job that nobody queries is closed: only a small record of "
         "it stays in memory",
     )
-    artifact_url: str = ""
+    artifact_url: str = Field(
+        default="",
+        description="fsspec URL of the folder for code, models and logs of runs; default: a folder in the "
+        "state directory, which runners on other machines do not reach",
+    )
     dataset_root: str = Field(
         default="",
         description="URL of the folder of datasets, ID/HASH/manifest.json; without it runs name a URL below "

@@ -57,7 +57,7 @@ def test_it_is_nobody_and_can_write_nowhere_but_in_its_state(master: RunningMast
 
 def test_it_has_no_torch_and_no_installer(master: RunningMaster) -> None:
     container = master.container
-    for module in ("torch", "numpy", "pip", "kopf"):
+    for module in ("torch", "numpy", "pip", "kubernetes"):
         with pytest.raises(EngineError, match=f"No module named '{module}'"):
             container.execute("python", "-c", f"import {module}")
 

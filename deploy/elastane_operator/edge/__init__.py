@@ -1,1 +1,1 @@
-"""Edge of the operator: the API server, the masters and kopf."""
+"""Edge of the operator: the API server and the masters."""

@@ -22,7 +22,7 @@ EPSILON = 1e-6
 
 @dataclass
 class RunTruth:
-    """What is known of a run without asking the master. cancelled: a cancellation was accepted, no retry since."""
+    """What is known of a run without the master. cancelled: that was accepted, and no retry since."""
 
     run_id: int
     gang: bool
@@ -41,7 +41,7 @@ class RunTruth:
 
 @dataclass
 class Checkers:
-    """See the module. contact: when each runner was last heard by a master; gaps: ends of silences of a lease."""
+    """See the module. contact: when a master last heard each runner; gaps: ends of silences of a lease."""
 
     world: World
     lease_seconds: float
@@ -50,7 +50,6 @@ class Checkers:
     contact: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, float] = field(default_factory=dict)
     unanswered: dict[tuple[str, AttemptKey], float] = field(default_factory=dict)
-    permanent: set[int] = field(default_factory=set)
     launch_failure_rate: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -69,7 +68,7 @@ class Checkers:
             self.heard(runner)
 
     def may_be_given_up(self, runner: str, process: Process) -> bool:
-        """True if a master may have given a process up: a lease without contact, or a stop without an answer."""
+        """True if a process may have been given up: a lease without contact, or an unanswered stop."""
         now = self.world.now
         silent = now - self.contact.get(runner, now) >= self.lease_seconds - EPSILON
         gap = self.gaps.get(runner, -1.0) >= process.started_at > 0 or (
@@ -142,7 +141,7 @@ class Checkers:
         if run.attempt > attempts:
             self.world.fail(
                 "a preemption is no attempt",
-                f"run {run_id}: attempt {run.attempt}, {truth.failing_exits} exits and {truth.retried} retries",
+                f"run {run_id}: attempt {run.attempt}, {truth.failing_exits} exits, {truth.retried} retries",
             )
 
     def _ended(self, run: Any, truth: RunTruth) -> None:

@@ -39,7 +39,10 @@ class Process:
 
 @dataclass
 class RunnerModel:
-    """A runner on its host. session: of its stream; "" without one. lies: it takes launches and starts nothing."""
+    """A runner on its host.
+
+    session: of its stream; "" without one. lies: it starts nothing. deaf: it stops nothing.
+    """
 
     name: str
     slots: int
@@ -96,15 +99,13 @@ class RunnerModel:
         if self.lies:
             return
         key = message.attempt
-        if self.world.rng.random() < self.watch.launch_failure_rate:
-            if not any(one.lives and one.key == key for one in self.processes.values()):
-                permanent = self.world.rng.random() < 0.05
-                if permanent:
-                    self.watch.permanent.add(key.run_id)
-                for rank in message.ranks:
-                    self.processes.pop((key, rank), None)
-                self.send(events.LaunchFailed(self.name, self.session, key, "disk full", permanent))
-                return
+        fails = self.world.rng.random() < self.watch.launch_failure_rate
+        if fails and not any(one.lives and one.key == key for one in self.processes.values()):
+            for rank in message.ranks:
+                self.processes.pop((key, rank), None)
+            permanent = self.world.rng.random() < 0.05
+            self.send(events.LaunchFailed(self.name, self.session, key, "disk full", permanent))
+            return
         endpoints = []
         for rank in message.ranks:
             old = self.processes.get((key, rank))

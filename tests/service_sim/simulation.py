@@ -33,6 +33,10 @@ FAULTY_SECONDS = 120.0
 QUIET_SECONDS = 3000.0
 EVENTS_MAX = 60_000
 TRACE_LINES = 80
+BUSY_EVERY = 16
+"""Of so many seeds one is of a service that is always busy."""
+BUSY_SECONDS = 400.0
+BUSY_RUN_SECONDS = 10.0
 FAULTS = (
     "stream lost",
     "runner restarted",
@@ -462,8 +466,9 @@ class Simulation:
                 runner.leaving = False
 
     def must_end(self, run: Any) -> bool:
-        """True for a run that the runners that there are can carry."""
-        return run.state not in OVER and not placement.obstacle(run, self.master.machine.state.runners)
+        """True for a run that goes on, or that the runners that there are can carry."""
+        goes_on = run.launch is not None or not placement.obstacle(run, self.master.machine.state.runners)
+        return run.state not in OVER and goes_on
 
     def all_over(self) -> bool:
         if not self.master.up or len(self.ids) < len(self.submissions):
@@ -483,6 +488,54 @@ class Simulation:
             if run is not None and truth.cancelled and run.state != "cancelled":
                 self.world.fail("cancel ends cancelled", f"run {run_id} is {run.state}: {run.reason}")
 
+    # ------------------------------------------------------------------ a service that is always busy
+
+    def run_busy(self) -> None:
+        """More small runs of high priority than there is room for; large ones of low priority get their turn.
+
+        Raises SimulationError if one waits for longer than it takes to serve those that had waited before it,
+        each with one of the others in between.
+        """
+        rng = self.rng
+        slots = rng.randint(2, 4)
+        runner = RunnerModel("r0", slots, "process", self.world, self.checkers, self.script)
+        self.runners["r0"] = runner
+        self.connect(runner)
+        at = 0.0
+        while at < BUSY_SECONDS:
+            self.world.after(at, lambda: self.submit_busy(1, 5))
+            at += rng.uniform(0.0, 2 * 0.8 * BUSY_RUN_SECONDS / slots)
+        for _ in range(rng.randint(1, 2)):
+            self.world.after(rng.uniform(20, 60), lambda: self.submit_busy(slots, -5))
+        self.heartbeat()
+        self.world.run_until(lambda: False, BEGIN + BUSY_SECONDS, EVENTS_MAX)
+        if self.world.failure is not None:
+            raise self.world.failure
+
+    def submit_busy(self, instances: int, priority: int) -> None:
+        spec = RunSpec(
+            output_model_name="model",
+            framework="plain",
+            instances=instances,
+            code=CodeRef(installed=True),
+            command=("train",),
+            priority=priority,
+        )
+        event = events.RunSubmitted(spec, self.rng.choice(("ann", "bob")))
+        run_id = self.master.machine.state.next_run_id
+        self.checkers.runs[run_id] = RunTruth(run_id, True, instances, 0)
+        self.profiles[run_id] = (self.rng.uniform(0.5, 1.5) * BUSY_RUN_SECONDS, 1.0)
+        before = len(self.master.machine.index.waiting)
+        self.master.handle(event)
+        if instances > 1:
+            bound = SETTINGS.starvation_seconds + (before + 3) * 2 * (1.7 * BUSY_RUN_SECONDS)
+            self.world.after(bound, lambda: self.check_started(run_id, bound))
+
+    def check_started(self, run_id: int, bound: float) -> None:
+        run = self.master.machine.state.runs[run_id]
+        if run.attempt == 0:
+            self.world.fail("everybody's wait is bounded", f"run {run_id} has waited for {bound:.0f} s")
+
 
 @dataclass
 class Outcome:
@@ -497,7 +550,10 @@ def simulate(seed: int, trace_lines: int | None = TRACE_LINES) -> Outcome:
     """Run one seed. Raises SimulationError with the last `trace_lines` of its trace; None: all of them."""
     simulation = Simulation(seed)
     try:
-        simulation.run()
+        if seed % BUSY_EVERY == BUSY_EVERY - 1:
+            simulation.run_busy()
+        else:
+            simulation.run()
     except SimulationError as error:
         text = str(error).removeprefix(f"{error.checker}: ")
         shown = simulation.trace_text(trace_lines)

@@ -87,8 +87,8 @@ MUTANTS = (
     Mutant(
         "instances that a runner does not have any more are believed to run",
         f"{RUNS}.runners",
-        'if status is None or status.state == "pending" or forgotten:',
-        'if status is None:\n            continue\n        if status.state == "pending" or forgotten:',
+        'if not record.placed or record.state == "prepared":',
+        'if not record.placed or record.state == "prepared" or status is None:',
     ),
     Mutant(
         "a returning runner's instances are stopped",

@@ -31,8 +31,12 @@ SETTINGS = ServiceSettings(
 )
 FAULTY_SECONDS = 120.0
 QUIET_SECONDS = 3000.0
+AFTER_SECONDS = 15.0
+"""After the last run has ended: all that was given up must be gone."""
 EVENTS_MAX = 60_000
 TRACE_LINES = 80
+STALE_SECONDS = 7.0
+"""More than any grace period, and what messages take."""
 BUSY_EVERY = 16
 """Of so many seeds one is of a service that is always busy."""
 BUSY_SECONDS = 400.0
@@ -77,6 +81,7 @@ class Simulation:
     faulty: bool = True
     submissions: list[events.RunSubmitted] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
+    stale: dict[tuple[str, AttemptKey, int], float] = field(default_factory=dict)
     trace: list[tuple[float, tuple[object, ...]]] = field(default_factory=list)
     profiles: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -199,7 +204,25 @@ class Simulation:
             for runner in self.runners.values():
                 if runner.session:
                     self.checkers.heard(runner.name)
+        self.look_for_stale()
         self.world.after(2.0, self.heartbeat)
+
+    def look_for_stale(self) -> None:
+        """What was given up is stopped as soon as its runner is back."""
+        runs, now = self.master.machine.state.runs, self.world.now
+        stale: dict[tuple[str, AttemptKey, int], float] = {}
+        for runner in self.runners.values():
+            if not (self.master.up and runner.session) or runner.deaf or runner.lies:
+                continue
+            for process in runner.processes.values():
+                run = runs.get(process.key.run_id)
+                given_up = run is None or run.launch is None or run.launch.fence != process.key.fence
+                if process.lives and given_up:
+                    place = (runner.name, process.key, process.rank)
+                    since = stale[place] = self.stale.get(place, now)
+                    if now - since > STALE_SECONDS:
+                        self.world.fail("what is given up is stopped", f"{process} on {runner.name}")
+        self.stale = stale
 
     # ------------------------------------------------------------------ elastic jobs
 
@@ -450,6 +473,7 @@ class Simulation:
         if not ended:
             left = [run for run in self.master.machine.state.runs.values() if self.must_end(run)]
             self.world.fail("everybody's wait is bounded", f"{left[:1]}")
+        self.world.run_until(lambda: False, self.world.now + AFTER_SECONDS, EVENTS_MAX)
         self.check_end()
         if self.world.failure is not None:
             raise self.world.failure
@@ -473,12 +497,20 @@ class Simulation:
     def all_over(self) -> bool:
         if not self.master.up or len(self.ids) < len(self.submissions):
             return False
+        if self.world.now < BEGIN + FAULTY_SECONDS + 10 or not all(r.session for r in self.runners.values()):
+            return False
         return not any(self.must_end(run) for run in self.master.machine.state.runs.values())
 
     def check_end(self) -> None:
         """Nothing of what users submitted is missing, and nothing is left behind."""
         machine = self.master.machine
         self.checkers.consistent(machine)
+        for runner in self.runners.values():
+            current = {run.launch.fence for run in machine.state.runs.values() if run.launch}
+            left = [one for one in runner.processes.values() if one.lives and one.key.fence not in current]
+            record = machine.state.runners.get(runner.name)
+            if left or (record is not None and record.slots_used):
+                self.world.fail("what is given up is stopped", f"{runner.name}: {left}, {record}")
         if self.master.replay().snapshot() != machine.snapshot():
             self.world.fail("a replay has the same state", "at the end")
         for run_id in self.ids.values():

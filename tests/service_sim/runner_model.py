@@ -41,7 +41,7 @@ class Process:
 class RunnerModel:
     """A runner on its host.
 
-    session: of its stream; "" without one. lies: it starts nothing. deaf: it stops nothing.
+    session: of its stream; "" without one. lies: it starts nothing; lied: it did so. deaf: it stops nothing.
     """
 
     name: str
@@ -58,6 +58,8 @@ class RunnerModel:
     lies: bool = False
     leaving: bool = False
     deaf: bool = False
+    lied: bool = False
+    connected_at: float = 0.0
     processes: dict[tuple[AttemptKey, int], Process] = field(default_factory=dict)
     ports: int = 5000
     send: Callable[[events.RunsEvent], None] = lambda event: None
@@ -68,6 +70,7 @@ class RunnerModel:
         """Begin a new stream."""
         self.sessions += 1
         self.session = f"{self.name}-{self.sessions}"
+        self.connected_at = self.world.now
         ranks = tuple(
             RankReport(one.key, self.status(one))
             for one in self.processes.values()

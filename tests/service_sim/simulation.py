@@ -204,6 +204,8 @@ class Simulation:
             for runner in self.runners.values():
                 if runner.session:
                     self.checkers.heard(runner.name)
+        if self.master.up:
+            self.checkers.noticed(self.master.machine)
         self.look_for_stale()
         self.world.after(2.0, self.heartbeat)
 
@@ -284,7 +286,7 @@ class Simulation:
             priority=rng.choice((0, 0, 0, 5, -5)),
             retries_max=rng.choice((0, 1, 3)),
             run_time_max_seconds=rng.choice((None, None, 60.0)),
-            grace_seconds=rng.choice((0.5, 3.0)),
+            grace_seconds=rng.choice((0.5, 3.0, 5.0)),
             runner_labels={"gpu": "yes"} if rng.random() < 0.15 else {},
         )
         key = f"key-{len(self.submissions)}"
@@ -308,7 +310,8 @@ class Simulation:
             self.checkers.runs[expected] = RunTruth(
                 expected, not demand.elastic, demand.instances, demand.retries_max
             )
-            self.profiles[expected] = (self.rng.uniform(1.0, 25.0), self.rng.random())
+            seconds = self.rng.choice(((1.0, 25.0), (1.0, 25.0), (30.0, 70.0)))
+            self.profiles[expected] = (self.rng.uniform(*seconds), self.rng.random())
         result: Any = self.master.handle(event)
         if self.ids.setdefault(event.request_id, result.run_id) != result.run_id:
             self.world.fail("a repeated request takes effect once", f"{event.request_id}: {result}")
@@ -402,7 +405,7 @@ class Simulation:
                 if living:
                     runner.lose_process(rng.choice(living))
             case "runner lies":
-                runner.lies = True
+                runner.lies = runner.lied = True
                 self.world.after(rng.uniform(10, 60), lambda: self.cure(runner))
             case "runner deaf":
                 runner.deaf = True
@@ -416,7 +419,9 @@ class Simulation:
             case "master killed in a decision":
                 self.master.kill_at_event = self.master.events + rng.randint(1, 10)
             case "clock set back":
-                self.master.clock_offset -= rng.uniform(0, 10)
+                seconds = rng.uniform(0, 10)
+                self.master.clock_offset -= seconds
+                self.checkers.set_back_seconds += seconds
                 self.master.ticking = None
                 if self.master.up:
                     self.master.wake()

@@ -10,6 +10,7 @@
 # make test-browser    the dashboard in a real Chromium (Debian: chromium); make screenshots: its pictures in docs/images
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
+# make service-sim    the training service under faults: SEED, SEEDS, FIRST as above; make service-mutants: known bugs in it
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # make chaos   about ten minutes of real faults of all kinds on one job after the other; root can inject more
 # make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
@@ -39,8 +40,10 @@ EXAMPLES     ?= 1000
 FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
+SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 
-.PHONY: demo test test-slow test-all gallery test-kube test-images test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants fuzz \
+.PHONY: demo test test-slow test-all gallery test-kube test-images test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
+    service-sim service-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
@@ -102,6 +105,12 @@ sim: $(VENV)/.installed
 
 sim-mutants: $(VENV)/.installed
 	$(SIM).mutants $(if $(ONLY),--only "$(ONLY)")
+
+service-sim: $(VENV)/.installed
+	$(SERVICE_SIM) $(if $(SEED),--seed $(SEED),--first $(FIRST) $(if $(SEEDS),--seeds $(SEEDS)))
+
+service-mutants: $(VENV)/.installed
+	$(SERVICE_SIM).mutants $(if $(ONLY),--only "$(ONLY)")
 
 # Each rpc of a real master with nonsense, other nonsense every time; EXAMPLES of each.
 fuzz: $(VENV)/.installed

@@ -106,6 +106,21 @@ def main(
             metavar="TIME|N",
         ),
     ] = None,
+    artifact_url: Annotated[
+        str | None,
+        typer.Option(
+            help="fsspec URL of the folder for code, models and logs of submitted runs, as all runners reach it. "
+            "[STATE_DIR/artifacts]",
+            metavar="URL",
+        ),
+    ] = None,
+    dataset_root: Annotated[
+        str | None,
+        typer.Option(
+            help="fsspec URL of the folder of datasets, ID/HASH with manifest.json, that runs may name. [none]",
+            metavar="URL",
+        ),
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option(

@@ -28,7 +28,7 @@ from rich.progress import track
 from rich.table import Table
 
 from elastane_cli.verify.run import REPEAT_CHECK_VARIABLE
-from sim.mutants import Mutant
+from sim.planting import Mutant
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent

@@ -18,11 +18,13 @@ from service_sim.runner_model import Process, RunnerModel
 from sim.world import World
 
 EPSILON = 1e-6
+SETTLING_SECONDS = 4.0
+"""What a few messages and the next look take together."""
 
 
 @dataclass
 class RunTruth:
-    """What is known of a run without asking the master. cancelled: a cancellation was accepted, no retry since."""
+    """What is known of a run without the master. cancelled: that was accepted, and no retry since."""
 
     run_id: int
     gang: bool
@@ -41,7 +43,7 @@ class RunTruth:
 
 @dataclass
 class Checkers:
-    """See the module. contact: when each runner was last heard by a master; gaps: ends of silences of a lease."""
+    """See the module. contact: when a master last heard each runner; gaps: ends of silences of a lease."""
 
     world: World
     lease_seconds: float
@@ -50,8 +52,9 @@ class Checkers:
     contact: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, float] = field(default_factory=dict)
     unanswered: dict[tuple[str, AttemptKey], float] = field(default_factory=dict)
-    permanent: set[int] = field(default_factory=set)
+    stopping: dict[int, float] = field(default_factory=dict)
     launch_failure_rate: float = 0.0
+    set_back_seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
 
     # ------------------------------------------------------------------ contact between runners and masters
@@ -64,12 +67,13 @@ class Checkers:
         self.contact[runner] = now
 
     def master_started(self) -> None:
-        """Leases begin anew."""
+        """Leases begin anew, and so does the wait for a stop."""
+        self.stopping.clear()
         for runner in self.contact:
             self.heard(runner)
 
     def may_be_given_up(self, runner: str, process: Process) -> bool:
-        """True if a master may have given a process up: a lease without contact, or a stop without an answer."""
+        """True if a process may have been given up: a lease without contact, or an unanswered stop."""
         now = self.world.now
         silent = now - self.contact.get(runner, now) >= self.lease_seconds - EPSILON
         gap = self.gaps.get(runner, -1.0) >= process.started_at > 0 or (
@@ -126,9 +130,14 @@ class Checkers:
 
     def observe(self, machine: RunsMachine, run_id: int) -> None:
         """A run has changed."""
-        run, truth = machine.state.runs.get(run_id), self.runs[run_id]
+        run, truth = machine.state.runs.get(run_id), self.runs.get(run_id)
+        if truth is None:
+            self.world.fail("a repeated request takes effect once", f"nobody submitted run {run_id}")
+            return
         if run is None:
             return
+        if truth.seen == "launching" and run.state == "queued" and " had not " in run.reason:
+            self._taken_back(run)
         if truth.seen in OVER and run.state != truth.seen:
             if not truth.retry_pending:
                 self.world.fail("what is over stays", f"run {run_id}: {truth.seen} -> {run.state}")
@@ -142,7 +151,7 @@ class Checkers:
         if run.attempt > attempts:
             self.world.fail(
                 "a preemption is no attempt",
-                f"run {run_id}: attempt {run.attempt}, {truth.failing_exits} exits and {truth.retried} retries",
+                f"run {run_id}: attempt {run.attempt}, {truth.failing_exits} exits, {truth.retried} retries",
             )
 
     def _ended(self, run: Any, truth: RunTruth) -> None:
@@ -159,6 +168,30 @@ class Checkers:
                 self.world.fail("success of all instances", f"run {run.run_id}: {truth.exits}")
         if run.state == "failed" and " ended with " in run.reason and not truth.failing_exits:
             self.world.fail("failures have a cause", f"run {run.run_id}: {run.reason}")
+
+    def _taken_back(self, run: Any) -> None:
+        """A launch was taken back since a runner did not make it in time."""
+        self.counts["taken back"] += 1
+        runner = self.runners[run.reason.partition(" ")[0]]
+        here = runner.session and self.world.now - runner.connected_at > SETTLING_SECONDS
+        if here and not runner.lied:
+            self.world.fail("launches are made in time", f"run {run.run_id}: {run.reason}")
+
+    def noticed(self, machine: RunsMachine) -> None:
+        """A runner that is lost, and a stop that is not answered, are noticed in time."""
+        now, slack = self.world.now, SETTLING_SECONDS + self.set_back_seconds
+        for name, at in self.contact.items():
+            record = machine.state.runners.get(name)
+            if record is not None and not record.lost and now - at > self.lease_seconds + slack:
+                self.world.fail("a lost runner is noticed", f"{name} was heard {now - at:.0f} s ago")
+        stopping: dict[int, float] = {}
+        for run_id in machine.index.active:
+            run = machine.state.runs[run_id]
+            if run.launch is not None and run.launch.ending is not None:
+                since = stopping[run.launch.fence] = self.stopping.get(run.launch.fence, now)
+                if now - since > run.demand.grace_seconds + self.lease_seconds + slack:
+                    self.world.fail("a stop comes to its end", f"run {run_id}: {run.reason}")
+        self.stopping = stopping
 
     def _suspended(self, run: Any, truth: RunTruth) -> None:
         self.counts["suspended"] += 1

@@ -39,7 +39,10 @@ class Process:
 
 @dataclass
 class RunnerModel:
-    """A runner on its host. session: of its stream; "" without one. lies: it takes launches and starts nothing."""
+    """A runner on its host.
+
+    session: of its stream; "" without one. lies: it starts nothing; lied: it did so. deaf: it stops nothing.
+    """
 
     name: str
     slots: int
@@ -55,6 +58,8 @@ class RunnerModel:
     lies: bool = False
     leaving: bool = False
     deaf: bool = False
+    lied: bool = False
+    connected_at: float = 0.0
     processes: dict[tuple[AttemptKey, int], Process] = field(default_factory=dict)
     ports: int = 5000
     send: Callable[[events.RunsEvent], None] = lambda event: None
@@ -65,6 +70,7 @@ class RunnerModel:
         """Begin a new stream."""
         self.sessions += 1
         self.session = f"{self.name}-{self.sessions}"
+        self.connected_at = self.world.now
         ranks = tuple(
             RankReport(one.key, self.status(one))
             for one in self.processes.values()
@@ -96,15 +102,13 @@ class RunnerModel:
         if self.lies:
             return
         key = message.attempt
-        if self.world.rng.random() < self.watch.launch_failure_rate:
-            if not any(one.lives and one.key == key for one in self.processes.values()):
-                permanent = self.world.rng.random() < 0.05
-                if permanent:
-                    self.watch.permanent.add(key.run_id)
-                for rank in message.ranks:
-                    self.processes.pop((key, rank), None)
-                self.send(events.LaunchFailed(self.name, self.session, key, "disk full", permanent))
-                return
+        fails = self.world.rng.random() < self.watch.launch_failure_rate
+        if fails and not any(one.lives and one.key == key for one in self.processes.values()):
+            for rank in message.ranks:
+                self.processes.pop((key, rank), None)
+            permanent = self.world.rng.random() < 0.05
+            self.send(events.LaunchFailed(self.name, self.session, key, "disk full", permanent))
+            return
         endpoints = []
         for rank in message.ranks:
             old = self.processes.get((key, rank))

@@ -31,8 +31,16 @@ SETTINGS = ServiceSettings(
 )
 FAULTY_SECONDS = 120.0
 QUIET_SECONDS = 3000.0
+AFTER_SECONDS = 15.0
+"""After the last run has ended: all that was given up must be gone."""
 EVENTS_MAX = 60_000
 TRACE_LINES = 80
+STALE_SECONDS = 7.0
+"""More than any grace period, and what messages take."""
+BUSY_EVERY = 16
+"""Of so many seeds one is of a service that is always busy."""
+BUSY_SECONDS = 400.0
+BUSY_RUN_SECONDS = 10.0
 FAULTS = (
     "stream lost",
     "runner restarted",
@@ -73,6 +81,7 @@ class Simulation:
     faulty: bool = True
     submissions: list[events.RunSubmitted] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
+    stale: dict[tuple[str, AttemptKey, int], float] = field(default_factory=dict)
     trace: list[tuple[float, tuple[object, ...]]] = field(default_factory=list)
     profiles: dict[int, tuple[float, float]] = field(default_factory=dict)
 
@@ -195,7 +204,27 @@ class Simulation:
             for runner in self.runners.values():
                 if runner.session:
                     self.checkers.heard(runner.name)
+        if self.master.up:
+            self.checkers.noticed(self.master.machine)
+        self.look_for_stale()
         self.world.after(2.0, self.heartbeat)
+
+    def look_for_stale(self) -> None:
+        """What was given up is stopped as soon as its runner is back."""
+        runs, now = self.master.machine.state.runs, self.world.now
+        stale: dict[tuple[str, AttemptKey, int], float] = {}
+        for runner in self.runners.values():
+            if not (self.master.up and runner.session) or runner.deaf or runner.lies:
+                continue
+            for process in runner.processes.values():
+                run = runs.get(process.key.run_id)
+                given_up = run is None or run.launch is None or run.launch.fence != process.key.fence
+                if process.lives and given_up:
+                    place = (runner.name, process.key, process.rank)
+                    since = stale[place] = self.stale.get(place, now)
+                    if now - since > STALE_SECONDS:
+                        self.world.fail("what is given up is stopped", f"{process} on {runner.name}")
+        self.stale = stale
 
     # ------------------------------------------------------------------ elastic jobs
 
@@ -257,7 +286,7 @@ class Simulation:
             priority=rng.choice((0, 0, 0, 5, -5)),
             retries_max=rng.choice((0, 1, 3)),
             run_time_max_seconds=rng.choice((None, None, 60.0)),
-            grace_seconds=rng.choice((0.5, 3.0)),
+            grace_seconds=rng.choice((0.5, 3.0, 5.0)),
             runner_labels={"gpu": "yes"} if rng.random() < 0.15 else {},
         )
         key = f"key-{len(self.submissions)}"
@@ -281,7 +310,8 @@ class Simulation:
             self.checkers.runs[expected] = RunTruth(
                 expected, not demand.elastic, demand.instances, demand.retries_max
             )
-            self.profiles[expected] = (self.rng.uniform(1.0, 25.0), self.rng.random())
+            seconds = self.rng.choice(((1.0, 25.0), (1.0, 25.0), (30.0, 70.0)))
+            self.profiles[expected] = (self.rng.uniform(*seconds), self.rng.random())
         result: Any = self.master.handle(event)
         if self.ids.setdefault(event.request_id, result.run_id) != result.run_id:
             self.world.fail("a repeated request takes effect once", f"{event.request_id}: {result}")
@@ -375,7 +405,7 @@ class Simulation:
                 if living:
                     runner.lose_process(rng.choice(living))
             case "runner lies":
-                runner.lies = True
+                runner.lies = runner.lied = True
                 self.world.after(rng.uniform(10, 60), lambda: self.cure(runner))
             case "runner deaf":
                 runner.deaf = True
@@ -389,7 +419,9 @@ class Simulation:
             case "master killed in a decision":
                 self.master.kill_at_event = self.master.events + rng.randint(1, 10)
             case "clock set back":
-                self.master.clock_offset -= rng.uniform(0, 10)
+                seconds = rng.uniform(0, 10)
+                self.master.clock_offset -= seconds
+                self.checkers.set_back_seconds += seconds
                 self.master.ticking = None
                 if self.master.up:
                     self.master.wake()
@@ -446,6 +478,7 @@ class Simulation:
         if not ended:
             left = [run for run in self.master.machine.state.runs.values() if self.must_end(run)]
             self.world.fail("everybody's wait is bounded", f"{left[:1]}")
+        self.world.run_until(lambda: False, self.world.now + AFTER_SECONDS, EVENTS_MAX)
         self.check_end()
         if self.world.failure is not None:
             raise self.world.failure
@@ -462,11 +495,14 @@ class Simulation:
                 runner.leaving = False
 
     def must_end(self, run: Any) -> bool:
-        """True for a run that the runners that there are can carry."""
-        return run.state not in OVER and not placement.obstacle(run, self.master.machine.state.runners)
+        """True for a run that goes on, or that the runners that there are can carry."""
+        goes_on = run.launch is not None or not placement.obstacle(run, self.master.machine.state.runners)
+        return run.state not in OVER and goes_on
 
     def all_over(self) -> bool:
         if not self.master.up or len(self.ids) < len(self.submissions):
+            return False
+        if self.world.now < BEGIN + FAULTY_SECONDS + 10 or not all(r.session for r in self.runners.values()):
             return False
         return not any(self.must_end(run) for run in self.master.machine.state.runs.values())
 
@@ -474,6 +510,12 @@ class Simulation:
         """Nothing of what users submitted is missing, and nothing is left behind."""
         machine = self.master.machine
         self.checkers.consistent(machine)
+        for runner in self.runners.values():
+            current = {run.launch.fence for run in machine.state.runs.values() if run.launch}
+            left = [one for one in runner.processes.values() if one.lives and one.key.fence not in current]
+            record = machine.state.runners.get(runner.name)
+            if left or (record is not None and record.slots_used):
+                self.world.fail("what is given up is stopped", f"{runner.name}: {left}, {record}")
         if self.master.replay().snapshot() != machine.snapshot():
             self.world.fail("a replay has the same state", "at the end")
         for run_id in self.ids.values():
@@ -482,6 +524,54 @@ class Simulation:
                 self.world.fail("nothing is lost", f"run {run_id}")
             if run is not None and truth.cancelled and run.state != "cancelled":
                 self.world.fail("cancel ends cancelled", f"run {run_id} is {run.state}: {run.reason}")
+
+    # ------------------------------------------------------------------ a service that is always busy
+
+    def run_busy(self) -> None:
+        """More small runs of high priority than there is room for; large ones of low priority get their turn.
+
+        Raises SimulationError if one waits for longer than it takes to serve those that had waited before it,
+        each with one of the others in between.
+        """
+        rng = self.rng
+        slots = rng.randint(2, 4)
+        runner = RunnerModel("r0", slots, "process", self.world, self.checkers, self.script)
+        self.runners["r0"] = runner
+        self.connect(runner)
+        at = 0.0
+        while at < BUSY_SECONDS:
+            self.world.after(at, lambda: self.submit_busy(1, 5))
+            at += rng.uniform(0.0, 2 * 0.8 * BUSY_RUN_SECONDS / slots)
+        for _ in range(rng.randint(1, 2)):
+            self.world.after(rng.uniform(20, 60), lambda: self.submit_busy(slots, -5))
+        self.heartbeat()
+        self.world.run_until(lambda: False, BEGIN + BUSY_SECONDS, EVENTS_MAX)
+        if self.world.failure is not None:
+            raise self.world.failure
+
+    def submit_busy(self, instances: int, priority: int) -> None:
+        spec = RunSpec(
+            output_model_name="model",
+            framework="plain",
+            instances=instances,
+            code=CodeRef(installed=True),
+            command=("train",),
+            priority=priority,
+        )
+        event = events.RunSubmitted(spec, self.rng.choice(("ann", "bob")))
+        run_id = self.master.machine.state.next_run_id
+        self.checkers.runs[run_id] = RunTruth(run_id, True, instances, 0)
+        self.profiles[run_id] = (self.rng.uniform(0.5, 1.5) * BUSY_RUN_SECONDS, 1.0)
+        before = len(self.master.machine.index.waiting)
+        self.master.handle(event)
+        if instances > 1:
+            bound = SETTINGS.starvation_seconds + (before + 3) * 2 * (1.7 * BUSY_RUN_SECONDS)
+            self.world.after(bound, lambda: self.check_started(run_id, bound))
+
+    def check_started(self, run_id: int, bound: float) -> None:
+        run = self.master.machine.state.runs[run_id]
+        if run.attempt == 0:
+            self.world.fail("everybody's wait is bounded", f"run {run_id} has waited for {bound:.0f} s")
 
 
 @dataclass
@@ -497,7 +587,10 @@ def simulate(seed: int, trace_lines: int | None = TRACE_LINES) -> Outcome:
     """Run one seed. Raises SimulationError with the last `trace_lines` of its trace; None: all of them."""
     simulation = Simulation(seed)
     try:
-        simulation.run()
+        if seed % BUSY_EVERY == BUSY_EVERY - 1:
+            simulation.run_busy()
+        else:
+            simulation.run()
     except SimulationError as error:
         text = str(error).removeprefix(f"{error.checker}: ")
         shown = simulation.trace_text(trace_lines)

@@ -1,64 +1,20 @@
 """Plants realistic bugs into the code, one at a time, and checks that the simulation finds them.
 
-A mutant is a piece of a module's source and its replacement. The piece must occur exactly once, so that a
-mutant that no longer applies raises an error. Each runs in a separate process: the module is compiled
-from the changed source when it is first imported, and no file is changed.
-
-    make sim-mutants                     those that must be found, with a table
-    python -m sim.mutants --only NAME    one of them
+make sim-mutants                     those that must be found, with a table
+python -m sim.mutants --only NAME    one of them
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from sim import planting
+from sim.planting import Mutant
 
 SEEDS_MAX = 600
-TESTS = Path(__file__).resolve().parents[1]
-SOURCES = [str(TESTS.parent / name) for name in ("common", "proto", "shard_service", "master", "worker")]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One planted bug: in `module`, `old` is replaced by `new`. more: further such pairs."""
-
-    name: str
-    module: str
-    old: str
-    new: str
-    more: tuple[tuple[str, str], ...] = ()
-
-    def applied(self, source: str) -> str:
-        """Return the changed source. Raises LookupError unless every old text occurs exactly once."""
-        for old, new in ((self.old, self.new), *self.more):
-            if source.count(old) != 1:
-                raise LookupError(f"{self.name!r}: {self.module} has its text {source.count(old)} times")
-            source = source.replace(old, new)
-        return source
-
-    def path(self) -> Path:
-        """Return the module's file without importing it."""
-        return next(
-            path
-            for root in SOURCES
-            if (path := Path(root, *self.module.split(".")).with_suffix(".py")).exists()
-        )
-
 
 DECISIONS = "elastane_master.decisions"
 MUTANTS = (
@@ -483,65 +439,9 @@ SELDOM = frozenset(
 same time, a clock set back while a trainer hangs); others a second check masks. Tried with `--all`."""
 
 
-# ---------------------------------------------------------------- in the process of one mutant
-
-
-class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles a module from its changed source."""
-
-    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
-        super().__init__(name, path)
-        self._mutant = mutant
-
-    def get_code(self, fullname: str) -> object:  # type: ignore[override]
-        source = self._mutant.applied(Path(self.path).read_text())
-        return compile(source, self.path, "exec", dont_inherit=True)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._mutant.module:
-            return None
-        file = str(self._mutant.path())
-        return spec_from_file_location(fullname, file, loader=_Loader(fullname, file, self._mutant))
-
-
-def hunt(mutant: Mutant, seeds_max: int) -> dict[str, object]:
-    """Plant the bug and run seeds from 0 until a checker finds it. Call this in a fresh process."""
-    assert mutant.module not in sys.modules, "the module is there already, unchanged"
-    sys.meta_path.insert(0, _Finder(mutant))
-    from sim.simulation import simulate
-    from sim.world import SimulationError
-
-    assert find_spec(mutant.module) is not None
-    begun = time.monotonic()
-    for seed in range(seeds_max):
-        try:
-            simulate(seed)
-        except SimulationError as error:
-            text = str(error).partition("\n")[0].removeprefix(f"{error.checker}: ")
-            seconds = time.monotonic() - begun
-            return {"seeds": seed + 1, "checker": error.checker, "text": text, "seconds": seconds}
-    return {"seeds": seeds_max, "checker": "", "text": "", "seconds": time.monotonic() - begun}
-
-
-# ---------------------------------------------------------------- the table
-
-
 def hunt_in_process(mutant: Mutant, seeds_max: int) -> dict[str, object]:
-    """Run `hunt` in a separate process. Raises RuntimeError if that process fails."""
-    command = [sys.executable, "-m", "sim.mutants", "--one", mutant.name, "--seeds", str(seeds_max)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*SOURCES, str(TESTS)])}
-    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{mutant.name}: {done.stderr[-2000:]}")
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """Hunt one with this simulation in a separate process. Raises RuntimeError if that process fails."""
+    return planting.hunt_in_process(mutant, seeds_max, "sim.mutants")
 
 
 def main(
@@ -557,27 +457,12 @@ def main(
     """
     if one:
         mutant = next(mutant for mutant in MUTANTS if mutant.name == one)
-        print(json.dumps(hunt(mutant, seeds)))
+        print(json.dumps(planting.hunt(mutant, seeds, "sim.simulation")))
         return
     chosen = [mutant for mutant in MUTANTS if only in mutant.name and (every or mutant.name not in SELDOM)]
     if not chosen:
         raise typer.BadParameter(f"no mutant has {only!r} in its name", param_hint="--only")
-    console = Console(stderr=as_json)
-    table = Table("planted bug", "seeds", "found by", "as", title="mutants")
-    found_count = 0
-    for mutant in chosen:
-        found = hunt_in_process(mutant, seeds)
-        found_count += bool(found["checker"])
-        if as_json:
-            print(json.dumps({"mutant": mutant.name, **found}), flush=True)
-        else:
-            console.print(f"{mutant.name}: {found['checker'] or 'NOT FOUND'} after {found['seeds']} seeds")
-        table.add_row(
-            mutant.name, str(found["seeds"]), str(found["checker"]) or "NOT FOUND", str(found["text"])
-        )
-    console.print(table)
-    console.print(f"{found_count} of {len(chosen)} found")
-    if found_count < len(chosen):
+    if not planting.hunt_all(chosen, lambda mutant: hunt_in_process(mutant, seeds), as_json):
         raise typer.Exit(1)
 
 

@@ -13,7 +13,8 @@ import pytest
 from sim.closings import CLOSING, CLOSING_FAULT
 from sim.faults import FAULTS
 from sim.forgetting import FORGETTING, Power
-from sim.mutants import MUTANTS, TESTS, hunt_in_process
+from sim.mutants import MUTANTS, hunt_in_process
+from sim.planting import TESTS
 from sim.simulation import simulate, simulate_cuts, simulate_takeover
 from sim.takeovers import CLOCK, CUT, Cut
 from slow import slow, slow_except

@@ -262,10 +262,12 @@ def expire(ctx: RunsContext, run: Run) -> None:
         by_runner.setdefault(record.runner_id, []).append(record)
     reason = ""
     for runner_id, records in by_runner.items():
+        if _waits_for_others(run, records):
+            continue
         runner = ctx.state.runners[runner_id]
-        what = "prepared" if records[0].state in ("pending", "prepared") else "started"
+        what = "prepared" if records[0].state == "pending" else "started"
         reason = f"{runner_id} had not {what} it after {ctx.state.settings.prepare_seconds:.0f} s"
-        if not _waits_for_others(run, records) and runner.attends:
+        if runner.attends:
             count_failure(ctx, runner, reason)
         if run.demand.elastic:
             _take_back(ctx, run, runner, [record.rank for record in records], reason)

@@ -1,0 +1,171 @@
+"""Bugs that are planted into the training service's decisions, one at a time: the simulation must find each.
+
+make service-mutants                          all, with a table
+python -m service_sim.mutants --only NAME     one of them
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from sim import planting
+from sim.planting import Mutant
+
+SEEDS_MAX = 1500
+RUNS = "elastane_master.decisions.runs"
+MUTANTS = (
+    Mutant(
+        "a new launch does not wait until the old one has stopped",
+        f"{RUNS}.life",
+        "if launch is None or launch.ending is None or launch.awaited:",
+        "if launch is None or launch.ending is None:",
+    ),
+    Mutant(
+        "a message of an older launch counts",
+        f"{RUNS}.context",
+        "if run is None or run.launch is None or run.launch.fence != fence:",
+        "if run is None or run.launch is None:",
+    ),
+    Mutant(
+        "a gang starts when the first is prepared",
+        f"{RUNS}.launch",
+        'elif all(record.state == "prepared" for record in run.ranks):',
+        'elif any(record.state == "prepared" for record in run.ranks):',
+    ),
+    Mutant(
+        "a run has succeeded with its first instance",
+        f"{RUNS}.ranks",
+        'if all(one.state == "exited" and not one.exit_code for one in run.ranks):',
+        'if any(one.state == "exited" and not one.exit_code for one in run.ranks):',
+    ),
+    Mutant(
+        "slots are free as soon as a launch is told to stop",
+        f"{RUNS}.life",
+        "                ctx.send(runner, stop_message(run, launch))\n",
+        "                ctx.send(runner, stop_message(run, launch))\n"
+        "                holdings.release(ctx, runner, launch.fence)\n",
+    ),
+    Mutant(
+        "what a lost runner brings back takes no slots",
+        f"{RUNS}.runners",
+        "        holdings.hold_stale(ctx, runner, key.run_id, key.attempt, key.fence, slots, rank)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a cancellation is outweighed by a lost runner",
+        f"{RUNS}.life",
+        '(outweighs and old.verdict != "cancelled")',
+        '(outweighs or new.verdict == "suspended")',
+    ),
+    Mutant(
+        "a lost runner costs an attempt",
+        f"{RUNS}.life",
+        '        case "suspended":\n            run.waiting_since = ctx.now\n',
+        '        case "suspended":\n            run.attempt_open = False\n',
+    ),
+    Mutant(
+        "a lease that ran out is not noticed",
+        f"{RUNS}.runners",
+        "(runner.lease_until, runner.paused_until)",
+        "(runner.paused_until,)",
+    ),
+    Mutant(
+        "a runner that returns is not asked for its launch again",
+        f"{RUNS}.runners",
+        "    if prepare:\n        launch.send_prepare(ctx, run, runner, prepare)\n",
+        "",
+    ),
+    Mutant(
+        "a Start that was lost with its stream is not sent again",
+        f"{RUNS}.runners",
+        "    if start:\n        launch.send_start(ctx, run, runner, start)\n",
+        "",
+    ),
+    Mutant(
+        "instances that a runner does not have any more are believed to run",
+        f"{RUNS}.runners",
+        'if not record.placed or record.state == "prepared":',
+        'if not record.placed or record.state == "prepared" or status is None:',
+    ),
+    Mutant(
+        "a returning runner's instances are stopped",
+        f"{RUNS}.runners",
+        "if run is None or run.launch is None or run.launch.attempt != key.attempt:",
+        "if True:",
+    ),
+    Mutant(
+        "a launch may take for ever",
+        f"{RUNS}.launch",
+        "if record.deadline_at is not None and record.deadline_at <= ctx.now and record.placed",
+        "if False",
+    ),
+    Mutant(
+        "a stop that is not answered is awaited for ever",
+        f"{RUNS}.deadlines",
+        "    late = [runner_id for runner_id, at in current.awaited.items() if at <= ctx.now]\n",
+        "    late: list[str] = []\n",
+    ),
+    Mutant(
+        "leases go on while the master is away",
+        f"{RUNS}.runners",
+        "        runner.lease_until = ctx.now + settings.lease_seconds\n",
+        "        runner.lease_until = runner.heard_at + settings.lease_seconds\n",
+    ),
+    Mutant(
+        "a repeated submission is a further run",
+        f"{RUNS}.requests",
+        '    known = _repeated(ctx, "submit", event.owner, event.request_id)\n',
+        "    known = None\n",
+    ),
+    Mutant(
+        "a job that was cancelled for a failure cancels its run",
+        f"{RUNS}.ranks",
+        '    if ours and event.phase == "cancelled":\n        return',
+        "    if False:\n        return",
+    ),
+    Mutant(
+        "nothing is reserved for who waits long",
+        f"{RUNS}.index",
+        "            if now - since < starvation_seconds:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "time goes back with the clock",
+        f"{RUNS}.context",
+        "        self.now = max(now, state.decided_at)\n",
+        "        self.now = now\n",
+    ),
+)
+
+
+def hunt_in_process(mutant: Mutant, seeds_max: int) -> dict[str, object]:
+    """Hunt one with this simulation in a separate process. Raises RuntimeError if that process fails."""
+    return planting.hunt_in_process(mutant, seeds_max, "service_sim.mutants")
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Only mutants whose name contains this.")] = "",
+    seeds: Annotated[int, typer.Option(help="Give a mutant up after so many seeds.")] = SEEDS_MAX,
+    one: Annotated[str, typer.Option(hidden=True)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each mutant.")] = False,
+) -> None:
+    """Plants known bugs one at a time and shows in how many seeds the simulation finds each.
+
+    Exits with 1 when one is not found.
+    """
+    if one:
+        mutant = next(mutant for mutant in MUTANTS if mutant.name == one)
+        print(json.dumps(planting.hunt(mutant, seeds, "service_sim.simulation")))
+        return
+    chosen = [mutant for mutant in MUTANTS if only in mutant.name]
+    if not chosen:
+        raise typer.BadParameter(f"no mutant has {only!r} in its name", param_hint="--only")
+    if not planting.hunt_all(chosen, lambda mutant: hunt_in_process(mutant, seeds), as_json):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

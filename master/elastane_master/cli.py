@@ -109,7 +109,7 @@ def main(
     artifact_url: Annotated[
         str | None,
         typer.Option(
-            help="fsspec URL of the folder for code, models and logs of submitted runs, as all runners reach it. "
+            help="fsspec URL of the folder for code, models and logs of runs, as all runners reach it. "
             "[STATE_DIR/artifacts]",
             metavar="URL",
         ),
@@ -117,7 +117,7 @@ def main(
     dataset_root: Annotated[
         str | None,
         typer.Option(
-            help="fsspec URL of the folder of datasets, ID/HASH with manifest.json, that runs may name. [none]",
+            help="fsspec URL of the folder of datasets, ID/HASH/manifest.json, that runs may name. [none]",
             metavar="URL",
         ),
     ] = None,

@@ -181,6 +181,8 @@ class WorkerModel:
         self.body: StepBody[Turn] = StepBody(self.protocol, self.contexts, epoch, self, reports_late=late)
         #: Why the step's all-reduce has failed.
         self.failure: RingError | None = None
+        #: The ring that the step began in: an eviction does not stop an optimizer that is at work.
+        self._step_generation = 0
         #: All contributions to the step's all-reduce.
         self.gradients: dict[int, bytes] = {}
         #: States of the process's generators and registered items.
@@ -677,6 +679,7 @@ class WorkerModel:
         await self.wait_for(is_decided)
 
     def begin_step(self) -> StepState:
+        self._step_generation = self.protocol.generation
         return self.protocol.begin_step()
 
     def lose_step(self) -> None:
@@ -718,7 +721,7 @@ class WorkerModel:
         self.gradients = {}
 
     def complete(self, turn: Turn) -> None:
-        self.checkers.applied(self.name, self.protocol.generation, self.lineage, turn.step + 1, self.weights)
+        self.checkers.applied(self.name, self._step_generation, self.lineage, turn.step + 1, self.weights)
 
     def applied(self, step: int) -> None:
         """There is no layout that the step could decide."""

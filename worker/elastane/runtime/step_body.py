@@ -207,7 +207,7 @@ class StepBody(Generic[T]):
         actions.check_backward(turn)
         states = actions.states() if turn.states else {}
         if states:
-            self._reports_late = bool(self._reports_late) or states != turn.states
+            self._reports_late = states != turn.states
         if is_reported:
             actions.batch_ended(turn, states)
         else:

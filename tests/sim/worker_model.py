@@ -1,9 +1,10 @@
-"""A worker process around the unmodified `WorkerProtocol`, `StepBoundary` and `IntervalDraws`, without torch.
+"""A worker process around the unmodified modules that decide in a worker, without torch.
 
-What `WorkerSession`, `MasterSession`, `Trainer` and `BoundaryActions` do with threads is done here by tasks
-of one virtual process: the session carries out what the unmodified `SessionMachine` decides, the script goes
-through epochs and steps. The trainer can hang, the script can raise, the process can be frozen, told to
-leave, or killed.
+`WorkerProtocol`, `StepBoundary`, `StepBody`, `EpochLoop` and `IntervalDraws` are those of workers. What
+`WorkerSession`, `MasterSession`, `BoundaryActions` and `StepActions` do with threads and tensors is done here
+by tasks of one virtual process: the session carries out what the unmodified `SessionMachine` decides, and the
+script goes through its loop body as autograd and the intercepted optimizer do. The trainer can hang, the
+script can raise, the process can be frozen, told to leave, or killed.
 """
 
 from __future__ import annotations

@@ -96,10 +96,6 @@ class Script:
     def steps(self) -> int:
         return self.steps_per_epoch * self.epochs
 
-    def draws_in_backward(self, step: int) -> bool:
-        """True if the last backward of `step` draws: some scripts begin to in the middle of the training."""
-        return self.ests % 3 == 0 and step >= self.steps // 2
-
     def signature(self) -> ring_pb2.ScriptSignature:
         return ring_pb2.ScriptSignature(
             dataset_size=self.steps_per_epoch * self.ests,
@@ -175,11 +171,11 @@ class WorkerModel:
         self.contexts = HostedContexts()
         initial = {rank: EstContext(rank, 0, initial_context(rank)) for rank in range(script.ests)}
         self.boundary = StepBoundary(name, self.protocol, self.contexts, initial, self)
-        epoch = script.steps_per_epoch
-        self.loop = EpochLoop(self.protocol, self.boundary, epoch, self.set_between, script.steps)
-        # Every third process has a GPU.
-        late = True if pid % 3 == 0 else None
-        self.body: StepBody[Turn] = StepBody(self.protocol, self.contexts, epoch, self, reports_late=late)
+        per_epoch = script.steps_per_epoch
+        self.loop = EpochLoop(self.protocol, self.boundary, per_epoch, self.set_between, script.steps)
+        self.body: StepBody[Turn] = StepBody(
+            self.protocol, self.contexts, per_epoch, self, reports_late=False
+        )
         #: Why the step's all-reduce has failed.
         self.failure: RingError | None = None
         #: The ring that the step began in: an eviction does not stop an optimizer that is at work.
@@ -604,17 +600,14 @@ class WorkerModel:
         """As `StepRunner.run`, with the loop body of the script: forward, backward, optimizer.step."""
         state = self.body.begin()
         self.failure = None
-        if self.hangs and state.step % 2 == 0:
+        if self.hangs and self.decides_layout(state.step):
             self.world.log(f"{self.name} hangs in step {state.step}")
             await self.process.create_future()
-        turns = Turn.of_step(state, self.contexts.now)
-        seconds = self.script.step_seconds * self.world.rng.uniform(0.5, 1.5) / len(turns)
-        for turn in self.body.mini_batches(turns):
-            self._take_batch(turn)
-            await asyncio.sleep(seconds)
-            self._look_around()
+        await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.5, 1.5))
+        self._look_around()
+        for turn in self.body.mini_batches(Turn.of_step(state, self.contexts.now)):
+            self._run_forward(turn)
             if not turn.last:
-                self._draw(turn)
                 self.body.end_batch(turn)
                 continue
             await self._run_last_backward(turn)
@@ -623,32 +616,19 @@ class WorkerModel:
                 self.weights = next_weights(self.weights, self.gradients)
         await self.body.end()
 
-    def _take_batch(self, turn: Turn) -> None:
+    def _run_forward(self, turn: Turn) -> None:
         position = turn.step % self.script.steps_per_epoch * self.script.ests + turn.rank
         turn.taken.append(Samples(position, position + 1, (position,)))
-        self._states = dict(self.contexts.now[turn.rank].parts)
-
-    def _draw(self, turn: Turn) -> None:
         self._states = next_context(turn.rank, turn.step, dict(self.contexts.now[turn.rank].parts))
 
     async def _run_last_backward(self, turn: Turn) -> None:
-        draws = self.script.draws_in_backward(turn.step)
-        if not draws:
-            self._draw(turn)
         if self.body.first_gradient():
+            if self.hangs:
+                self.world.log(f"{self.name} hangs in the last backward of step {turn.step}")
+                await self.process.create_future()
             await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.0, 0.5))
-        if self.hangs:
-            self.world.log(f"{self.name} hangs in the last backward of step {turn.step}")
-            await self.process.create_future()
-        if draws:
-            self._draw(turn)
-        why = self.body.last_gradient()
-        if why:
-            self.world.log(f"{self.name} gives step {turn.step} up: {why}")
-            self.failure = RingBroken(why)
-            self._leave_group()
-        else:
-            self.failure = await self._all_reduce(turn.step)
+        self.body.last_gradient()
+        self.failure = await self._all_reduce(turn.step)
 
     async def _all_reduce(self, step: int) -> RingError | None:
         """Add this worker's contributions to the sums of a step; return why there are none."""
@@ -708,10 +688,11 @@ class WorkerModel:
         """There is nothing to exchange but gradients."""
 
     def decides_layout(self, step: int) -> bool:
-        return step == 0
+        """In every second step, so that steps are reported early and late in turn."""
+        return step % 2 == 0
 
     def ready_order(self) -> tuple[int, ...]:
-        return (1, 0)
+        return (1, 0) if self.protocol.applied_step == 0 else ()
 
     def digests(self) -> tuple[int, int]:
         """All workers must send the same digests: a false alarm would fail the job."""

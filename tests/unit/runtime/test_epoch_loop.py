@@ -62,7 +62,7 @@ def test_a_ring_may_lead_out_of_the_epoch(step: int) -> None:
     assert between == [False]
 
 
-@pytest.mark.parametrize(("applied", "step"), [(8, 8), (7, -1), (3, -1), (4, -1)])
+@pytest.mark.parametrize(("applied", "step"), [(8, 8), (7, -1), (9, -1), (3, -1), (4, -1)])
 def test_only_the_end_of_the_loop_is_a_known_place_between_epochs(applied: int, step: int) -> None:
     assert made(applied)[0].interval_after(1) == step
 

@@ -90,8 +90,8 @@ CONTROLS = (
         "random numbers are drawn after backward",
         (
             off(
-                f"{RUNTIME}.step_runner",
-                "if any(reported.get(key) != value for key, value in parts.states().items()):",
+                f"{RUNTIME}.step_body",
+                "if any(reported.get(key) != value for key, value in self._actions.states().items()):",
                 "if False:",
             ),
         ),

@@ -1,9 +1,10 @@
-"""A worker process around the unmodified `WorkerProtocol`, `StepBoundary` and `IntervalDraws`, without torch.
+"""A worker process around the unmodified modules that decide in a worker, without torch.
 
-What `WorkerSession`, `MasterSession`, `Trainer` and `BoundaryActions` do with threads is done here by tasks
-of one virtual process: the session carries out what the unmodified `SessionMachine` decides, the script goes
-through epochs and steps. The trainer can hang, the script can raise, the process can be frozen, told to
-leave, or killed.
+`WorkerProtocol`, `StepBoundary`, `StepBody`, `EpochLoop` and `IntervalDraws` are those of workers. What
+`WorkerSession`, `MasterSession`, `BoundaryActions` and `StepActions` do with threads and tensors is done here
+by tasks of one virtual process: the session carries out what the unmodified `SessionMachine` decides, and the
+script goes through its loop body as autograd and the intercepted optimizer do. The trainer can hang, the
+script can raise, the process can be frozen, told to leave, or killed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from elastane.collective.ring_errors import RingAborted, RingBroken
+from elastane.collective.ring_errors import RingAborted, RingBroken, RingError
 from elastane.context import EstContext
+from elastane.runtime.epoch_loop import EpochLoop
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.interval_draws import IntervalDraws
 from elastane.runtime.protocol import Outcome, WorkerProtocol
@@ -46,7 +48,10 @@ from elastane.runtime.session_machine import (
     Ticked,
     Welcomed,
 )
+from elastane.runtime.step_body import StepBody
 from elastane.runtime.step_boundary import IntervalError, StepBoundary
+from elastane.runtime.step_state import StepState
+from elastane.runtime.turn import Turn
 from elastane_common.backoff import backoff_seconds
 from elastane_proto.v1 import ring_pb2
 from sim.checkers import Checkers
@@ -99,6 +104,15 @@ class Script:
             epochs=self.epochs,
             environment={"torch": "2"},
         )
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of a mini-batch."""
+
+    start: int
+    end: int
+    samples: tuple[int, ...]
 
 
 @dataclass
@@ -157,6 +171,19 @@ class WorkerModel:
         self.contexts = HostedContexts()
         initial = {rank: EstContext(rank, 0, initial_context(rank)) for rank in range(script.ests)}
         self.boundary = StepBoundary(name, self.protocol, self.contexts, initial, self)
+        per_epoch = script.steps_per_epoch
+        self.loop = EpochLoop(self.protocol, self.boundary, per_epoch, self.set_between, script.steps)
+        self.body: StepBody[Turn] = StepBody(
+            self.protocol, self.contexts, per_epoch, self, reports_late=False
+        )
+        #: Why the step's all-reduce has failed.
+        self.failure: RingError | None = None
+        #: The ring that the step began in: an eviction does not stop an optimizer that is at work.
+        self._step_generation = 0
+        #: All contributions to the step's all-reduce.
+        self.gradients: dict[int, bytes] = {}
+        #: States of the process's generators and registered items.
+        self._states = initial_context(0)
         #: The script's code between epochs.
         self.interval = IntervalDraws(0, initial, initial_context(0), leads=True)
         self._received: tuple[int, bytes] = (0, b"")
@@ -412,36 +439,22 @@ class WorkerModel:
         self.kill()
 
     async def _script(self) -> None:
-        script, protocol = self.script, self.protocol
+        loop = self.loop
         await self.boundary.settle(in_loop=False)
         self.interval.leads = 0 in self.contexts.now
         self._run_between_epochs()
-        while protocol.applied_step < script.steps or not await self._through():
-            epoch = protocol.applied_step // script.steps_per_epoch
-            while self._in_epoch(epoch):
-                await self.boundary.settle()
-                self.set_between(False)
-                if self._in_epoch(epoch):
-                    await self._run_step(protocol.begin_step().step)
-                    protocol.lose_step()
-            through = protocol.applied_step == (epoch + 1) * script.steps_per_epoch
-            step, hosted = protocol.applied_step if through else -1, self.contexts.now
+        while not loop.is_through or not await loop.finish():
+            epoch = loop.epoch
+            while await loop.next_step(epoch):
+                await self._run_step()
+                loop.end_attempt()
+            step, hosted = loop.interval_after(epoch), self.contexts.now
             states = dict(hosted[min(hosted)].parts)
             self.interval = IntervalDraws(step, hosted, states, leads=0 in hosted)
             self._run_between_epochs()
             self.set_between(True)
-            await asyncio.sleep(script.user_seconds * self.world.rng.choice((0.01, 0.1, 1.0)))
+            await asyncio.sleep(self.script.user_seconds * self.world.rng.choice((0.01, 0.1, 1.0)))
             self._look_around()
-
-    async def _through(self) -> bool:
-        """As `Trainer.finish`: False if the job has gone back to an earlier step."""
-        if self.protocol.changing:
-            await self.boundary.settle(in_loop=False)
-        return self.protocol.applied_step >= self.script.steps
-
-    def _in_epoch(self, epoch: int) -> bool:
-        applied = self.protocol.applied_step
-        return applied // self.script.steps_per_epoch == epoch and applied < self.script.steps
 
     def _look_around(self) -> None:
         if self.raises:
@@ -461,7 +474,7 @@ class WorkerModel:
     # ------------------------------------------------------------------ actions of the step boundary
 
     def begins_epoch(self, step: int) -> bool:
-        return step % self.script.steps_per_epoch == 0 and step < self.script.steps
+        return self.loop.begins_epoch(step)
 
     def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
         return self.interval.report(generation, step)
@@ -504,7 +517,8 @@ class WorkerModel:
         """There is nothing to adapt: the weights are all that the model has."""
 
     def drop_step(self) -> None:
-        self.protocol.lose_step()
+        self.lose_step()
+        self.drop()
 
     async def form(self, go: ring_pb2.Go, me: int) -> None:
         self._leave_group()
@@ -582,75 +596,117 @@ class WorkerModel:
 
     # ------------------------------------------------------------------ the step
 
-    async def _run_step(self, step: int) -> None:
-        protocol, group = self.protocol, self.group
-        early = step % 2 == 1  # the step is reported during the last backward
-        if self.hangs and not early:
-            self.world.log(f"{self.name} hangs in step {step}")
+    async def _run_step(self) -> None:
+        """As `StepRunner.run`, with the loop body of the script: forward, backward, optimizer.step."""
+        state = self.body.begin()
+        self.failure = None
+        if self.hangs and self.decides_layout(state.step):
+            self.world.log(f"{self.name} hangs in step {state.step}")
             await self.process.create_future()
         await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.5, 1.5))
         self._look_around()
-        if protocol.changing or group is None or protocol.generation != group.generation:
-            return
-        before = self.contexts.now
-        after = {
-            rank: context.next(next_context(rank, step, dict(context.parts)))
-            for rank, context in before.items()
-        }
-        report = self._report(step, self.contexts.known, after)
-        self.tell(lambda: protocol.report(report, in_backward=early))
-        if early:
+        for turn in self.body.mini_batches(Turn.of_step(state, self.contexts.now)):
+            self._run_forward(turn)
+            if not turn.last:
+                self.body.end_batch(turn)
+                continue
+            await self._run_last_backward(turn)
+            if await self.body.begin_apply(turn):
+                await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
+                self.weights = next_weights(self.weights, self.gradients)
+        await self.body.end()
+
+    def _run_forward(self, turn: Turn) -> None:
+        position = turn.step % self.script.steps_per_epoch * self.script.ests + turn.rank
+        turn.taken.append(Samples(position, position + 1, (position,)))
+        self._states = next_context(turn.rank, turn.step, dict(self.contexts.now[turn.rank].parts))
+
+    async def _run_last_backward(self, turn: Turn) -> None:
+        if self.body.first_gradient():
             if self.hangs:
-                self.world.log(f"{self.name} hangs in the last backward of step {step}")
+                self.world.log(f"{self.name} hangs in the last backward of step {turn.step}")
                 await self.process.create_future()
             await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.0, 0.5))
-            self.tell(protocol.end_backward)
-            if self.group is not group:
-                return
-        self.reduced_parts = None
+        self.body.last_gradient()
+        self.failure = await self._all_reduce(turn.step)
+
+    async def _all_reduce(self, step: int) -> RingError | None:
+        """Add this worker's contributions to the sums of a step; return why there are none."""
+        group, self.reduced_parts = self.group, None
+        if group is None:
+            return RingAborted("the ring changed")
         group.contribute(
             step,
-            {rank: contribution(self.weights, rank, step, context.parts) for rank, context in before.items()},
+            {
+                rank: contribution(self.weights, rank, step, context.parts)
+                for rank, context in self.contexts.now.items()
+            },
         )
 
         def over() -> bool:
             return self.group is not group or self.broken_group is group
 
         await self.wait_for(lambda: over() or (self.reduced_parts is not None and self.reduced_step == step))
-        reduced = self.reduced_parts if self.reduced_step == step else None
-        if reduced is None or self.group is not group:
-            if self.group is group:
-                self.tell(lambda: protocol.broken(step, "connection closed by peer"))
-            await self.wait_for(lambda: not protocol.is_running)
-            return
-        await self.wait_for(lambda: protocol.is_decided(step))
-        if not protocol.begin_apply(step):
-            return
-        await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
-        self.weights, self.boundary.pristine = next_weights(self.weights, reduced), False
-        self.contexts.now = self.contexts.known = after
-        self.checkers.applied(self.name, group.generation, self.lineage, step + 1, self.weights)
-        self.tell(lambda: protocol.end_apply(step))
+        if self.group is not group:
+            return RingAborted("the ring changed")
+        if self.reduced_parts is None or self.reduced_step != step:
+            return RingBroken("connection closed by peer")
+        self.gradients = self.reduced_parts
+        return None
 
-    def _report(
-        self, step: int, known: dict[int, EstContext], after: dict[int, EstContext]
-    ) -> ring_pb2.StepReport:
-        report = ring_pb2.StepReport(
-            generation=self.protocol.generation, step=step, epoch=step // self.script.steps_per_epoch
-        )
-        place = step % self.script.steps_per_epoch
-        for rank in sorted(after):
-            report.contexts.append(after[rank].to_proto(known[rank]))
-            position = place * self.script.ests + rank
-            task = report.tasks.add(virtual_rank=rank, samples=[position])
-            task.range.start, task.range.end = position, position + 1
-        # All workers must send the same digest: a false alarm would fail the job.
-        report.state_digest = int.from_bytes(
-            blake2b(repr(self.weights).encode(), digest_size=8).digest(), "big"
-        )
-        if step == 0 and 0 in after:
-            report.extra.ready_order.extend((1, 0))
-        return report
+    # ------------------------------------------------------------------ actions of the step body
+
+    async def wait_for_decision(self, turn: Turn, is_decided: Callable[[], bool]) -> None:
+        await self.wait_for(is_decided)
+
+    def begin_step(self) -> StepState:
+        self._step_generation = self.protocol.generation
+        return self.protocol.begin_step()
+
+    def lose_step(self) -> None:
+        self.protocol.lose_step()
+
+    def begin_apply(self, turn: Turn) -> bool:
+        return self.protocol.begin_apply(turn.step)
+
+    def states(self) -> Context:
+        return self._states
+
+    def loader_parts(self, turn: Turn) -> Context:
+        return {}
+
+    def logged(self, turn: Turn) -> dict[str, float]:
+        return {}
+
+    def batch_ended(self, turn: Turn, states: Context) -> None:
+        """There is nothing to keep: the model has no buffers."""
+
+    def check_backward(self, turn: Turn) -> None:
+        """There is nothing to check in weights that are all that the model has."""
+
+    def begin_exchange(self, turn: Turn) -> None:
+        """There is nothing to exchange but gradients."""
+
+    def decides_layout(self, step: int) -> bool:
+        """In every second step, so that steps are reported early and late in turn."""
+        return step % 2 == 0
+
+    def ready_order(self) -> tuple[int, ...]:
+        return (1, 0) if self.protocol.applied_step == 0 else ()
+
+    def digests(self) -> tuple[int, int]:
+        """All workers must send the same digests: a false alarm would fail the job."""
+        digest = blake2b(repr(self.weights).encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big"), 0
+
+    def drop(self) -> None:
+        self.gradients = {}
+
+    def complete(self, turn: Turn) -> None:
+        self.checkers.applied(self.name, self._step_generation, self.lineage, turn.step + 1, self.weights)
+
+    def applied(self, step: int) -> None:
+        """There is no layout that the step could decide."""
 
     def reduced(self, group: Group, step: int, parts: dict[int, bytes]) -> None:
         """Notify this process that the all-reduce of a step has completed."""

@@ -10,7 +10,7 @@ import pytest
 
 from elastane.collective.ring_errors import RingBroken
 from elastane.context import EstContext
-from elastane.runtime.boundary_actions import finish
+from elastane.runtime.blocking import finish
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.step_boundary import IntervalError, StepBoundary

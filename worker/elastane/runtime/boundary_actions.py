@@ -5,10 +5,10 @@ Every action ends before it returns: coroutines block the script's thread and ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -223,13 +223,3 @@ class BoundaryActions:
             donors=len(go.donors),
             receivers=len(go.receivers),
         )
-
-
-def finish(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine of the step boundary to its end in this thread, which its actions block."""
-    try:
-        coroutine.send(None)
-    except StopIteration:
-        return
-    coroutine.close()
-    raise AssertionError(f"{coroutine} was suspended")

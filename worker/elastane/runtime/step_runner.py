@@ -4,7 +4,8 @@
                                                               │ last EST: report, all-reduce
              complete or drop ◀── optimizer.step (waits for Prepared) ◀──┘
 
-A step that is lost leaves no trace, and is run again from the same contexts.
+`StepBody` decides what is reported, applied and dropped. A step that is lost leaves no trace, and is run
+again from the same contexts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import Any, NoReturn
 import torch
 
 from elastane.runtime import probes
+from elastane.runtime.blocking import finish
 from elastane.runtime.est_step import EstStep, PartialGradientError
 from elastane.runtime.forward_watch import ForwardWatch
+from elastane.runtime.step_actions import StepActions
+from elastane.runtime.step_body import StepBody
 from elastane.runtime.step_parts import StepParts
-from elastane.runtime.step_reporter import StepReporter
 from elastane.runtime.step_state import StepState
 from elastane_common.errors import LoaderUseError, StepError
 
@@ -35,7 +38,14 @@ class StepRunner:
         self._parts = parts
         self._worker_session, self._reducer = parts.worker_session, parts.reducer
         self._protocol = parts.worker_session.protocol
-        self._reporter = StepReporter(parts, device)
+        self._actions = StepActions(parts)
+        self._body: StepBody[EstStep] = StepBody(
+            self._protocol,
+            parts.contexts,
+            parts.source.steps_per_epoch,
+            self._actions,
+            reports_late=None if device.type == "cpu" else True,
+        )
         self.watch = parts.watch
         #: Forward pre-hook of the model.
         self.forwards = ForwardWatch(parts.buffers.tensors, self._before_backward)
@@ -51,23 +61,17 @@ class StepRunner:
 
         Returns with the step applied, or lost and to be run again.
         """
-        began, state = perf_counter(), self._worker_session.begin_step()
+        began, state = perf_counter(), self._body.begin()
         self._begin(state)
-        batches = self._parts.source.batches_in_step(state.step)
-        for est_step in (turns := self._est_steps(state, batches)):
-            for est_step.micro in range(batches):
-                if self._protocol.changing:
-                    self.drop()
-                    return
-                yield self._begin_batch(est_step)
-                if not self._reducer.backward_done:
-                    self._refuse_next(est_step)
-                self._end_batch(est_step)
-        if state.may_step:
-            self._complete(turns[-1])
+        for est_step in self._body.mini_batches(self._est_steps(state)):
+            yield self._begin_batch(est_step)
+            if not self._reducer.backward_done:
+                self._refuse_next(est_step)
+            self._end_batch(est_step)
+        applied = finish(self._body.end())
+        self.est_step = None
+        if applied:
             self._count(state, perf_counter() - began)
-        else:
-            self._give_up(state)
 
     def _begin(self, state: StepState) -> None:
         parts, step = self._parts, state.step
@@ -75,24 +79,16 @@ class StepRunner:
         begins = step == self.resume_step or step % parts.source.steps_per_epoch == 0
         parts.fingerprints.begin(step, whole=begins, alone=parts.worker_session.is_alone)
 
-    def _est_steps(self, state: StepState, batches: int) -> list[EstStep]:
-        """Return this worker's turns of the step, after those that are run for a comparison only.
-
-        batches: mini-batches of an EST in the step.
-        """
+    def _est_steps(self, state: StepState) -> list[EstStep]:
+        """Return this worker's turns of the step, after those that are run for a comparison only."""
         parts = self._parts
-        ranks = sorted(parts.contexts.now)
-        own = [
-            EstStep(state, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
-            for slot, rank in enumerate(ranks)
-        ]
+        own = EstStep.of_step(state, parts.contexts.now, parts.source.batches_in_step(state.step))
         return parts.repeats.turns(parts.sentinel.turns(state.step, own), parts.contexts.now)
 
     def _begin_batch(self, est_step: EstStep) -> Any:
         """Put the EST's context in place before its first mini-batch, and return the next one."""
         parts = self._parts
         self.est_step = est_step
-        self._reporter.begin(est_step)
         first, guest = est_step.micro == 0, est_step.guest is not None
         if first:
             parts.buffers.begin_backward()
@@ -108,8 +104,7 @@ class StepRunner:
         batch, info = parts.repeats.begin(est_step)
         parts.figures.data_wait_seconds += perf_counter() - asked
         est_step.taken.append(info)
-        # Only EST 0's order decides the bucket layout, as rank 0's does under DDP.
-        record = est_step.rank == 0 and est_step.step == self._reducer.order_step and not guest
+        record = est_step.rank == 0 and not guest and self._actions.decides_layout(est_step.step)
         self._reducer.begin_backward(
             est_step.slot,
             est_step.ends,
@@ -118,7 +113,7 @@ class StepRunner:
             sync=est_step.sync,
             guest=guest,
             digest=est_step.digest,
-            report=self._reporter,
+            report=self._body,
         )
         if parts.trace is not None and not guest:
             parts.trace.mini_batch_began(est_step.step, est_step.rank, est_step.micro, batch, parts.states())
@@ -134,32 +129,7 @@ class StepRunner:
         else:
             self._check_sums(est_step)
         if not est_step.last:
-            self._reporter.end_batch(est_step)
-
-    def _complete(self, est_step: EstStep) -> None:
-        """Complete an applied step after the loop body: adopt the new contexts and buffers.
-
-        Raises StepError if random numbers were drawn after backward().
-        """
-        parts = self._parts
-        reported = est_step.state.contexts[est_step.rank].parts
-        if any(reported.get(key) != value for key, value in parts.states().items()):
-            raise StepError(
-                f"random numbers were drawn after backward() in step {est_step.step}",
-                hint="draw them before backward(), or inside `with job.isolated_rng():`",
-                virtual_rank=est_step.rank,
-            )
-        parts.buffers.check_est_step(est_step)
-        parts.contexts.now = parts.contexts.known = est_step.state.contexts
-        parts.buffers.end_step(self._reducer.collectives.buffers)
-        if parts.trace is not None:
-            parts.trace.step_applied(est_step.step)
-        self.est_step = None
-        self._reducer.end_step()
-        self._worker_session.tell(lambda: self._protocol.end_apply(est_step.step))
-        if est_step.step == self._reducer.order_step:
-            self._reducer.set_layout(self._protocol.ready_order)
-        probes.reached("applied", est_step.step)
+            self._body.end_batch(est_step)
 
     def _count(self, state: StepState, seconds: float) -> None:
         """Count an applied step."""
@@ -169,29 +139,10 @@ class StepRunner:
         figures.step_done(seconds, replayed=state.is_replay)
         self._worker_session.spans.applied(state.step, seconds, replayed=state.is_replay)
 
-    def _give_up(self, state: StepState) -> None:
-        """Drop a step that was not applied: the ring changed, or the all-reduce failed.
-
-        Raises StepError if neither did.
-        """
-        failure, lost = self._reducer.failure, not state.in_flight
-        self.drop()
-        if failure is not None:
-            why = str(failure)
-            self._worker_session.tell(lambda: self._protocol.broken(state.step, why))
-            # No further step can run in a broken ring: wait for the change, or for an eviction.
-            self._worker_session.wait_for(lambda: not self._protocol.is_running)
-        elif not lost:
-            raise StepError(
-                f"the loop body of step {state.step} ended without optimizer.step()",
-                hint="call backward() and optimizer.step() once for every mini-batch",
-            )
-
     def drop(self) -> None:
         """Discard the step in flight: gradients, buffers, contexts after it."""
-        self._worker_session.lose_step()
-        self._reducer.drop()
-        self._parts.buffers.restore()
+        self._actions.lose_step()
+        self._actions.drop()
         self.est_step = None
 
     # ------------------------------------------------------------------ what the loop body calls
@@ -202,27 +153,9 @@ class StepRunner:
         False on turns other than the worker's last and after a ring change; once True, it stays True for the
         turn. Raises StepError outside the loop and before backward().
         """
-        est_step = self.est_step
-        if est_step is None:
+        if self.est_step is None:
             raise StepError("optimizer.step() was called outside the loader loop")
-        state = est_step.state
-        if not est_step.last or not state.in_flight or self.failed:
-            return False
-        if not state.is_reported:
-            raise StepError(
-                f"optimizer.step() came before backward() in step {est_step.step}",
-                hint="each turn of the loop is forward, backward, optimizer.step()",
-            )
-        if not state.may_step:
-            self.watch.before_step(est_step)
-            asked = perf_counter()
-            self._worker_session.wait_for(lambda: self._protocol.is_decided(est_step.step))
-            self._parts.figures.prepared_wait_seconds += perf_counter() - asked
-            probes.reached("prepared", est_step.step)
-            if self._worker_session.begin_apply(est_step.step) and est_step.rank != 0:
-                # From here on the body acts on the model once a step, so it must see rank 0's buffers.
-                self._parts.buffers.show(self._reducer.collectives.buffers)
-        return state.may_step
+        return finish(self._body.begin_apply(self.est_step))
 
     def log(self, values: dict[str, Any]) -> None:
         """Record values of the EST and step now running, as part of the committed history.

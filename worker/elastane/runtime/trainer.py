@@ -8,6 +8,8 @@ contexts. The body only sees more mini-batches.
                     ▲                                            │
                     └────────────── applied, or lost ◀───────────┘
 
+`EpochLoop` decides which step follows.
+
 Everything here runs in the script's thread; the master's messages wait in `WorkerSession`. `assembly` builds
 a trainer with its parts.
 """
@@ -21,9 +23,11 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from elastane.runtime.boundary_actions import RingMember, finish
+from elastane.runtime.blocking import finish
+from elastane.runtime.boundary_actions import RingMember
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.epoch_loop import EpochLoop
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.est_step import EpochsClosed
 from elastane.runtime.interval import Interval
@@ -73,15 +77,19 @@ class Trainer:
         self._protocol = self._worker_session.protocol
         self._contexts = parts.steps.contexts
         self._boundary, self._state = parts.boundary(self), parts.state
+        self._loop = EpochLoop(
+            self._protocol,
+            self._boundary,
+            self._source.steps_per_epoch,
+            self._worker_session.set_between,
+        )
         self._closed_epochs = parts.closed_epochs
         self.steps = parts.runner
         #: Tracks the script's code between two epochs, i.e. whenever no loader loop runs.
         self.interval = parts.interval
         self.epoch = 0
-        self.epochs = 0
         #: The epoch that the script's variables belong to, as of its beginning.
         self.values_epoch = 0
-        self._max_steps = 0
         #: The epoch whose loader loop this worker ran last.
         self._looped_epoch = -1
         #: State received in the middle of an epoch's loader loop from workers that had already run its
@@ -102,12 +110,11 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        total = self.epochs * self._source.steps_per_epoch
-        return min([total, *(limit for limit in (self._environment.steps_max, self._max_steps) if limit)])
+        return self._loop.total_steps
 
     @property
     def current_epoch(self) -> int:
-        return self.applied_step // self._source.steps_per_epoch
+        return self._loop.epoch
 
     @property
     def joined(self) -> bool:
@@ -152,7 +159,9 @@ class Trainer:
         """
         if self._worker_session.started:
             raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
-        self.epochs, self._max_steps, self._trackers = epochs, max_steps, trackers
+        self._trackers = trackers
+        limits = [limit for limit in (self._environment.steps_max, max_steps) if limit]
+        self._loop.total_steps = min([epochs * self._source.steps_per_epoch, *limits])
         parts, carried = self._parts, self._parts.carried
         if carried.values:
             self._state.extras["elastane.carried"] = carried
@@ -177,12 +186,9 @@ class Trainer:
         self._begin_loop(sys._getframe(1))
         try:
             self._begin_progress()
-            while self._in_epoch():
-                finish(self._boundary.settle())
-                self._worker_session.set_between(False)
-                if self._in_epoch():
-                    yield from self.steps.run()
-                    self._note_step()
+            while finish(self._loop.next_step(self.epoch)):
+                yield from self.steps.run()
+                self._note_step()
             self._end_loop()
         except GeneratorExit:
             when_left(self._refuse_to_leave)
@@ -190,9 +196,7 @@ class Trainer:
         finally:
             self.steps.est_step = None
             # Also after an exception: the script may handle it and continue with code between epochs.
-            through = self.applied_step == (self.epoch + 1) * self._source.steps_per_epoch
-            # after a rewind nothing is known about the code between epochs
-            step = self.applied_step if through else -1
+            step = self._loop.interval_after(self.epoch)
             self.interval.begin(step, self._contexts.now, leads=self.is_leader)
             self._worker_session.set_between(True)
 
@@ -217,7 +221,7 @@ class Trainer:
         Takes part in ring changes meanwhile, so that no other worker waits for this one. Ends the script with
         the master's message if another worker continues.
         """
-        if self.applied_step >= self.total_steps:
+        if self._loop.is_through:
             return self.finish()
         self._closed_elsewhere = None
         self._closed_epochs.count = max(self._closed_epochs.count, self.epoch + 1)
@@ -244,9 +248,8 @@ class Trainer:
         Returns False if that change took the job back to an earlier step, as when the store has lost the last
         steps and no other worker holds them: training must go on from there.
         """
-        if self._protocol.changing:
-            finish(self._boundary.settle(in_loop=False))
-        self._worker_session.exits.finished = self.ended_early or self.applied_step >= self.total_steps
+        through = finish(self._loop.finish())
+        self._worker_session.exits.finished = self.ended_early or through
         return self._worker_session.exits.finished
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
@@ -306,9 +309,7 @@ class Trainer:
 
     def _note_step(self) -> None:
         """Note that an attempt at a step is over, applied or lost."""
-        if self._protocol.step.may_step:
-            # From here on a leader that finds no checkpoint cannot fall back to the initial state.
-            self._boundary.pristine = False
+        self._loop.end_attempt()
         if self._progress is not None and self.is_leader:
             self._progress.reach(self.applied_step, self.steps.last_values)
 
@@ -317,7 +318,7 @@ class Trainer:
         if self._progress is not None and self.is_leader:
             self._progress.end(self.steps.last_values())
         self._iterating = False
-        if self.applied_step >= self.total_steps and not self._worker_session.is_alone:
+        if self._loop.is_through and not self._worker_session.is_alone:
             self._worker_session.final_digest = self._parts.steps.fingerprints.whole()
 
     def _refuse_to_leave(self, place: str) -> None:
@@ -331,7 +332,7 @@ class Trainer:
         )
 
     def _in_epoch(self) -> bool:
-        return self.current_epoch == self.epoch and self.applied_step < self.total_steps
+        return self._loop.is_in(self.epoch)
 
     # ------------------------------------------------------------------ between two epochs
 
@@ -365,7 +366,7 @@ class Trainer:
 
     def begins_epoch(self, step: int) -> bool:
         """True if the script's code between epochs runs before `step`."""
-        return step % self._source.steps_per_epoch == 0 and step < self.total_steps
+        return self._loop.begins_epoch(step)
 
     def replaced(self, loaded_step: int | None) -> None:
         """Adapt to weights, buffers and hyperparameters that were replaced.

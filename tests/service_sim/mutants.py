@@ -133,10 +133,28 @@ MUTANTS = (
         "            if True:\n",
     ),
     Mutant(
-        "time goes back with the clock",
-        f"{RUNS}.context",
-        "        self.now = max(now, state.decided_at)\n",
-        "        self.now = now\n",
+        "a job whose creation was lost with the master is not created again",
+        f"{RUNS}.machine",
+        "            ctx.emit(CreateElasticJob(run_id, run.job))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a job whose cancellation was lost with the master goes on",
+        f"{RUNS}.machine",
+        "        ctx.emit(CancelElasticJob(run_id, job))\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "an instance that is placed elsewhere goes on where it was",
+        f"{RUNS}.runners",
+        '        launch.send_stop_rank(ctx, run, runner, rank, "it was given up")\n',
+        "        pass\n",
+    ),
+    Mutant(
+        "owners are charged for what has ended",
+        f"{RUNS}.holdings",
+        "            holding.ranks.remove(rank)\n            _uncharge(ctx, holding, 1)\n        elif",
+        "            holding.ranks.remove(rank)\n        elif",
     ),
 )
 

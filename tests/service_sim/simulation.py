@@ -219,6 +219,7 @@ class Simulation:
             for process in runner.processes.values():
                 run = runs.get(process.key.run_id)
                 given_up = run is None or run.launch is None or run.launch.fence != process.key.fence
+                given_up = given_up or (run and run.ranks[process.rank].runner_id != runner.name)
                 if process.lives and given_up:
                     place = (runner.name, process.key, process.rank)
                     since = stale[place] = self.stale.get(place, now)
@@ -518,6 +519,10 @@ class Simulation:
                 self.world.fail("what is given up is stopped", f"{runner.name}: {left}, {record}")
         if self.master.replay().snapshot() != machine.snapshot():
             self.world.fail("a replay has the same state", "at the end")
+        for job in self.jobs.values():
+            run = machine.state.runs.get(job.run_id)
+            if job.phase == "running" and (run is None or run.state in OVER):
+                self.world.fail("jobs end with their runs", job.name)
         for run_id in self.ids.values():
             run, truth = machine.state.runs.get(run_id), self.checkers.runs[run_id]
             if run is None and not truth.deleted:

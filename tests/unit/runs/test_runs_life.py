@@ -389,3 +389,28 @@ def test_master_restart_between_every_decision_and_its_effect() -> None:
         driver.start_all()
         assert driver.state(run_id) == "running", stage
         assert driver.run(run_id).launch_failures == 0
+
+
+def test_a_failed_launch_of_an_elastic_run_frees_slots_only_when_that_is_confirmed() -> None:
+    """A further Prepare of the same launch may have been on its way when the first one failed."""
+    driver = RunsDriver()
+    driver.join("a", 2)
+    run_id = elastic(driver, instances=2)
+    key = driver.key(run_id)
+    driver.do(events.LaunchFailed("a", driver.sessions["a"], key, "no such image", permanent=True))
+    assert driver.state(run_id) == "launching" and driver.runner("a").slots_used == 2
+    driver.stop_all()
+    assert driver.state(run_id) == "failed" and driver.runner("a").slots_used == 0
+
+
+def test_an_elastic_run_that_has_failed_is_not_excused_by_a_lost_runner() -> None:
+    """Its job is cancelled with it: a further launch would wait for that job for ever."""
+    driver = RunsDriver()
+    driver.join("a", 1)
+    driver.join("b", 1)
+    run_id = elastic(driver, instances=2)
+    driver.start_all()
+    driver.rank("a", driver.key(run_id), 0, "exited", 1)
+    assert any(isinstance(effect, effects.CancelElasticJob) for effect in driver.effects)
+    driver.lose("b")
+    assert driver.state(run_id) == "failed"

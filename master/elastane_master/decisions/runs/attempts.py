@@ -29,13 +29,14 @@ def exit_text(rank: int, exit_code: int) -> str:
 
 def after_failure(run: Run, what: str, passing: bool) -> Ending:
     """What becomes of a run of which an attempt has failed. passing: a further one may do better."""
+    # Only the peers of a black box end because a runner is lost.
+    by_exit, retries_max = not run.demand.elastic, run.demand.retries_max
     if not passing:
-        return Ending("failed", f"{what}; a further attempt would end in the same way", by_exit=True)
-    retries_max = run.demand.retries_max
+        return Ending("failed", f"{what}; a further attempt would end in the same way", by_exit)
     if run.failures >= retries_max:
         budget = "no retries are allowed" if not retries_max else f"all {retries_max} retries are used"
-        return Ending("failed", f"{what}; {budget}", by_exit=True)
-    return Ending("retry", f"{what}; retry {run.failures + 1} of {retries_max}", by_exit=True)
+        return Ending("failed", f"{what}; {budget}", by_exit)
+    return Ending("retry", f"{what}; retry {run.failures + 1} of {retries_max}", by_exit)
 
 
 def backoff_seconds(first_seconds: float, seconds_max: float, failures: int) -> float:

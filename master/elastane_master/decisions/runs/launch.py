@@ -170,18 +170,13 @@ def failed(ctx: RunsContext, event: LaunchFailed) -> None:
         return
     run = ctx.run_of_fence(event.attempt.run_id, event.attempt.fence)
     if run is None or run.launch is None or run.launch.ending is not None:
-        if event.attempt.fence in runner.holds:
-            ctx.touch()
-            holdings.release(ctx, runner, event.attempt.fence)
-            if run is not None:
-                life.confirmed(ctx, run, runner)
-        return
-    ran = any(record.runner_id == runner.runner_id and record.state == "running" for record in run.ranks)
+        return  # it was told to stop, and confirms that
     reason = f"{runner.runner_id} could not launch it: {event.reason}"
-    if ran:
-        # It says that nothing is left, and instances ran there: their slots are free when it confirms that.
+    if run.demand.elastic:
+        # Other instances of the launch may run there, or a later Prepare may be on its way.
         holdings.give_up(ctx, runner, event.attempt.fence)
-        ctx.send(runner, Stop(event.attempt, run.demand.grace_seconds, reason))
+        if not event.permanent:
+            ctx.send(runner, Stop(event.attempt, run.demand.grace_seconds, reason))
     else:
         holdings.release(ctx, runner, event.attempt.fence)
     lose_ranks(ctx, run, runner)

@@ -112,7 +112,7 @@ def _ranks(counts: Mapping[str, int], ranks: Iterable[int]) -> Assignment:
 def place_more(run: Run, ranks: Iterable[int], runners: Mapping[str, Runner], free: Free) -> Assignment:
     """Place as many of these instances of an elastic run as there is room for, on the kinds that it runs on.
 
-    An instance does not return to a runner that still holds it.
+    None is placed on a runner that still has to stop others of the launch.
     """
     slots = run.demand.slots_per_instance
     fence = run.launch.fence if run.launch else 0
@@ -128,7 +128,7 @@ def place_more(run: Run, ranks: Iterable[int], runners: Mapping[str, Runner], fr
     for rank in ranks:
         for name in sorted(left, key=lambda name: (-left[name], name)):
             holding = runners[name].holds.get(fence)
-            if holding is None or rank not in holding.stale:
+            if holding is None or not holding.stale:
                 chosen.setdefault(name, []).append(rank)
                 left[name] -= 1
                 if not left[name]:

@@ -32,6 +32,11 @@ COMMANDS: Final = {
         "Run",
         "Run a torchrun-style script unchanged; all processes restart when hosts join or leave.",
     ),
+    "submit": Entry(
+        "submit",
+        "Run",
+        "Queue a run of the training service, and follow it: its state, and the log of rank 0.",
+    ),
     "verify": Entry(
         "verify", "Run", "Prove on your own script that elastic training gives the bits of stock DDP."
     ),

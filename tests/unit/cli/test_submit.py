@@ -192,7 +192,7 @@ def test_the_logs_of_all_attempts_are_shown_in_order(training: FakeTraining, scr
         service.change(run_id, "running", attempt=1)
         service.write(run_id, b"one\n", over=True)
         service.change(run_id, "queued", reason="next attempt in 1 s")
-        service.change(run_id, "running", attempt=2)
+        service.change(run_id, "running", attempt=2, reason="")
         service.write(run_id, b"two\n", attempt=2, over=True)
         service.change(run_id, "succeeded")
 

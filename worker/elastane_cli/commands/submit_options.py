@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import typer
+
 from elastane_cli.commands.run_options import option
 
 Framework = Literal["elastane", "pytorch", "tensorflow", "horovod", "plain"]
@@ -19,6 +21,13 @@ _QUEUE: Final = "Queue and limits"
 def _option(name: str, metavar: str | None, text: str, panel: str, default: str = "", **options: Any) -> Any:
     """Declare an option. default: what applies if it is not given, in words."""
     return option(name, metavar, text, panel, show_default=default or False, **options)
+
+
+def _positive(text: str) -> int:
+    """Parse a number from 1 on; "3.0" is none, unlike for typer. Raises BadParameter."""
+    if text.isascii() and text.isdigit() and 0 < int(text) < 2**32:
+        return int(text)
+    raise typer.BadParameter(f"{text!r} is not a whole number from 1 on")
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class SubmitOptions:
             "Processes; of an elastic run its logical workers, which decide its result.",
             _PROCESSES,
             "PARALLEL_INSTANCES, or 1",
-            min=1,
+            parser=_positive,
         ),
     ] = None
     instances_min: Annotated[

@@ -68,7 +68,7 @@ def age_text(seconds: float) -> str:
 def change_line(run: training_pb2.Run) -> str:
     """Describe the run's state on one line, with its place in the queue, attempt and reason."""
     words = f"run {run.run_id}: {state_text(run)}"
-    place = f"{run.position} of {run.queue_length}" if run.position else ""
+    place = f"{run.position} of {run.queue_length}" if run.position and is_waiting(run) else ""
     if place and not run.reason.endswith(f" of {run.queue_length}"):  # the reason tells its place already
         words += f", {place}"
     if run.attempt > 1:

@@ -28,6 +28,7 @@ GROUPS: Final = (
         "How to",
         (
             "howto/running",
+            "howto/submitting",
             "howto/verify",
             "howto/converting",
             "howto/checkpoints",

@@ -1,7 +1,5 @@
-"""Code archives: a folder as a zip whose digest depends on its contents alone, and its safe unpacking."""
+"""Safe unpacking of code archives, which `elastane_common.code_archive` makes."""
 
-import hashlib
-import os
 import shutil
 import stat
 import tempfile
@@ -12,19 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from elastane_common.errors import ElastaneError
+from elastane_common.code_archive import ArchiveError, digest_of
 
-IGNORED_FOLDERS = frozenset({".git", "__pycache__"})
-_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _SMALLER = "leave data and results out of the folder of code"
 _CHUNK_BYTES = 64 * 1024
 _RATIO_FLOOR_BYTES = 1024 * 1024  # small files of zeros or spaces are no bombs
-
-
-class ArchiveError(ElastaneError):
-    """An archive that is damaged, is not what its digest says or must not be unpacked."""
-
-    code = "ELA450"
 
 
 @dataclass(frozen=True)
@@ -34,37 +24,6 @@ class ArchiveLimits:
     entries: int = 20_000
     total_bytes: int = 512 * 1024 * 1024
     ratio: int = 100
-
-
-def pack(folder: Path, target: Path) -> str:
-    """Write the files of ``folder`` to the zip ``target``; return its sha256. Raises ArchiveError for a link.
-
-    Equal contents and execute permissions give equal bytes with one version of zlib. ``target`` must be
-    outside of the folder.
-    """
-    if target.resolve().is_relative_to(folder.resolve()):
-        raise ArchiveError(
-            f"the archive {target} would be inside of the folder {folder} that it is made from",
-            hint="write it elsewhere",
-        )
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        for name in sorted(_names(folder)):
-            path = folder / name
-            entry = zipfile.ZipInfo(name, _FIXED_TIME)
-            entry.create_system = 3  # Unix, on any system: the permissions below are its own
-            entry.external_attr = (
-                stat.S_IFREG | (0o755 if path.stat().st_mode & stat.S_IXUSR else 0o644)
-            ) << 16
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            with path.open("rb") as source, archive.open(entry, "w") as packed:
-                shutil.copyfileobj(source, packed, _CHUNK_BYTES)
-    return digest_of(target)
-
-
-def digest_of(path: Path) -> str:
-    """Return the sha256 of a file in hexadecimal digits."""
-    with path.open("rb") as source:
-        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def unpack(archive_path: Path, digest: str, target: Path, limits: ArchiveLimits | None = None) -> None:
@@ -111,20 +70,6 @@ def checked_name(entry: zipfile.ZipInfo) -> str:
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # a read inflates others whole
         raise ArchiveError(f"the archive packs {name!r} by another method than deflate")
     return "/".join(parts)
-
-
-def _names(folder: Path) -> list[str]:
-    names = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in IGNORED_FOLDERS]
-        for name in [*folders, *files]:
-            path = Path(parent) / name
-            if path.is_symlink() or not (path.is_file() or path.is_dir()):
-                raise ArchiveError(
-                    f"{path} is not a plain file or folder", hint="replace links by copies, or remove them"
-                )
-        names += [(Path(parent) / name).relative_to(folder).as_posix() for name in files]
-    return names
 
 
 def _unpack_entries(archive: zipfile.ZipFile, folder: Path, limits: ArchiveLimits) -> None:

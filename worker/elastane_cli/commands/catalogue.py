@@ -32,6 +32,11 @@ COMMANDS: Final = {
         "Run",
         "Run a torchrun-style script unchanged; all processes restart when hosts join or leave.",
     ),
+    "submit": Entry(
+        "submit",
+        "Run",
+        "Queue a run of the training service, and follow it: its state, and the log of rank 0.",
+    ),
     "verify": Entry(
         "verify", "Run", "Prove on your own script that elastic training gives the bits of stock DDP."
     ),
@@ -46,9 +51,27 @@ COMMANDS: Final = {
         "Rehearse the reclaim of spot nodes with your own script: does it leave in time, with the same bits?",
     ),
     "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
-    "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, cost, and its workers."),
-    "jobs": Entry("jobs", "Look", "List all jobs of the master."),
-    "list": Entry("jobs", "Look", "List all jobs of the master.", hidden=True),
+    "status": Entry("jobs", "Look", "Show a job with its workers, or a run with its ranks and its history."),
+    "jobs": Entry(
+        "jobs", "Look", "List all jobs of the master, and the newest runs of its training service."
+    ),
+    "list": Entry(
+        "jobs",
+        "Look",
+        "List all jobs of the master, and the newest runs of its training service.",
+        hidden=True,
+    ),
+    "queue": Entry(
+        "runs",
+        "Look",
+        "Show the runs that wait, in the order of the queue: place, owner, priority, age, and the reason.",
+    ),
+    "logs": Entry("logs", "Look", "Print the output of one rank of a run; with --follow as it comes."),
+    "artifacts": Entry(
+        "runs",
+        "Look",
+        "List the files that a run has left: its model, logs and record, with sizes and digests.",
+    ),
     "cost": Entry(
         "cost",
         "Look",
@@ -76,11 +99,17 @@ COMMANDS: Final = {
         "Operate",
         "Resume a suspended job, or one that exceeded --max-wait, as soon as workers are available.",
     ),
-    "cancel": Entry("operate", "Operate", "End a job at once; its checkpoints stay."),
+    "cancel": Entry("operate", "Operate", "End a job at once, or a run; checkpoints stay."),
+    "retry": Entry(
+        "runs",
+        "Operate",
+        "Queue a failed or cancelled run again; it keeps its number and has all its retries again.",
+    ),
+    "priority": Entry("runs", "Operate", "Change a run's priority in the queue."),
     "delete": Entry(
         "operate",
         "Operate",
-        "Delete a finished job and everything that the master stores about it; its checkpoints stay.",
+        "Delete a finished job or run and everything that the master stores about it.",
     ),
     "repair": Entry(
         "operate",

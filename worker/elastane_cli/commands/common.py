@@ -33,6 +33,8 @@ CODE_UNREACHABLE = 4
 CODE_NO_JOB = 6
 CODE_RUN_FAILED = 11
 """Exit code of verify, doctor, drill and chaos if a run of the script failed or did not end."""
+CODE_RUN_CANCELLED = 12
+"""Exit code of submit if the run was cancelled."""
 
 Parameters = ParamSpec("Parameters")
 

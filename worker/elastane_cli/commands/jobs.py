@@ -1,16 +1,16 @@
-"""`elastane status` and `elastane jobs`: state of one job with its workers, and the list of jobs."""
+"""`elastane status` and `elastane jobs`: the state of one job or run, and the lists of both."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from elastane_cli.commands.common import (
     MASTER_DEFAULT,
     TIMEOUT_DEFAULT,
-    JobArgument,
     JsonOption,
     MasterOption,
     TimeoutOption,
@@ -19,6 +19,8 @@ from elastane_cli.commands.common import (
     console,
     print_json,
 )
+from elastane_cli.commands.run_ids import JobOrRunArgument, named
+from elastane_cli.commands.training import UNKNOWN_SERVICE, connect_training
 from elastane_cli.views.jobs import ests_text, phase_name
 from elastane_cli.views.text import counted, harmless
 
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from elastane_proto.v1 import job_pb2
+    from elastane_common.client import MasterClient
+    from elastane_proto.v1 import job_pb2, training_pb2
+
+#: Runs that `elastane jobs` lists after the jobs.
+_RUNS_SHOWN: Final = 20
 
 _PHASE_STYLES = {
     "waiting": "yellow",
@@ -50,25 +56,49 @@ def register(app: typer.Typer) -> None:
 
 @command
 def status(
-    job: JobArgument = None,
+    job: JobOrRunArgument = None,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a job: phase and reason, step, generation, cost, and its workers.
+    """Show a job with its workers, or a run with its ranks and its history.
 
-    Examples: elastane status; elastane status train --json
+    Examples: elastane status; elastane status train --json; elastane status 17
     """
+    from elastane_cli.views.plain import to_plain
+
+    if isinstance(name := named(job, "JOB|RUN"), int):
+        with connect_training(master, timeout) as training:
+            run = training.get(name)
+        if as_json:
+            print_json(to_plain(run))
+        else:
+            _show_run(run)
+        return
+    with connect(master, timeout) as client:
+        found = client.get_job(client.only_job(name))
+    if as_json:
+        print_json(to_plain(found))
+    else:
+        _show_job(found)
+
+
+def _show_run(run: training_pb2.Run) -> None:
+    from elastane_cli.views.runs import headline as run_headline
+    from elastane_cli.views.runs import history_table, rank_table
+
+    out, now = console(), time.time()
+    out.print(run_headline(run, now))
+    if run.ranks:
+        out.print(rank_table(run, now))
+    if run.history:
+        out.print(history_table(run))
+
+
+def _show_job(found: job_pb2.Job) -> None:
     from rich.markup import escape
     from rich.text import Text
 
-    from elastane_cli.views.plain import to_plain
-
-    with connect(master, timeout) as client:
-        found = client.get_job(client.only_job(job))
-    if as_json:
-        print_json(to_plain(found))
-        return
     out = console()
     if found.damages:
         out.print(f"[bold]{escape(found.name)}[/]  {_phase(found)}: it is held and not served")
@@ -91,27 +121,72 @@ def status(
 
 @command
 def jobs(
+    runs: Annotated[
+        bool, typer.Option("--runs", help="List the runs alone, all of them; with --json as JSON.")
+    ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """List all jobs of the master.
+    """List all jobs of the master, and the newest runs of its training service.
 
-    Example: elastane jobs --master 10.0.0.5:50051
+    Examples: elastane jobs --master 10.0.0.5:50051; elastane jobs --runs --json
     """
-    from rich.table import Table
-    from rich.text import Text
-
     from elastane_cli.views.plain import to_plain
 
+    if runs:
+        with connect_training(master, timeout) as training:
+            all_runs = list(training.iter_runs())
+        if as_json:
+            print_json([to_plain(run) for run in all_runs])
+        else:
+            _show_runs(all_runs)
+        return
     with connect(master, timeout) as client:
         found = client.list_jobs()
+        newest = [] if as_json else _newest_runs(client)
     if as_json:
         print_json([to_plain(job) for job in found])
         return
-    if not found:
+    if found:
+        console().print(_job_table(found))
+    elif not newest:
         typer.echo("no jobs")
-        return
+    if newest:
+        if found:
+            typer.echo()
+        _show_runs(newest[:_RUNS_SHOWN])
+        if len(newest) > _RUNS_SHOWN:
+            typer.echo("older runs: elastane jobs --runs")
+
+
+def _newest_runs(client: MasterClient) -> list[training_pb2.Run]:
+    """Return the runs to list and one more; none if the caller may not see runs, or the master has none."""
+    from elastane_common.client import RequestRefusedError
+    from elastane_common.training_client import TrainingClient
+
+    wanted = _RUNS_SHOWN + 1
+    try:
+        return list(islice(TrainingClient(client).iter_runs(page_size=wanted), wanted))
+    except RequestRefusedError as error:
+        if error.reason not in (UNKNOWN_SERVICE, "permission_denied"):
+            raise
+        return []
+
+
+def _show_runs(runs: list[training_pb2.Run]) -> None:
+    from elastane_cli.views.runs import run_table
+
+    if runs:
+        console().print(run_table(runs, time.time()))
+    else:
+        typer.echo("no runs")
+
+
+def _job_table(found: Iterable[job_pb2.Job]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, header_style="bold")
     for column in ("JOB", "PHASE", "STEP", "EPOCH", "WORKERS", "ESTS", "REASON"):
         table.add_column(column, no_wrap=column != "REASON")
@@ -125,7 +200,7 @@ def jobs(
             str(job.settings.ests),
             Text(harmless(job.reason)),
         )
-    console().print(table)
+    return table
 
 
 def damage_lines(damages: Iterable[job_pb2.Damage]) -> list[str]:

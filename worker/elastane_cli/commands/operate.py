@@ -3,6 +3,7 @@ and `delete`.
 
 Each sends one write with a request id of its own, so that a call repeated over a broken connection takes
 effect once. The first positional argument is the job and may be left out: the number of arguments shows it.
+`cancel` and `delete` take runs of the training service, too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from elastane_cli.commands.common import (
     print_json,
     worker_limits,
 )
+from elastane_cli.commands.run_ids import JobOrRunArgument, named
+from elastane_cli.commands.runs import report_run
+from elastane_cli.commands.training import connect_training
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2
@@ -139,17 +143,23 @@ def resume(
 
 @command
 def cancel(
-    job: JobArgument = None,
+    job: JobOrRunArgument = None,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """End a job at once; its checkpoints stay.
+    """End a job at once, or a run; checkpoints stay.
 
-    Example: elastane cancel train
+    A run's processes get SIGTERM, and its grace period to end.
+
+    Examples: elastane cancel train; elastane cancel 17
     """
+    if isinstance(name := named(job, "JOB|RUN"), int):
+        with connect_training(master, timeout) as training:
+            report_run(training.cancel(name), as_json)
+        return
     with connect(master, timeout) as client:
-        changed = client.cancel_job(client.only_job(job))
+        changed = client.cancel_job(client.only_job(name))
     _report(changed, as_json, "cancelled")
 
 
@@ -189,32 +199,63 @@ def repair(
 
 @command
 def delete(
-    job: Annotated[str, typer.Argument(help="The job; required.", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Cancel the job first if it is not over.")] = False,
+    job: Annotated[
+        str, typer.Argument(metavar="JOB|RUN", help="The job, or the run; required.", show_default=False)
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Cancel the job or run first if it is not over.")
+    ] = False,
+    keep_artifacts: Annotated[
+        bool,
+        typer.Option("--keep-artifacts", help="Of a run: leave its model and its record where they are."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a finished job and everything that the master stores about it; its checkpoints stay.
+    """Delete a finished job or run and everything that the master stores about it.
 
-    This deletes its settings, progress, history (audit), events, logged values and contexts. A master deletes
-    finished jobs by itself after some time: `elastane master --keep-finished`.
+    Of a job this deletes its settings, progress, history (audit), events, logged values and contexts; its
+    checkpoints stay. Of a run it deletes its record, its logs and its artifacts. A master deletes finished
+    jobs by itself after some time: `elastane master --keep-finished`.
 
-    Examples: elastane delete train; elastane delete train --force --yes
+    Examples: elastane delete train; elastane delete train --force --yes; elastane delete 17 --keep-artifacts
     """
+    name = named(job, "JOB|RUN")
+    is_run = isinstance(name, int)
+    if keep_artifacts and not is_run:
+        raise typer.BadParameter("only runs have artifacts", param_hint="--keep-artifacts")
+    shown = f"run {name}" if is_run else str(name)
     if not yes:
         if not _can_ask():
             raise typer.BadParameter(
-                f"cannot ask for confirmation to delete {job} without a terminal: add --yes"
+                f"cannot ask for confirmation to delete {shown} without a terminal: add --yes"
             )
-        typer.confirm(f"Delete {job} with its history, events and logged values?", abort=True, err=True)
-    with connect(master, timeout) as client:
-        client.delete_job(job, force=force)
-    if as_json:
-        print_json({"deleted": job})
+        of_run = "its logs" if keep_artifacts else "its logs and artifacts"
+        what = of_run if is_run else "its history, events and logged values"
+        typer.confirm(f"Delete {shown} with {what}?", abort=True, err=True)
+    if isinstance(name, int):
+        _delete_run(name, force, keep_artifacts, master, timeout)
+        kept = "its model and record are unchanged" if keep_artifacts else "nothing of it is left"
     else:
-        typer.echo(f"{job}: deleted; its checkpoints are unchanged")
+        with connect(master, timeout) as client:
+            client.delete_job(str(name), force=force)
+        kept = "its checkpoints are unchanged"
+    if as_json:
+        print_json({"deleted": name})
+    else:
+        typer.echo(f"{shown}: deleted; {kept}")
+
+
+def _delete_run(run_id: int, force: bool, keep_artifacts: bool, master: str, timeout_seconds: float) -> None:
+    """Delete a run. force: cancel it, and wait until it is over."""
+    with connect_training(master, timeout_seconds) as training:
+        if force:
+            training.cancel(run_id)
+            for _ in training.watch(run_id):  # ends with the run
+                pass
+        training.delete(run_id, keep_artifacts=keep_artifacts)
 
 
 def _can_ask() -> bool:

@@ -1,0 +1,351 @@
+"""`elastane submit` against a training service in memory: what is sent, what is shown, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner, Result
+
+import patience
+from elastane_cli.commands.main import build_app
+from elastane_common import layout
+from elastane_proto.v1 import training_pb2
+from unit.cli.fake_training import FakeTraining, serving_training
+from unit.cli.test_commands import ENVIRONMENT
+
+Train = training_pb2.TrainingServiceTrainRequest
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[FakeTraining]:
+    fake = FakeTraining((tmp_path / "artifacts").as_uri())
+    with serving_training(fake):
+        yield fake
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "code" / "train.py"
+    path.parent.mkdir()
+    path.write_text("print(1)\n")
+    return path
+
+
+def submit(training: FakeTraining, *arguments: object) -> Result:
+    return CliRunner().invoke(
+        build_app(), ["submit", *map(str, arguments)], env={"ELASTANE_MASTER": training.address}
+    )
+
+
+def ends(state: str, reason: str = "") -> object:
+    """A script of states: the run is launched, prints a line, and ends."""
+
+    def script(training: FakeTraining, run_id: int) -> None:
+        training.change(run_id, "launching", attempt=1, position=0, reason="2 slots on r1")
+        training.change(run_id, "running", reason="1 of 1 instances run")
+        training.write(run_id, b"epoch 1\n", over=True)
+        training.change(run_id, state, reason=reason, artifact_url="file:///a/runs/1")
+
+    return script
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 12)])
+def test_the_exit_code_says_how_the_run_ended(
+    training: FakeTraining, script: Path, state: str, code: int
+) -> None:
+    training.script = ends(state, "as it was")
+    result = submit(training, "--model", "digits", script, "--epochs", "3")
+    assert result.exit_code == code, result.output
+    assert result.stdout == "epoch 1\n"
+    assert f"run 1: {state}: as it was" in result.stderr and "artifacts: file:///a/runs/1" in result.stderr
+
+
+def test_the_place_in_the_queue_and_its_reason_are_shown(training: FakeTraining, script: Path) -> None:
+    def queued(service: FakeTraining, run_id: int) -> None:
+        service.wait_until(lambda: service.sent(training_pb2.TrainingServiceWatchRequest))
+        ends("succeeded")(service, run_id)  # type: ignore[operator]
+
+    training.script = queued
+    result = submit(training, "--model", "digits", script)
+    assert "run 1: queued, 1 of 1: needs 1 slot, 0 free\n" in result.stderr
+
+
+def test_the_script_its_folder_and_its_settings_are_sent(
+    training: FakeTraining, script: Path, tmp_path: Path
+) -> None:
+    values = tmp_path / "values.toml"
+    values.write_text('LR = 0.5\nSHUFFLE = true\nNAME = "a"\n')
+    given = [
+        "--model", "digits", "--name", "first", "--label", "team=a", "--owner", "ann", "--dataset",
+        "mnist@3f0c=s3://data/mnist", "--verify-dataset", "--params", values, "--param", "LR=0.1",
+        "--secret", "TOKEN=file:hub", "--secret", "KEY=kubernetes:store/key", "--framework", "pytorch",
+        "--instances", "4", "--slots", "2", "--runner-label", "gpu=h100", "--priority", "-5", "--retries",
+        "0", "--max-run-time", "90.5", "--grace", "5", "--detach", script, "--epochs", "3",
+    ]  # fmt: skip
+    result = submit(training, *given)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("run 1: queued, 1 of 1")
+    (request,) = training.sent(Train)
+    spec = request.spec
+    digest = spec.code.archive_sha256
+    assert (tmp_path / "artifacts" / layout.code_archive(digest)).is_file()
+    assert list(spec.command) == ["python", "train.py", "--epochs", "3"]
+    assert (spec.algorithm, spec.name, spec.output_model_name) == ("train", "first", "digits")
+    assert dict(spec.parameters) == {"LR": "0.1", "SHUFFLE": "true", "NAME": "a"}
+    assert (spec.dataset.id, spec.dataset.version_hash, spec.dataset.url) == (
+        "mnist", "3f0c", "s3://data/mnist",
+    )  # fmt: skip
+    assert spec.dataset.verify_files and spec.framework == training_pb2.FRAMEWORK_PYTORCH
+    assert (spec.instances, spec.slots_per_instance, spec.priority) == (4, 2, -5)
+    assert spec.HasField("retries_max") and spec.retries_max == 0
+    assert (spec.run_time_max.ToMilliseconds(), spec.grace.seconds) == (90500, 5)
+    assert [(each.variable, each.file, each.kubernetes) for each in spec.secrets] == [
+        ("TOKEN", "hub", ""),
+        ("KEY", "", "store/key"),
+    ]
+    assert (dict(spec.labels), dict(spec.runner_labels)) == ({"team": "a"}, {"gpu": "h100"})
+    assert len(request.request_id) == 32
+
+
+def test_what_is_not_given_is_left_to_the_service(training: FakeTraining, script: Path) -> None:
+    submit(training, "--model", "digits", "--detach", script)
+    spec = training.sent(Train)[0].spec
+    set_fields = {field.name for field, _ in spec.ListFields()}
+    assert set_fields == {"algorithm", "output_model_name", "code", "command"}
+    assert list(spec.command) == ["train.py"]  # elastic: the script itself
+
+
+def test_the_code_of_a_git_commit_an_image_or_an_algorithm(training: FakeTraining) -> None:
+    commit = "0123456789" * 4
+    base = ["--model", "m", "--detach"]
+    submit(training, *base, "--git", f"git@host:a/b.git@{commit}", "src/train.py", "-x")
+    submit(training, *base, "--image", "registry:5000/team/resnet:2", "--framework", "plain", "run", "-v")
+    submit(training, *base, "--algorithm", "resnet")
+    git, image, algorithm = (request.spec for request in training.sent(Train))
+    assert (git.code.git.url, git.code.git.commit) == ("git@host:a/b.git", commit)
+    assert (git.algorithm, list(git.command)) == ("train", ["src/train.py", "-x"])
+    assert image.code.installed and image.code.image == "registry:5000/team/resnet:2"
+    assert (image.algorithm, list(image.command)) == ("resnet", ["run", "-v"])
+    assert (algorithm.algorithm, algorithm.HasField("code"), list(algorithm.command)) == ("resnet", False, [])
+
+
+def test_a_run_like_another_with_other_parameters(training: FakeTraining, script: Path) -> None:
+    submit(training, "--model", "m", "--param", "A=1", "--param", "B=1", "--owner", "ann", "--detach", script)
+    result = submit(training, "--like", "run-1", "--param", "B=2", "--instances", "2", "--detach")
+    assert result.exit_code == 0, result.output
+    first, second = (request.spec for request in training.sent(Train))
+    assert dict(second.parameters) == {"A": "1", "B": "2"} and second.instances == 2
+    assert second.code == first.code and second.command == first.command
+    assert second.output_model_name == "m" and second.owner == ""
+
+
+def test_the_folder_is_sent_once(training: FakeTraining, script: Path, tmp_path: Path) -> None:
+    submit(training, "--model", "m", "--detach", script)
+    (stored,) = (tmp_path / "artifacts" / "code").iterdir()
+    before = stored.stat().st_ino
+    submit(training, "--model", "m", "--detach", script)
+    assert [path.stat().st_ino for path in stored.parent.iterdir()] == [before]
+
+
+def test_code_that_runners_do_not_take_is_not_submitted(
+    training: FakeTraining, script: Path, tmp_path: Path
+) -> None:
+    training.service.archive_bytes_max = 10
+    result = submit(training, "--model", "m", script)
+    assert result.exit_code == 1 and "runners take at most 10" in result.stderr
+    assert training.sent(Train) == [] and not (tmp_path / "artifacts").exists()
+
+
+def test_a_key_leads_to_the_first_run_and_a_conflict_names_what_differs(
+    training: FakeTraining, script: Path
+) -> None:
+    given = ["--model", "m", "--key", "nightly", "--detach", script]
+    first = json.loads(submit(training, "--json", *given).stdout)
+    again = json.loads(submit(training, "--json", *given).stdout)
+    assert (first["created"], again["created"]) == (True, False)
+    assert first["run"]["run_id"] == again["run"]["run_id"] == 1
+    assert "(submitted before under this key)" in submit(training, *given).stdout
+    result = submit(training, "--priority", "3", "--param", "A=1", *given)
+    assert result.exit_code == 3
+    assert "another parameters, priority" in result.stderr and "use another key" in result.stderr
+    assert len(training.runs) == 1
+
+
+def test_json_is_one_document_for_each_change(training: FakeTraining, script: Path) -> None:
+    training.script = ends("failed", "rank 0 exited with 3")
+    result = submit(training, "--model", "m", "--json", script)
+    changes = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.exit_code == 1
+    assert (changes[-1]["state"], changes[-1]["reason"]) == ("failed", "rank 0 exited with 3")
+
+
+def test_the_logs_of_all_attempts_are_shown_in_order(training: FakeTraining, script: Path) -> None:
+    def two_attempts(service: FakeTraining, run_id: int) -> None:
+        service.change(run_id, "running", attempt=1)
+        service.write(run_id, b"one\n", over=True)
+        service.change(run_id, "queued", reason="next attempt in 1 s")
+        service.change(run_id, "running", attempt=2, reason="")
+        service.write(run_id, b"two\n", attempt=2, over=True)
+        service.change(run_id, "succeeded")
+
+    training.script = two_attempts
+    result = submit(training, "--model", "m", script)
+    assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
+    assert "run 1: succeeded, attempt 2" in result.stderr
+
+
+def test_a_break_of_the_streams_is_bridged(training: FakeTraining, script: Path) -> None:
+    training.streams_broken = 2
+    training.script = ends("succeeded")
+    result = submit(training, "--model", "m", script)
+    assert (result.exit_code, result.stdout) == (0, "epoch 1\n")
+
+
+COMMIT = "a" * 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{script}"], "--model"),
+        (["--model", " ", "{script}"], "empty"),
+        (["--model", "m"], "SCRIPT"),
+        (["--model", "m", "--instances", "0", "{script}"], "--instances"),
+        (["--model", "m", "--instances", "-1", "{script}"], "--instances"),
+        (["--model", "m", "--instances", "3.0", "{script}"], "--instances"),
+        (["--model", "m", "--instances", "2", "--instances-min", "3", "{script}"], "--instances-min"),
+        (["--model", "m", "--framework", "plain", "--instances-min", "1", "{script}"], "elastic"),
+        (["--model", "m", "--param", "a=b", "{script}"], "capital letters"),
+        (["--model", "m", "--param", "A", "{script}"], "no ="),
+        (["--model", "m", "--param", "=1", "{script}"], "capital letters"),
+        (["--model", "m", "--param", "A=1", "--param", "A=2", "{script}"], "given twice"),
+        (["--model", "m", "--label", "=1", "{script}"], "name is empty"),
+        (["--model", "m", "--framework", "jax", "{script}"], "jax"),
+        (["--model", "m", "--algorithm", "resnet", "{script}"], "leave SCRIPT out"),
+        (["--model", "m", "--algorithm", "resnet", "--git", f"u@{COMMIT}"], "leave --git out"),
+        (["--model", "m", "--algorithm", ""], "empty"),
+        (["--model", "m", "--git", "https://host/a", "train.py"], "URL@COMMIT"),
+        (["--model", "m", "--git", "https://host/a@main", "train.py"], "URL@COMMIT"),
+        (["--model", "m", "--git", f"u@{COMMIT}", "../train.py"], "no path"),
+        (["--model", "m", "--git", f"u@{COMMIT}"], "which SCRIPT"),
+        (["--model", "m", "--git", f"u@{COMMIT}", "--code", "{folder}", "a.py"], "not both"),
+        (["--model", "m", "{script}.missing"], "not a file"),
+        (["--model", "m", "--code", "{artifacts}", "{script}"], "--code"),
+        (["--model", "m", "--dataset", "mnist", "{script}"], "ID@HASH"),
+        (["--model", "m", "--dataset", "mnist@1=", "{script}"], "ID@HASH"),
+        (["--model", "m", "--dataset", "a/../b@1", "{script}"], "no id"),
+        (["--model", "m", "--secret", "TOKEN=hunter2", "{script}"], "file:NAME"),
+        (["--model", "m", "--secret", "TOKEN=file:../x", "{script}"], "file:NAME"),
+        (["--model", "m", "--secret", "TOKEN=kubernetes:name", "{script}"], "NAME/KEY"),
+        (["--model", "m", "--priority", "1001", "{script}"], "--priority"),
+        (["--model", "m", "--grace", "nan", "{script}"], "--grace"),
+        (["--model", "m", "--max-run-time", "inf", "{script}"], "--max-run-time"),
+        (["--like", "train", "--detach"], "--like"),
+        (["--like", "0", "--detach"], "--like"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_sent(
+    training: FakeTraining, script: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    places = {"script": script, "folder": script.parent, "artifacts": tmp_path / "other"}
+    places["artifacts"].mkdir()
+    result = submit(training, *(text.format(**places) for text in arguments))
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+    assert "hunter2" not in result.stderr
+    assert training.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("p.json", "[1]", "one object"),
+        ("p.json", "{", "as JSON"),
+        ("p.toml", "A = ", "as TOML"),
+        ("p.json", '{"a": 1}', "capital letters"),
+        ("p.json", '{"A": [1]}', "a value is"),
+        ("p.json", '{"A": "x\\u0000"}', "a value is"),
+        ("p.json", '{"A": null}', "a value is"),
+    ],
+)
+def test_bad_files_of_parameters(
+    training: FakeTraining, script: Path, tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    result = submit(training, "--model", "m", "--params", tmp_path / name, script)
+    assert result.exit_code == 2 and words in " ".join(result.stderr.replace("│", " ").split())
+    assert training.requests == []
+
+
+def test_the_home_folder_is_not_sent_by_accident(
+    training: FakeTraining, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(script.parent))
+    result = submit(training, "--model", "m", "--detach", script)
+    assert result.exit_code == 2 and "--code" in result.stderr and training.requests == []
+    assert submit(training, "--model", "m", "--detach", "--code", script.parent, script).exit_code == 0
+
+
+def test_an_unreachable_master_after_submission_says_how_to_go_on(
+    training: FakeTraining, script: Path
+) -> None:
+
+    def goes_on(context: grpc.ServicerContext) -> None:
+        """GetService, Train, and the first Watch."""
+
+    def gone(context: grpc.ServicerContext) -> None:
+        training.fail_next.append(gone)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    training.fail_next = [goes_on, goes_on, goes_on, gone]
+    training.streams_broken = 1
+    result = submit(training, "--model", "m", "--timeout", "0.5", script)
+    assert result.exit_code == 4
+    assert "run 1 goes on; follow it with `elastane logs -f 1`" in result.stderr
+
+
+def start(training: FakeTraining, *arguments: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-u", "-m", "elastane_cli", "submit", *map(str, arguments)],
+        env={**ENVIRONMENT, "ELASTANE_MASTER": training.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def runs_on(training: FakeTraining, run_id: int) -> None:
+    training.change(run_id, "running", attempt=1)
+    training.write(run_id, b"epoch 1\n")
+
+
+def test_ctrl_c_detaches_and_the_run_goes_on(training: FakeTraining, script: Path) -> None:
+    training.script = runs_on
+    process = start(training, "--model", "m", script)
+    assert process.stdout is not None and process.stdout.readline() == "epoch 1\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = patience.communicate(process, 60)
+    assert process.returncode == 130
+    assert "run 1 goes on; follow it with `elastane logs -f 1`, end it with `elastane cancel 1`" in errors
+    assert "Traceback" not in errors
+    assert training.sent(training_pb2.TrainingServiceCancelRequest) == []
+
+
+def test_ctrl_c_cancels_if_that_is_wanted(training: FakeTraining, script: Path) -> None:
+    training.script = runs_on
+    process = start(training, "--model", "m", "--cancel-on-interrupt", script)
+    assert process.stdout is not None and process.stdout.readline() == "epoch 1\n"
+    training.write(1, b"", over=True)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = patience.communicate(process, 60)
+    assert process.returncode == 12, errors
+    assert "run 1: cancelled: on request" in errors and "Traceback" not in errors
+    assert len(training.sent(training_pb2.TrainingServiceCancelRequest)) == 1

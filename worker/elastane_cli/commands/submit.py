@@ -1,0 +1,214 @@
+"""`elastane submit`: queues a run of the training service, and follows it to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from elastane_cli.commands.common import (
+    CODE_FAILED,
+    CODE_RUN_CANCELLED,
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    print_json,
+)
+from elastane_cli.commands.option_groups import group_of, with_options
+from elastane_cli.commands.run_following import RunFollower
+from elastane_cli.commands.run_ids import run_id
+from elastane_cli.commands.run_options import SCRIPT_SETTINGS
+from elastane_cli.commands.run_spec import Plan, plan, spec_of
+from elastane_cli.commands.submit_options import SubmitOptions
+from elastane_cli.commands.training import connect_training
+
+if TYPE_CHECKING:
+    from elastane_common.training_client import TrainingClient
+    from elastane_proto.v1 import training_pb2
+
+CODE_DETACHED: Final = 130
+_CODES: Final = {"succeeded": 0, "failed": CODE_FAILED, "cancelled": CODE_RUN_CANCELLED}
+
+#: rich keeps line ends, so a paragraph is one line of text.
+HELP: Final = "\n\n".join(
+    (
+        "Queue a run of the training service, and follow it: its state, and the log of rank 0.",
+        "The folder of the SCRIPT is sent, unless the service has it already; --code names another. Instead "
+        "of a SCRIPT, --algorithm names code that the runners have; --git and --image name other places of "
+        "code.",
+        "Ctrl-C detaches: the run goes on, and `elastane logs -f RUN` follows it again. With "
+        "--cancel-on-interrupt, Ctrl-C cancels the run.",
+        "Examples:",
+        "  elastane submit --model digits --instances 4 train.py --epochs 10",
+        "  elastane submit --model digits --dataset mnist@3f0c --framework pytorch --instances 2 ddp.py",
+        "  elastane submit --model digits --algorithm resnet --param EPOCHS=10 --detach",
+        "  elastane submit --like 17 --param LR=0.1",
+        "Exits with 0 if the run succeeded (with --detach: if it is queued), 1 if it failed, 12 if it was "
+        "cancelled, 2 for bad usage, 3 if it was refused, 4 if the master was unreachable, 130 if Ctrl-C "
+        "detached.",
+    )
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("submit", help=HELP, rich_help_panel="Run", context_settings=dict(SCRIPT_SETTINGS))(submit)
+
+
+def _submit(
+    options: SubmitOptions,
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCRIPT] [ARGS]...", help="The script and its arguments.", show_default=False
+        ),
+    ] = None,
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key",
+            metavar="KEY",
+            help="A key of your choice: submitted again with it, the same run is followed and none is added.",
+            show_default=False,
+        ),
+    ] = "",
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return as soon as the run is queued.")
+    ] = False,
+    cancel_on_interrupt: Annotated[
+        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C cancels the run instead of detaching.")
+    ] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    planned = plan(script or (), options, None if options.like is None else run_id(options.like, "--like"))
+    with _packed(planned) as archive, connect_training(master, timeout) as training:
+        run, created = _queue(training, planned, archive, key)
+        if detach:
+            _print_queued(run, created, as_json)
+            return
+        final = _follow(training, run, created, cancel_on_interrupt, as_json)
+    code = _CODES[final] if final else CODE_DETACHED
+    raise typer.Exit(code)
+
+
+submit = command(with_options(_submit, options=group_of(SubmitOptions)))
+
+
+@contextlib.contextmanager
+def _packed(planned: Plan) -> Iterator[tuple[Path, str] | None]:
+    """Yield the code archive with its digest; None if no folder is sent. Raises ArchiveError."""
+    if planned.folder is None:
+        yield None
+        return
+    from elastane_common.code_archive import pack
+
+    with tempfile.TemporaryDirectory(prefix="elastane-code-") as folder:
+        archive = Path(folder) / "code.zip"
+        yield archive, pack(planned.folder, archive)
+
+
+def _queue(
+    training: TrainingClient, planned: Plan, archive: tuple[Path, str] | None, client_key: str
+) -> tuple[training_pb2.Run, bool]:
+    """Send the code and queue the run; returns (run, created)."""
+    base = training.get(planned.like).spec if planned.like is not None else None
+    if archive is not None:
+        from elastane_common.code_archive import store
+
+        service = training.get_service()
+        store(*archive, service.artifact_url, bytes_max=service.archive_bytes_max)
+    spec = spec_of(planned, base, archive[1] if archive else "")
+    try:
+        return training.train(spec, client_key=client_key)
+    except KeyboardInterrupt:
+        typer.echo(
+            "interrupted while the run was submitted; `elastane queue` shows if it is queued", err=True
+        )
+        raise
+
+
+def _print_queued(run: training_pb2.Run, created: bool, as_json: bool) -> None:
+    from elastane_cli.views.plain import to_plain
+    from elastane_cli.views.runs import change_line
+
+    if as_json:
+        print_json({"created": created, "run": to_plain(run)})
+    else:
+        typer.echo(_introduced(change_line(run), created))
+
+
+def _introduced(line: str, created: bool) -> str:
+    return line if created else f"{line} (submitted before under this key)"
+
+
+def _follow(
+    training: TrainingClient,
+    run: training_pb2.Run,
+    created: bool,
+    cancel_on_interrupt: bool,
+    as_json: bool,
+) -> str:
+    """Follow the run to its end; returns its final state, or "" after Ctrl-C has detached."""
+    from elastane_cli.commands.log_output import LogOutput
+    from elastane_cli.views.plain import to_plain
+    from elastane_cli.views.runs import change_line, going_on
+    from elastane_common.errors import MasterUnreachableError
+
+    said = ""
+
+    def show(changed: training_pb2.Run) -> None:
+        nonlocal said
+        if as_json:
+            print_json(to_plain(changed))
+            return
+        line = _introduced(change_line(changed), created) if not said else change_line(changed)
+        if line != said:
+            typer.echo(line, err=True)
+        said = line
+
+    output = None if as_json else LogOutput(sys.stdout, clean=sys.stdout.isatty())
+    follower = RunFollower(training, run.run_id, show=show, output=output)
+    try:
+        try:
+            return _ended(follower.follow(), as_json)
+        except KeyboardInterrupt:
+            if not cancel_on_interrupt:
+                raise
+            training.cancel(run.run_id)
+            typer.echo(f"run {run.run_id} is being cancelled; Ctrl-C again leaves it to that", err=True)
+            return _ended(follower.follow(), as_json)
+    except KeyboardInterrupt:
+        with _ignoring_interrupts():
+            typer.echo(going_on(run.run_id), err=True)
+        return ""
+    except MasterUnreachableError:
+        typer.echo(going_on(run.run_id), err=True)
+        raise
+
+
+def _ended(run: training_pb2.Run, as_json: bool) -> str:
+    from elastane_cli.views.runs import state_name
+
+    if run.artifact_url and not as_json:
+        typer.echo(f"artifacts: {run.artifact_url}", err=True)
+    return state_name(run)
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ignore SIGINT in the block: a second Ctrl-C must not cut off what the first one says."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,166 @@
+"""The options of `elastane submit` that describe a run. None: not given, which matters with --like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from elastane_cli.commands.run_options import option
+
+Framework = Literal["elastane", "pytorch", "tensorflow", "horovod", "plain"]
+
+_RUN: Final = "The run"
+_CODE: Final = "Code and data"
+_PROCESSES: Final = "Processes"
+_QUEUE: Final = "Queue and limits"
+
+
+def _option(name: str, metavar: str | None, text: str, panel: str, default: str = "", **options: Any) -> Any:
+    """Declare an option. default: what applies if it is not given, in words."""
+    return option(name, metavar, text, panel, show_default=default or False, **options)
+
+
+def _positive(text: str) -> int:
+    """Parse a number from 1 on; "3.0" is none, unlike for typer. Raises BadParameter."""
+    if text.isascii() and text.isdigit() and 0 < int(text) < 2**32:
+        return int(text)
+    raise typer.BadParameter(f"{text!r} is not a whole number from 1 on")
+
+
+@dataclass(frozen=True)
+class SubmitOptions:
+    """Options of a run on the command line, in the order of the help."""
+
+    model: Annotated[
+        str | None, _option("--model", "NAME", "Name under which the model is registered; required.", _RUN)
+    ] = None
+    name: Annotated[
+        str | None, _option("--name", "NAME", "A name for people.", _RUN, "the script's or the algorithm's")
+    ] = None
+    label: Annotated[
+        list[str] | None, _option("--label", "K=V", "A label of the run, for lists; repeatable.", _RUN)
+    ] = None
+    owner: Annotated[
+        str | None, _option("--owner", "NAME", "On whose account it runs.", _RUN, "the token's owner")
+    ] = None
+    like: Annotated[
+        str | None,
+        _option("--like", "RUN", "Take over code, data and settings of a run; other options override.", _RUN),
+    ] = None
+    algorithm: Annotated[
+        str | None,
+        _option("--algorithm", "NAME", "Code that the runners offer, instead of a SCRIPT.", _CODE),
+    ] = None
+    code: Annotated[
+        Path | None,
+        _option(
+            "--code",
+            "DIR",
+            "Folder to send, which has the SCRIPT in it.",
+            _CODE,
+            "the script's folder",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None
+    git: Annotated[
+        str | None,
+        _option(
+            "--git", "URL@COMMIT", "Code at a commit (40 digits) of a git repository; SCRIPT is in it.", _CODE
+        ),
+    ] = None
+    image: Annotated[
+        str | None,
+        _option(
+            "--image",
+            "IMAGE",
+            "Image to run in; without --code or --git, SCRIPT and ARGS are a command in it.",
+            _CODE,
+        ),
+    ] = None
+    dataset: Annotated[
+        str | None,
+        _option("--dataset", "ID@HASH[=URL]", "Data: its id, the hash of its version, its folder.", _CODE),
+    ] = None
+    verify_dataset: Annotated[
+        bool,
+        option("--verify-dataset", None, "Check every file of the data before the run is queued.", _CODE),
+    ] = False
+    param: Annotated[
+        list[str] | None,
+        _option("--param", "K=V", "A parameter, which is a variable of every process; repeatable.", _CODE),
+    ] = None
+    params: Annotated[
+        Path | None,
+        _option(
+            "--params",
+            "FILE",
+            "Parameters from a JSON or TOML file; --param overrides them.",
+            _CODE,
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    secret: Annotated[
+        list[str] | None,
+        _option(
+            "--secret",
+            "VAR=SOURCE",
+            "A variable whose value is a secret of the runner: file:NAME or kubernetes:NAME/KEY; repeatable.",
+            _CODE,
+        ),
+    ] = None
+    framework: Annotated[
+        Framework | None,
+        _option("--framework", None, "What decides the variables of the processes.", _PROCESSES, "elastane"),
+    ] = None
+    instances: Annotated[
+        int | None,
+        _option(
+            "--instances",
+            "N",
+            "Processes; of an elastic run its logical workers, which decide its result.",
+            _PROCESSES,
+            "PARALLEL_INSTANCES, or 1",
+            parser=_positive,
+        ),
+    ] = None
+    instances_min: Annotated[
+        int | None,
+        _option("--instances-min", "N", "Of an elastic run: fewest workers.", _PROCESSES, "1", min=1),
+    ] = None
+    slots: Annotated[
+        int | None, _option("--slots", "N", "Slots of a runner for each process.", _PROCESSES, "1", min=1)
+    ] = None
+    runner_label: Annotated[
+        list[str] | None,
+        _option("--runner-label", "K=V", "Only runners with this label; repeatable.", _PROCESSES),
+    ] = None
+    priority: Annotated[
+        int | None,
+        _option(
+            "--priority", "N", "From -1000 to 1000; higher goes first.", _QUEUE, "0", min=-1000, max=1000
+        ),
+    ] = None
+    retries: Annotated[
+        int | None,
+        _option(
+            "--retries",
+            "N",
+            "Attempts after one that failed for a reason that may pass; preemptions never count.",
+            _QUEUE,
+            "3",
+            min=0,
+        ),
+    ] = None
+    max_run_time: Annotated[
+        float | None,
+        _option("--max-run-time", "SECONDS", "Time limit of an attempt.", _QUEUE, "none", min=0.0),
+    ] = None
+    grace: Annotated[
+        float | None,
+        _option("--grace", "SECONDS", "Time between SIGTERM and SIGKILL.", _QUEUE, "30", min=0.0),
+    ] = None

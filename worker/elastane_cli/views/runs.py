@@ -1,0 +1,293 @@
+"""Runs of the training service as text: lines, tables and headlines. now: seconds since the Unix epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from elastane_cli.views.text import counted, harmless, local_time
+
+if TYPE_CHECKING:
+    from google.protobuf.timestamp_pb2 import Timestamp
+    from rich.table import Table
+
+    from elastane_proto.v1 import training_pb2
+
+STATE_STYLES: Final = {
+    "waiting_data": "yellow",
+    "queued": "yellow",
+    "launching": "cyan",
+    "running": "green",
+    "suspended": "yellow",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "cancelled": "red",
+}
+_OVER: Final = frozenset({"succeeded", "failed", "cancelled"})
+_WAITING: Final = frozenset({"waiting_data", "queued", "suspended"})
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+def state_name(run: training_pb2.Run) -> str:
+    """Return the state in lower case, such as "waiting_data"."""
+    from elastane_proto.message_codec import enum_word
+    from elastane_proto.v1 import training_pb2
+
+    return enum_word(training_pb2.RunState.DESCRIPTOR, run.state)
+
+
+def is_over(run: training_pb2.Run) -> bool:
+    """True if the run has succeeded, failed or was cancelled."""
+    return state_name(run) in _OVER
+
+
+def state_text(run: training_pb2.Run) -> str:
+    """Return the state in words: "waiting for data", "running, cancelling"."""
+    name = state_name(run)
+    words = "waiting for data" if name == "waiting_data" else name
+    return f"{words}, cancelling" if run.cancelling and name not in _OVER else words
+
+
+def run_name(run: training_pb2.Run) -> str:
+    """Return the run's name for people: the one it was given, or its algorithm."""
+    return harmless(run.spec.name or run.spec.algorithm)
+
+
+def age_text(seconds: float) -> str:
+    """Format a duration in two units at most: "42s", "12m", "3h05m", "2d04h"."""
+    whole = max(int(seconds), 0)
+    if whole < _MINUTE:
+        return f"{whole}s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE}m"
+    if whole < _DAY:
+        return f"{whole // _HOUR}h{whole % _HOUR // _MINUTE:02}m"
+    return f"{whole // _DAY}d{whole % _DAY // _HOUR:02}h"
+
+
+def change_line(run: training_pb2.Run) -> str:
+    """Describe the run's state on one line, with its place in the queue, attempt and reason."""
+    words = f"run {run.run_id}: {state_text(run)}"
+    place = f"{run.position} of {run.queue_length}" if run.position and is_waiting(run) else ""
+    if place and not run.reason.endswith(f" of {run.queue_length}"):  # the reason tells its place already
+        words += f", {place}"
+    if run.attempt > 1:
+        words += f", attempt {run.attempt}"
+    return words + (f": {_flat(run.reason)}" if run.reason else "")
+
+
+def going_on(run_id: int) -> str:
+    """Say how to follow and how to end a run that goes on without this command."""
+    return (
+        f"run {run_id} goes on; follow it with `elastane logs -f {run_id}`, "
+        f"end it with `elastane cancel {run_id}`"
+    )
+
+
+def headline(run: training_pb2.Run, now: float) -> str:
+    """Return name, state, reason, place, sizes and addresses of a run, in rich's markup."""
+    from rich.markup import escape
+
+    style = STATE_STYLES.get(state_name(run), "default")
+    reason = f": {escape(harmless(run.reason))}" if run.reason else ""
+    lines = [
+        f"[bold]run {run.run_id}[/]  {escape(run_name(run))}  [{style}]{state_text(run)}[/]{reason}",
+        escape(", ".join(_sizes(run))),
+        escape(", ".join(_times(run, now))),
+    ]
+    lines += [escape(f"{label}: {harmless(value)}") for label, value in _addresses(run) if value]
+    return "\n".join(line for line in lines if line)
+
+
+def rank_table(run: training_pb2.Run, now: float) -> Table:
+    """Return a table with one row for each rank of the current attempt."""
+    from rich.text import Text
+
+    from elastane_proto.message_codec import enum_word
+    from elastane_proto.v1 import training_pb2
+
+    table = _table("RANK", "STATE", "EXIT", "TIME", "HOST", "RUNNER", wide="LAST LINE")
+    for rank in run.ranks:
+        state = enum_word(training_pb2.RankStatus.State.DESCRIPTOR, rank.state)
+        until = _seconds(rank.ended) if rank.HasField("ended") else now
+        table.add_row(
+            str(rank.rank),
+            state,
+            str(rank.exit_code) if rank.state == training_pb2.RankStatus.STATE_EXITED else "-",
+            age_text(until - _seconds(rank.started)) if rank.HasField("started") else "-",
+            Text(harmless(rank.host) or "-"),
+            Text(harmless(rank.runner_id) or "-"),
+            Text(_flat(rank.last_line)),
+        )
+    return table
+
+
+def history_table(run: training_pb2.Run) -> Table:
+    """Return a table of the run's changes of state, the newest last."""
+    from rich.text import Text
+
+    from elastane_proto.message_codec import enum_word
+    from elastane_proto.v1 import training_pb2
+
+    table = _table("TIME", "STATE", "ATTEMPT", wide="REASON")
+    for change in run.history:
+        name = enum_word(training_pb2.RunState.DESCRIPTOR, change.state)
+        table.add_row(
+            local_time(_seconds(change.time)),
+            f"[{STATE_STYLES.get(name, 'default')}]{name.replace('_', ' ')}[/]",
+            str(change.attempt or "-"),
+            Text(_flat(change.reason)),
+        )
+    return table
+
+
+def run_table(runs: Iterable[training_pb2.Run], now: float) -> Table:
+    """Return a table of runs, as `elastane jobs` lists them."""
+    from rich.text import Text
+
+    table = _table("RUN", "NAME", "STATE", "MODEL", "OWNER", "ATTEMPT", "AGE", wide="REASON")
+    for run in runs:
+        table.add_row(
+            str(run.run_id),
+            Text(run_name(run)),
+            f"[{STATE_STYLES.get(state_name(run), 'default')}]{state_text(run)}[/]",
+            Text(harmless(run.spec.output_model_name)),
+            Text(harmless(run.spec.owner) or "-"),
+            str(run.attempt or "-"),
+            age_text(now - _seconds(run.created)),
+            Text(_flat(run.reason)),
+        )
+    return table
+
+
+def is_waiting(run: training_pb2.Run) -> bool:
+    """True if the run waits for its data, for slots, or for its next attempt."""
+    return state_name(run) in _WAITING
+
+
+def queued_in_order(runs: Iterable[training_pb2.Run]) -> list[training_pb2.Run]:
+    """Return the waiting runs by place in the queue; those without a place after them, the oldest first."""
+    waiting = [run for run in runs if is_waiting(run)]
+    return sorted(waiting, key=lambda run: (run.position == 0, run.position, run.run_id))
+
+
+def queue_table(runs: Iterable[training_pb2.Run], now: float) -> Table:
+    """Return a table of the queue: places, owners, priorities, ages, the slots wanted, and reasons."""
+    from rich.text import Text
+
+    columns = ("PLACE", "RUN", "NAME", "OWNER", "PRIORITY", "STATE", "SLOTS", "AGE")
+    table = _table(*columns, wide="REASON")
+    for run in runs:
+        table.add_row(
+            str(run.position or "-"),
+            str(run.run_id),
+            Text(run_name(run)),
+            Text(harmless(run.spec.owner) or "-"),
+            str(run.priority),
+            f"[{STATE_STYLES.get(state_name(run), 'default')}]{state_text(run)}[/]",
+            _slots(run.spec),
+            age_text(now - _seconds(run.created)),
+            Text(_flat(run.reason)),
+        )
+    return table
+
+
+def service_line(service: training_pb2.TrainingServiceGetServiceResponse) -> str:
+    """Sum up the service on one line: who waits, slots and runners; what is wrong with runners."""
+    attending = [runner for runner in service.runners if runner.attends]
+    words = [
+        f"{counted(service.runs_waiting, 'run')} waiting",
+        f"{service.slots_used} of {counted(service.slots, 'slot')} in use",
+        counted(len(attending), "runner"),
+    ]
+    if lost := len(service.runners) - len(attending):
+        words.append(f"{lost} not attending")
+    words += [
+        f"{harmless(runner.runner_id)} paused" + (f" ({_flat(runner.reason)})" if runner.reason else "")
+        for runner in attending
+        if runner.paused
+    ]
+    return ", ".join(words)
+
+
+def artifact_table(artifacts: Iterable[training_pb2.Artifact]) -> Table:
+    """Return a table of a run's artifacts."""
+    from rich.text import Text
+
+    table = _table("KIND", "BYTES", "SHA256", wide="PATH")
+    for artifact in artifacts:
+        table.add_row(
+            Text(harmless(artifact.kind) or "-"),
+            str(artifact.size_bytes),
+            Text(harmless(artifact.sha256) or "-"),
+            Text(harmless(artifact.path)),
+        )
+    return table
+
+
+def _table(*columns: str, wide: str) -> Table:
+    """Return a table without lines. wide: the last column, which alone may be wrapped."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    table.add_column(wide)
+    return table
+
+
+def _sizes(run: training_pb2.Run) -> list[str]:
+    from elastane_proto.message_codec import enum_word
+    from elastane_proto.v1 import training_pb2
+
+    spec = run.spec
+    framework = enum_word(training_pb2.Framework.DESCRIPTOR, spec.framework)
+    instances = counted(spec.instances or 1, "instance")
+    if 0 < spec.instances_min < spec.instances:
+        instances += f" (at least {spec.instances_min})"
+    words = [instances, "elastane" if framework == "unspecified" else framework]
+    if run.position:
+        words.append(f"place {run.position} of {run.queue_length}")
+    words += [f"priority {run.priority}", f"attempt {run.attempt}" if run.attempt else "no attempt yet"]
+    if spec.owner:
+        words.append(f"owner {harmless(spec.owner)}")
+    return words
+
+
+def _times(run: training_pb2.Run, now: float) -> list[str]:
+    words = [f"created {local_time(_seconds(run.created))}"] if run.HasField("created") else []
+    if run.HasField("started"):
+        until = _seconds(run.ended) if run.HasField("ended") else now
+        running = "ran" if run.HasField("ended") else "running for"
+        words.append(f"{running} {age_text(until - _seconds(run.started))}")
+    if run.HasField("next_attempt"):
+        words.append(f"next attempt in {age_text(_seconds(run.next_attempt) - now)}")
+    if run.slot_seconds:
+        words.append(f"{run.slot_seconds:.0f} slot-seconds")
+    return words
+
+
+def _addresses(run: training_pb2.Run) -> list[tuple[str, str]]:
+    dataset = run.spec.dataset
+    return [
+        ("model", run.spec.output_model_name),
+        ("dataset", f"{dataset.id}@{dataset.version_hash}" if dataset.id else ""),
+        ("job", run.job),
+        ("artifacts", run.artifact_url),
+    ]
+
+
+def _slots(spec: training_pb2.RunSpec) -> str:
+    """Return the slots that a run takes: "4", or of an elastic run that may start with fewer "1-4"."""
+    each, most = spec.slots_per_instance or 1, spec.instances or 1
+    least = min(spec.instances_min or most, most)
+    return str(each * most) if least == most else f"{each * least}-{each * most}"
+
+
+def _seconds(time: Timestamp) -> float:
+    return time.seconds + time.nanos / 1e9
+
+
+def _flat(text: str) -> str:
+    """Return the text on one line without control characters."""
+    return harmless(" ".join(text.split()))

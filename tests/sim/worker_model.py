@@ -354,6 +354,7 @@ class WorkerModel:
             event = Welcomed(message.welcome.version, interval)
         action = self.machine.handle(event, self.world.now)
         in_ring = self.protocol.generation
+        self.checkers.received(self.name, message)
         outcome = self.protocol.receive(message)
         if outcome.manifest is not None:
             self.process.spawn(self._write_manifest(outcome.manifest))
@@ -479,7 +480,10 @@ class WorkerModel:
         return protocol.load or protocol.go
 
     def begin_replace(self, generation: int) -> bool:
-        return self.protocol.begin_replace(generation)
+        begins = self.protocol.begin_replace(generation)
+        if begins:
+            self.checkers.begins_to_change(self.name, generation)
+        return begins
 
     async def restore(self, message: ring_pb2.Load) -> Restored | None:
         await asyncio.sleep(self.world.rng.uniform(0.01, 0.2))
@@ -521,6 +525,10 @@ class WorkerModel:
         group = self.group
         assert group is not None
         await asyncio.sleep(self.world.rng.choice((0.002, 0.05)))
+        if self.protocol.fenced != go.generation and group.exported:
+            # All of it had come before the ring was given up: `begin_replace` keeps it out of the weights.
+            self._received = group.exported[group.donors[0]]
+            return
         await self._while_wanted(group, lambda: True)
         donor = self.world.rng.choice(group.donors)
         if group.is_broken and donor not in group.present:
@@ -626,6 +634,7 @@ class WorkerModel:
         await self.wait_for(lambda: protocol.is_decided(step))
         if not protocol.begin_apply(step):
             return
+        self.checkers.begins_to_change(self.name, group.generation)
         await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
         self.weights, self.boundary.pristine = next_weights(self.weights, reduced), False
         self.contexts.now = self.contexts.known = after

@@ -24,10 +24,16 @@ CLOCK_ERRORS_SECONDS = (0.0, 0.0, 0.0, -3600.0, -5.0, 5.0, 3600.0)
 OVER_GRACE_SECONDS = 10.0
 FREEZES_SECONDS = (0.1, 1.0, 2.9, 3.5, 8.0)
 AWAY_SECONDS_MAX = 10.0
+STRANDED_SECONDS = (3.2, 5.0)
 STEPS_BEFORE = (0, 1, 2, 3, 5, 8)
 CUTS_SECONDS = (0.1, 1.0, 3.2, 6.0, 20.0)
 
-OF_PROFILES = ("all but one worker killed", "master and a worker killed", "rival master")
+OF_PROFILES = (
+    "all but one worker killed",
+    "one worker cut off and all others killed",
+    "master and a worker restarted",
+    "rival master",
+)
 """Faults that happen only in runs with a profile that asks for them."""
 
 FAULTS = (
@@ -343,7 +349,8 @@ class Cluster:
             ("storage broken or mended", self._break_storage, 0.5),
             ("checkpoint corrupted", self._corrupt, 0.3),
             ("all but one worker killed", self._kill_all_but_one, 0),
-            ("master and a worker killed", self._kill_pair, 0),
+            ("one worker cut off and all others killed", self._strand_one, 0),
+            ("master and a worker restarted", self._restart_pair, 0),
             ("rival master", self._rival_master, 0),
         ]  # fmt: skip
 
@@ -425,10 +432,11 @@ class Cluster:
             if self.world.rng.random() < 0.4:
                 worker.kill()
 
-    def _kill_pair(self) -> None:
-        """Kill the master and one worker at once."""
+    def _restart_pair(self) -> None:
+        """Restart the master and one worker; another one stands still, and the next master awaits it."""
         self._master(lambda master: master.kill())
-        self._worker(lambda worker: worker.kill())
+        self._worker(self._restart)
+        self._worker(lambda worker: worker.process.freeze(self.world.rng.choice(FREEZES_SECONDS[1:3])))
 
     def _kill_all_but_one(self) -> None:
         """Kill all workers but one, which stands still until those in its place nearly have its step."""
@@ -437,12 +445,25 @@ class Cluster:
         holders = [worker for worker in self.alive if worker.protocol.holds_state]
         away = self.world.rng.choice(holders or self.alive)
         away.process.freeze(AWAY_SECONDS_MAX)
+        self._replace_all_but(away)
+        self._wake_at(away, away.protocol.applied_step - self.world.rng.choice(STEPS_BEFORE))
+
+    def _strand_one(self) -> None:
+        """Cut one worker off until it counts as dead; kill all others, and again when it has come back."""
+        if not self.alive:
+            return
+        rng, away = self.world.rng, self.world.rng.choice(self.alive)
+        seconds = rng.uniform(*STRANDED_SECONDS)
+        self.network.cut(away.name, self._master_names, seconds)
+        self._replace_all_but(away)
+        self.world.after(seconds + rng.uniform(0.1, 0.5), lambda: self._replace_all_but(away))
+
+    def _replace_all_but(self, away: WorkerModel) -> None:
         for worker in self.alive:
             if worker is not away:
                 worker.kill()
         for _ in range(max(self.workers_min, 1)):
             self.start(f"w{self.started}")
-        self._wake_at(away, away.protocol.applied_step - self.world.rng.choice(STEPS_BEFORE))
 
     def _wake_at(self, away: WorkerModel, step: int) -> None:
         """Wake a worker when one of a newer ring has applied so many steps."""

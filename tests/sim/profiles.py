@@ -12,7 +12,7 @@ other seeds do not depend on it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 AT_ONCE = (0.0, 0.001, 0.005)
 SOON = (0.0, 0.001, 0.005, 0.02, 0.05)
@@ -72,7 +72,7 @@ BROKEN_CHANGES = Profile(
         FollowUp("prepare", "worker killed", 0.1),
         FollowUp("go", "worker killed", 0.2),
         FollowUp("load", "worker killed", 0.2, (0.0, 0.02, 0.1)),
-        FollowUp("load", "master and a worker killed", 0.2, (0.0, 0.02, 0.1)),
+        FollowUp("load", "master and a worker restarted", 0.5, (0.0, 0.02, 0.1)),
         FollowUp("prepared", "connection reset", 0.05),
         FollowUp("prepared", "worker killed", 0.02, AT_ONCE),
     ),
@@ -81,18 +81,23 @@ BROKEN_CHANGES = Profile(
 
 LOST_HISTORIES = Profile(
     "lost histories",
-    {"all but one worker killed": 3.0, "connection reset": 3.0, "worker starts": 4.0},
+    {"connection reset": 3.0, "worker starts": 4.0},
     others=0.1,
     follow_ups=(
-        FollowUp("go", "all but one worker killed", 0.25),
-        FollowUp("last prepared", "all but one worker killed", 0.3, (0.0, 0.02, 0.1, 0.5)),
+        FollowUp("last prepared", "one worker cut off and all others killed", 0.6, (0.02, 0.1, 0.5)),
     ),
     loses_all=True,
 )
-"""History is given up, and workers come back that hold what was given up."""
+"""History is given up as a whole, or behind the back of a worker that comes to the script's end alone."""
 
-LOST_RUNS = replace(LOST_HISTORIES, name="lost runs", saves=False, loses_all=False)
-"""The same without checkpoints."""
+LOST_RUNS = Profile(
+    "lost runs",
+    {"all but one worker killed": 3.0, "connection reset": 3.0, "worker starts": 4.0},
+    others=0.1,
+    follow_ups=(FollowUp("go", "all but one worker killed", 0.25),),
+    saves=False,
+)
+"""History begins anew without a checkpoint, and a worker comes back that holds the one before."""
 
 LOST_TAKEOVERS = Profile(
     "lost takeovers",

@@ -373,11 +373,15 @@ class WorkerModel:
         self.protocol.evict()
         self._abort()
         self.notify()
-        while not await self.wait_for(lambda: self._at_boundary or self._session_over, HANG_SECONDS):
+        while not await self.wait_for(self._may_rejoin, HANG_SECONDS):
             if not self.protocol.between_steps:
                 self.world.log(f"{self.name} was evicted, hangs, and ends itself")
                 self.kill()
                 await self.process.create_future()
+
+    def _may_rejoin(self) -> bool:
+        """True at a step boundary, and once the script has ended."""
+        return self._at_boundary or self._session_over or self.said_bye is not None
 
     async def _beat(self) -> None:
         while not self._session_over:

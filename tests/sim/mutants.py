@@ -478,8 +478,8 @@ SELDOM = frozenset(
         "a finished job is closed although somebody came while the store was asked",
     }
 )
-"""Bugs that are not found within 600 seeds: they need events of a few seeds in ten thousand. Tried with
-`--all`."""
+"""Bugs that were not found when they were last tried, with `--all`. Each needs a meeting of faults that no
+profile makes frequent enough."""
 
 
 # ---------------------------------------------------------------- in the process of one mutant

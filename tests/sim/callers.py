@@ -128,6 +128,32 @@ class TaskClient(Caller):
 
 
 @dataclass(eq=False)
+class Registrar(Caller):
+    """Makes datasets, and asks for tasks of each once it is made: no master may call it unknown."""
+
+    def start(self, until: float) -> None:
+        """Start, and make no more datasets after the time `until`."""
+        self.process.spawn(self._run(until))
+
+    async def _run(self, until: float) -> None:
+        settings = shard_pb2.DatasetSettings(task_size=1)
+        settings.stream.SetInParent()  # it has no tasks, so nothing is leased
+        while self.world.now < until:
+            name, made = f"stream-{self.number}", self.request_id()
+            create = shard_pb2.CreateDatasetRequest(job=JOB, dataset=name, settings=settings, request_id=made)
+            lease = shard_pb2.LeaseTasksRequest(job=JOB, dataset=name, worker_id=self.name, max_tasks=1)
+            lease.wait.FromMilliseconds(0)
+            try:
+                await self.ask("ShardService/CreateDataset", create)
+                for _ in range(3):
+                    lease.request_id = self.request_id()
+                    await self.ask("ShardService/LeaseTasks", lease)
+            except Ended as ended:  # refused while the job is suspended or failed
+                self.world.log(f"REGISTRAR is refused: {ended}")
+            await asyncio.sleep(self.world.rng.choice((0.02, 0.2)))
+
+
+@dataclass(eq=False)
 class Operator(Caller):
     """An operator that changes the job repeatedly; checks at the end that the last scaling is in effect.
 

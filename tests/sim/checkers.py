@@ -5,12 +5,18 @@ They compare with the fixed run and do not look at the master's state.
 same bits           weights and contexts that a worker holds, saves or receives equal those of the fixed run
 one ring            a generation has one ring, one resume step, one history; each EST has one owner in it
 monotone            generations and steps grow, on every stream and in the history
+answered            a Go is sent only when every member has answered the Prepare of its ring; history is given
+                    up only when everybody who was asked has answered
 prepared            Prepared is sent only when all N contexts of that step and generation were reported;
                     nothing is applied without it
 contexts exist      a Go carries all contexts of its resume step, and what was decided of the code before it
 history             committed steps are consecutive; history goes back only by an announced rewind
 nothing lost        history is not rewound while a connected process holds it; a process that was away when a
                     checkpoint was loaded holds an abandoned run, although its bits are the same
+time                times of what is stored do not go back, whichever master decided it
+no false alarm      a master is fenced only by a newer one
+fenced              a worker does not begin to change its weights for a ring from which it was evicted, or
+                    once it knows a newer one; nor does it say then what it loaded
 no write lost       what was acknowledged to a caller is in the store; at the end the history is complete
 exactly once        each sample counts once in the committed history
 one owner           an attempt of a task has one holder; a returned task is leased first, and unchanged
@@ -45,6 +51,9 @@ if TYPE_CHECKING:
 
 KEYS = JobKeys.of("job")
 HISTORY, EVENTS = KEYS.history.encode(), KEYS.events.encode()
+BACK_SECONDS_MAX = 1.0
+"""How much earlier than its predecessor an event may be: that a job was created is noted once it is stored,
+after the time from which the next master's clock goes on."""
 WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.NOT_FOUND)
 
 
@@ -83,6 +92,7 @@ class Checkers:
     fixed: FixedRuns
     saves: bool
     workers: Callable[[], list[WorkerModel]] = list
+    follow_up: Callable[[str], None] = lambda event: None
     rings: dict[int, Ring] = field(default_factory=dict)
     standing: dict[int, Commit] = field(default_factory=dict)
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
@@ -98,6 +108,9 @@ class Checkers:
     refusals: dict[str, int] = field(default_factory=dict)
     _sent: dict[Stream, Sent] = field(default_factory=dict)
     _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
+    _newest_times: dict[bytes, float] = field(default_factory=dict)
+    _evicted: dict[str, int] = field(default_factory=dict)
+    _asked: dict[str, int] = field(default_factory=dict)
     _forgotten_rings: set[int] = field(default_factory=set)
     _formed: set[int] = field(default_factory=set)
     _reached: dict[str, int] = field(default_factory=dict)
@@ -130,9 +143,34 @@ class Checkers:
             text = f"{worker} has {step} steps in ring {generation}, where {ring.prepared} was prepared last"
             self._broken("prepared", text)
 
+    def received(self, worker: str, message: ring_pb2.AttendResponse) -> None:
+        """Record a message that a worker has received."""
+        if message.HasField("welcome"):
+            self._asked.pop(worker, None)
+            self._evicted.pop(worker, None)
+            if not message.welcome.resumed:
+                self._evicted[worker] = message.welcome.generation
+        elif message.HasField("prepare"):
+            self._asked[worker] = message.prepare.generation
+
+    def begins_to_change(self, worker: str, generation: int) -> None:
+        """Check that a worker that begins to change its weights is still in the ring for which it does."""
+        evicted, asked = self._evicted.get(worker, 0), self._asked.get(worker, 0)
+        if generation <= evicted:
+            text = f"{worker} changes its weights for ring {generation}, and was welcomed anew in {evicted}"
+            self._broken("fenced", text)
+        if generation < asked:
+            text = f"{worker} changes its weights for ring {generation}, and knows ring {asked}"
+            self._broken("fenced", text)
+
     def said(self, worker: str, message: ring_pb2.AttendRequest) -> None:
         """Check a message that a worker sends."""
         match message.WhichOneof("message"):
+            case "loaded":
+                generation, asked = message.loaded.generation, self._asked.get(worker, 0)
+                if generation < asked:
+                    text = f"{worker} says what it loaded for ring {generation}, and knows ring {asked}"
+                    self._broken("fenced", text)
             case "step_report":
                 report = message.step_report
                 ring = self.rings.get(report.generation)
@@ -169,6 +207,8 @@ class Checkers:
                     "monotone", f"{master} sends {kind} of {body.generation} to {worker} after {newest}"
                 )
             sent.generation = max(sent.generation, body.generation)
+        is_last = kind == "prepared" and body.step == self.steps - 1
+        self.follow_up("last prepared" if is_last else str(kind))
         if kind == "go":
             sent.go = body.generation
         if kind == "interval_decided":
@@ -212,6 +252,10 @@ class Checkers:
             self._broken("one ring", text)
         ring.resume_step = go.resume_step
         self._check_resume_step(stream, go)
+        silent = {member.worker_id for member in go.members if not self._has_answered(member.worker_id, go)}
+        if silent:
+            text = f"ring {go.generation} goes ahead, {sorted(silent)} have not answered its Prepare"
+            self._broken("answered", text)
         mine = [rank for rank, owner in enumerate(ring.owners) if owner == worker]
         if not mine or [context.virtual_rank for context in go.contexts] != mine:
             self._broken("contexts exist", f"{worker} got a Go without the contexts of its {mine}")
@@ -225,6 +269,9 @@ class Checkers:
             fixed = self.fixed.before.get(go.resume_step)
             if fixed is None or parts != fixed[context.virtual_rank]:
                 self._context(context.virtual_rank, go.resume_step, parts)
+
+    def _has_answered(self, worker: str, go: ring_pb2.Go) -> bool:
+        return (worker, go.generation) in self._ready
 
     def _check_prepared(self, sent: Sent, worker: str, prepared: ring_pb2.Prepared) -> None:
         generation, step = prepared.generation, prepared.step
@@ -316,13 +363,16 @@ class Checkers:
             lost.popleft()  # a lost entry was written again
         elif key == HISTORY:
             stored = records.decode_commit(payload)
+            self._check_time(key, stored.now)
             commit = stored.commit
             if isinstance(commit, Commit):
                 self._check_commit(commit)
             else:
                 self._check_task(commit, stored.now)
         elif key == EVENTS:
-            note = records.decode_note(payload).note
+            stored_note = records.decode_note(payload)
+            self._check_time(key, stored_note.now)
+            note = stored_note.note
             self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
             self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
             if note.kind in ("interval_lost", "checkpoint_loaded"):
@@ -338,6 +388,12 @@ class Checkers:
                 self.loaded_generation = note.generation
             if note.kind == "history_rewound":
                 self._rewound(note)
+
+    def _check_time(self, key: bytes, now: float) -> None:
+        newest = self._newest_times.get(key, now)
+        if now < newest - BACK_SECONDS_MAX:
+            self._broken("time", f"{key.decode()} has an entry of {now} after one of {newest}")
+        self._newest_times[key] = now
 
     def _rewound(self, note: Note) -> None:
         assert isinstance(note.event, HistoryRewound)
@@ -370,9 +426,16 @@ class Checkers:
         if self._holders.get((*key, commit.attempt), commit.worker) != commit.worker:
             self._broken("one owner", f"{commit} counts although another worker had that attempt")
 
+    def fenced(self, holder: int, token: int) -> None:
+        """Check that the store refuses a master's write because a newer one holds the job."""
+        if holder <= token:
+            text = f"a master of token {token} was fenced, and the store knows of {holder}"
+            self._broken("no false alarm", text)
+
     def store_lost(self, key: bytes, payloads: list[bytes]) -> None:
         """Record entries of a stream that a power cut has erased; they must be written again, in order."""
         self._lost.setdefault(key, deque()).extendleft(reversed(payloads))
+        self._newest_times.pop(key, None)
 
     def forgotten(self, server: StoreServer) -> int:
         """Adopt the store's remaining history after its end was lost together with all masters.
@@ -380,6 +443,7 @@ class Checkers:
         The generation of a lost ring may be used again. Returns the newest generation that the store knows.
         """
         self._lost.clear()
+        self._newest_times.clear()
         self.next_step, self.loaded_generation, self.standing = 0, 0, {}
         self.decided_before = -1
         notes = [records.decode_note(payload) for _, payload in server.entries(EVENTS)]

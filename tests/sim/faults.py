@@ -13,6 +13,7 @@ from sim.group import Group
 from sim.master_model import MasterModel
 from sim.network import Network
 from sim.policies import Policies
+from sim.profiles import EVEN, Profile
 from sim.store_model import LOST_SECONDS_MAX, PLACE, StoreServer
 from sim.takeovers import CLOCK, LEASE, Takeovers, check_granted
 from sim.worker_model import GroupKey, Script, WorkerModel
@@ -22,7 +23,18 @@ FENCE = KEYS.fence.encode()
 CLOCK_ERRORS_SECONDS = (0.0, 0.0, 0.0, -3600.0, -5.0, 5.0, 3600.0)
 OVER_GRACE_SECONDS = 10.0
 FREEZES_SECONDS = (0.1, 1.0, 2.9, 3.5, 8.0)
+AWAY_SECONDS_MAX = 10.0
+STRANDED_SECONDS = (3.2, 5.0)
+STEPS_BEFORE = (0, 1, 2, 3, 5, 8)
 CUTS_SECONDS = (0.1, 1.0, 3.2, 6.0, 20.0)
+
+OF_PROFILES = (
+    "all but one worker killed",
+    "one worker cut off and all others killed",
+    "master and a worker restarted",
+    "rival master",
+)
+"""Faults that happen only in runs with a profile that asks for them."""
 
 FAULTS = (
     "worker starts",
@@ -61,6 +73,7 @@ FAULTS = (
     "checkpoint asked for",
     "storage broken or mended",
     "checkpoint corrupted",
+    *OF_PROFILES,
 )
 """Names of all faults; `Cluster._choices` implements them."""
 
@@ -81,6 +94,7 @@ class Cluster:
     policies: Policies
     takeovers: Takeovers | None = None
     closings: Closings | None = None
+    profile: Profile = EVEN
     groups: dict[GroupKey, Group] = field(default_factory=dict)
     masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
@@ -134,6 +148,7 @@ class Cluster:
         for master in self.masters:
             if master is not leader:
                 master.follows_a_sync = False
+        self.follow_up("takeover")
 
     def _renamed(self, key: bytes, holder: bytes) -> None:
         # A store that lost a renewal of the lease may grant it to another master before the holder renews it
@@ -268,11 +283,27 @@ class Cluster:
         if self.calm_in <= 0 or self.is_over:
             self.world.storage_broken = False
             return
-        names, actions, weights = zip(*self._choices(), strict=True)
+        names, actions, even = zip(*self._choices(), strict=True)
+        weights = [self.profile.weight(name, weight) for name, weight in zip(names, even, strict=True)]
         place = self.world.rng.choices(range(len(names)), weights)[0]
-        self.injected[names[place]] = self.injected.get(names[place], 0) + 1
-        actions[place]()
+        self._inject(names[place], actions[place])
         self._plan_fault()
+
+    def _inject(self, name: str, action: Callable[[], object]) -> None:
+        self.injected[name] = self.injected.get(name, 0) + 1
+        action()
+
+    def follow_up(self, event: str) -> None:
+        """Let faults follow an event, as the run's profile says."""
+        for follow_up in self.profile.follow_ups:
+            if follow_up.event == event and self.calm_in > 0 and self.world.rng.random() < follow_up.share:
+                seconds = self.world.rng.choice(follow_up.seconds)
+                self.world.after(seconds, lambda name=follow_up.fault: self._inject_named(name))
+
+    def _inject_named(self, fault: str) -> None:
+        if self.calm_in > 0 and not self.is_over:
+            action = next(action for name, action, _ in self._choices() if name == fault)
+            self._inject(fault, action)
 
     def _choices(self) -> list[tuple[str, Callable[[], object], float]]:
         rng, worker, master, store = self.world.rng, self._worker, self._master, self.server
@@ -317,6 +348,10 @@ class Cluster:
             ("checkpoint asked for", self.operator.checkpoint, 1),
             ("storage broken or mended", self._break_storage, 0.5),
             ("checkpoint corrupted", self._corrupt, 0.3),
+            ("all but one worker killed", self._kill_all_but_one, 0),
+            ("one worker cut off and all others killed", self._strand_one, 0),
+            ("master and a worker restarted", self._restart_pair, 0),
+            ("rival master", self._rival_master, 0),
         ]  # fmt: skip
 
     def _worker(self, action: Callable[[WorkerModel], object]) -> None:
@@ -341,6 +376,14 @@ class Cluster:
         if self.world.rng.random() < 0.4:
             self._slow()
             self.world.after(self.world.rng.uniform(0.0, 1.0), self._third_master)
+
+    def _rival_master(self) -> None:
+        """Start another master while the one that leads is cut off from the store, and does not know."""
+        leader = self.newest
+        if leader is None or not self.store_is_whole or len(self.masters_alive) > 2:
+            return
+        self.network.cut(leader.name, [PLACE], self.world.rng.choice(CUTS_SECONDS[1:4]))
+        self.start_master()
 
     def _third_master(self) -> None:
         if self.store_is_whole and self.calm_in > 0:
@@ -388,6 +431,47 @@ class Cluster:
         for worker in self.alive:
             if self.world.rng.random() < 0.4:
                 worker.kill()
+
+    def _restart_pair(self) -> None:
+        """Restart the master and one worker; another one stands still, and the next master awaits it."""
+        self._master(lambda master: master.kill())
+        self._worker(self._restart)
+        self._worker(lambda worker: worker.process.freeze(self.world.rng.choice(FREEZES_SECONDS[1:3])))
+
+    def _kill_all_but_one(self) -> None:
+        """Kill all workers but one, which stands still until those in its place nearly have its step."""
+        if not self.alive or any(worker.process.frozen for worker in self.alive):
+            return
+        holders = [worker for worker in self.alive if worker.protocol.holds_state]
+        away = self.world.rng.choice(holders or self.alive)
+        away.process.freeze(AWAY_SECONDS_MAX)
+        self._replace_all_but(away)
+        self._wake_at(away, away.protocol.applied_step - self.world.rng.choice(STEPS_BEFORE))
+
+    def _strand_one(self) -> None:
+        """Cut one worker off until it counts as dead; kill all others, and again when it has come back."""
+        if not self.alive:
+            return
+        rng, away = self.world.rng, self.world.rng.choice(self.alive)
+        seconds = rng.uniform(*STRANDED_SECONDS)
+        self.network.cut(away.name, self._master_names, seconds)
+        self._replace_all_but(away)
+        self.world.after(seconds + rng.uniform(0.1, 0.5), lambda: self._replace_all_but(away))
+
+    def _replace_all_but(self, away: WorkerModel) -> None:
+        for worker in self.alive:
+            if worker is not away:
+                worker.kill()
+        for _ in range(max(self.workers_min, 1)):
+            self.start(f"w{self.started}")
+
+    def _wake_at(self, away: WorkerModel, step: int) -> None:
+        """Wake a worker when one of a newer ring has applied so many steps."""
+        newer = [other for other in self.alive if other.protocol.generation > away.protocol.generation]
+        if any(other.protocol.applied_step >= step for other in newer):
+            away.process.wake()
+        elif away.process.frozen and away.is_alive:
+            self.world.after(0.02, lambda: self._wake_at(away, step))
 
     def _crash_store_at_write(self, down_seconds: float) -> None:
         self.server.crash_next = self.world.rng.choice(("before", "after"))

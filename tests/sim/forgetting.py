@@ -18,6 +18,7 @@ from sim.faults import Cluster
 FORGETTING = "store and master forget"
 SHARE = 0.5
 """Share of the runs without dynamic tasks that have such faults."""
+WORKERS_ALL = 1000
 WRITES = (1, 1, 1, 2, 3, 5, 10, 40)
 
 
@@ -31,14 +32,19 @@ class Power:
     workers: int
 
 
-def draw(seed: int) -> tuple[Power, ...]:
-    """Draw the power cuts of a run; none for half of the seeds."""
+def draw(seed: int, *, loses_all: bool = False) -> tuple[Power, ...]:
+    """Draw the power cuts of a run; none for half of the seeds. loses_all: all workers die with the store."""
     rng = random.Random(f"forgetting {seed}")
     if rng.random() >= SHARE:
         return ()
     times = sorted(rng.uniform(0.5, 15.0) for _ in range(rng.choice((1, 2, 4))))
     return tuple(
-        Power(at, rng.choice(WRITES), rng.choice((0.02, 0.3, 2.0)), rng.choice((0, 0, 0, 1, 2)))
+        Power(
+            at,
+            rng.choice(WRITES),
+            rng.choice((0.02, 0.3, 2.0)),
+            WORKERS_ALL if loses_all else rng.choice((0, 0, 0, 1, 2)),
+        )
         for at in times
     )
 

@@ -167,11 +167,12 @@ MUTANTS = (
             ),
         ),
     ),
+    # Streams are in order: no Go comes after a newer ring's Prepare. But one may be being carried out then.
     Mutant(
         "a Go of an older ring counts",
         "elastane.runtime.protocol",
-        "if message.generation == self.fenced and self.generation < self.fenced:",
-        "if self.generation < self.fenced:",
+        "        if generation != self.fenced:\n            return False\n        self.replacing = True\n",
+        "        self.replacing = True\n",
     ),
     Mutant(
         "a step is prepared when one member is missing",
@@ -253,11 +254,13 @@ MUTANTS = (
         "    state.contexts.put(book.prepared + 1, contexts)\n",
         "    state.contexts.reset(book.prepared + 1, contexts)\n",
     ),
+    # By its generation, and by the history that it names: each of them would be enough.
     Mutant(
         "held state of a history that was given up is believed",
         f"{DECISIONS}.held_state",
         "if event.generation < state.history_generation:",
         "if False:",
+        (("if event.history_generation not in (0, state.history_generation):", "if False:"),),
     ),
     Mutant(
         "a change goes ahead before all are ready",
@@ -301,11 +304,18 @@ MUTANTS = (
         "return not self.changing and self.prepared_until > step",
         "return not self.changing",
     ),
+    # Of a worker's own, once it knows the next one: no master sends another. It may be held when that comes.
     Mutant(
         "Prepared of another generation counts",
         "elastane.runtime.protocol",
         "if message.generation != self.generation or self.changing:",
-        "if self.changing:",
+        "if False:",
+        (
+            (
+                "return not self.changing and self.prepared_until > step",
+                "return self.prepared_until > step",
+            ),
+        ),
     ),
     Mutant(
         "Ready is said while the optimizer is at work",
@@ -419,24 +429,13 @@ MUTANTS = (
 
 SELDOM = frozenset(
     {
-        "a refusal rests on a state that may be old",
-        "a master serves what it read while another one wrote",
-        "a Ready of an older ring counts",
-        "a Go of an older ring counts",
-        "Prepared of another generation counts",
-        "held state of a history that was given up is believed",
-        "a script that ended in an older history counts",
-        "a store that lost the token fences its own master",
         "history is given up before everybody was asked",
         "a ring goes ahead although a member was lost while it loaded",
-        "the clock of a new master is its machine's",
-        "what a leader loaded for an older ring is taken for the job's",
-        "an evicted worker goes on",
         "a finished job is closed although somebody came while the store was asked",
     }
 )
-"""Bugs that are not found within 250 seeds. Some need events of a few seeds in a thousand (two masters at the
-same time, a clock set back while a trainer hangs); others a second check masks. Tried with `--all`."""
+"""Bugs that were not found when they were last tried, with `--all`. Each needs a meeting of faults that no
+profile makes frequent enough."""
 
 
 def hunt_in_process(mutant: Mutant, seeds_max: int) -> dict[str, object]:

@@ -48,6 +48,11 @@ class Process(asyncio.AbstractEventLoop):
             self.frozen_until = self.world.now + seconds
             self.world.after(seconds, self._thaw)
 
+    def wake(self) -> None:
+        """SIGCONT before the time is over."""
+        self.frozen_until = self.world.now
+        self._thaw()
+
     def _thaw(self) -> None:
         backlog, self._backlog = self._backlog, []
         for handle in backlog:

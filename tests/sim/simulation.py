@@ -22,7 +22,7 @@ import elastane_master.store.log
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
-from sim.callers import EPOCHS, JOB, TASKS, Caller, TaskClient
+from sim.callers import EPOCHS, JOB, TASKS, Caller, Registrar, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.closings import CLOSING, CLOSING_FAULT
 from sim.closings import draw as draw_closings
@@ -34,6 +34,7 @@ from sim.forgetting import plan as plan_cuts
 from sim.network import Network
 from sim.policies import PolicyChecker
 from sim.policies import draw as draw_policies
+from sim.profiles import EVEN, Profile, choose
 from sim.reference import FixedRuns
 from sim.store_model import StoreServer
 from sim.takeovers import CUT, OTHER_JOBS, Cut, Takeovers
@@ -57,12 +58,15 @@ class Outcome:
     injected: dict[str, int]
 
 
-def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
-    """Run one seed. Raises SimulationError with the seed and the end of the trace (None: all of it)."""
+def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES, profile: Profile | None = None) -> Outcome:
+    """Run one seed. profile: in place of the seed's own.
+
+    Raises SimulationError with the seed and the end of the trace (None: all of it).
+    """
     rng = random.Random(seed)
     world = World(rng)
     with _seeded(world):
-        return _Run(seed, rng, world).outcome(trace_lines)
+        return _Run(seed, rng, world, profile=profile or choose(seed)).outcome(trace_lines)
 
 
 def simulate_cuts(seed: int, cuts: tuple[Power, ...]) -> Outcome:
@@ -102,12 +106,15 @@ class _Run:
         options: LogOptions | None = None,
         cuts: tuple[Power, ...] | None = None,
         takeovers: Takeovers | None = None,
+        profile: Profile = EVEN,
     ) -> None:
         self.seed, self.rng, self.world = seed, rng, world
         self.cuts = cuts
         self.script, self.settings = _draw(rng)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
+        if not profile.saves:
+            self.settings.checkpoint_url, self.settings.checkpoint_interval_steps = "", 0
         self.takeovers = draw_takeovers(seed) if cuts is None else takeovers
         self.closings = draw_closings(seed) if cuts is None else None
         self.callers: tuple[Caller, ...] = ()
@@ -118,6 +125,7 @@ class _Run:
         network = Network(world)
         server = StoreServer(world, network)
         server.appended, server.lost = self.checkers.stored, self.checkers.store_lost
+        server.fenced = self.checkers.fenced
         drawn = LogOptions(rng.choice((0.0, 0.2, 1.0, 3600.0)), rng.choice((1.0, 5.0)))
         self.cluster = Cluster(
             world,
@@ -131,12 +139,16 @@ class _Run:
             rng.choice((0.3, 1.0, 4.0)) if cuts is None else 1e-9,
             self.policies,
             self.takeovers,
+            profile=profile,
         )
+        self.checkers.follow_up = self.cluster.follow_up
         self.checkers.workers = lambda: list(self.cluster.workers.values())
         self.clients = [
             TaskClient(world, network, self.checkers, self.cluster.serving, f"t{number}")
             for number in range(rng.choice((0, 0, 1, 3)) if cuts is None else 0)
         ]
+        self.profile = profile
+        self.registrar = Registrar(world, network, self.checkers, self.cluster.serving, "registrar")
 
     def outcome(self, trace_lines: int | None) -> Outcome:
         try:
@@ -180,8 +192,11 @@ class _Run:
             client.start()
         for seconds in self.takeovers.deaths if self.takeovers is not None else ():
             world.after(seconds, cluster.kill_leader)
-        if not self.clients:
-            plan_cuts(cluster, draw_cuts(self.seed) if self.cuts is None else self.cuts)
+        if self.profile.registers:
+            self.registrar.start(cluster.faults_until)
+        elif not self.clients:
+            drawn = draw_cuts(self.seed, loses_all=self.profile.loses_all)
+            plan_cuts(cluster, drawn if self.cuts is None else self.cuts)
 
     def _run(self) -> None:
         world, cluster = self.world, self.cluster
@@ -217,7 +232,7 @@ class _Run:
         cluster = self.cluster
         processes = [master.process for master in cluster.masters]
         processes += [worker.process for worker in (*cluster.buried, *cluster.workers.values())]
-        callers = (cluster.operator, *self.clients, *self.callers)
+        callers = (cluster.operator, self.registrar, *self.clients, *self.callers)
         processes += [caller.process for caller in callers]
         for process in processes:
             process.alive = False

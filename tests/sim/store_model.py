@@ -18,6 +18,7 @@ from typing import Any
 from lupa.lua51 import LuaError, LuaRuntime
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, ResponseError, TimeoutError
 
+from elastane_master.store.scripts import WRITE
 from sim.network import Network
 from sim.process import Process
 from sim.world import World
@@ -52,6 +53,7 @@ class StoreServer:
     appended: called with (key, payload) of each new stream entry. lost: called with (key, payloads) of lost
     ones. is_begun: returns True once its file may be truncated. clock_offset_seconds: error of its clock, by
     which keys expire. renamed: called with (key, value) when the field `id` of a hash changes.
+    fenced: called with the holder's token and the writer's when a master's write is refused.
     scripted: called with (text, process, done) before a script of a process runs, and after; the server may
     die of it.
     """
@@ -76,6 +78,7 @@ class StoreServer:
         self.forgot_at = float("-inf")
         self.renamed: Callable[[bytes, bytes], None] = lambda key, value: None
         self.scripted: Callable[[str, str, bool], None] = lambda text, process, done: None
+        self.fenced: Callable[[int, int], None] = lambda holder, token: None
         self._poppers: list[tuple[bytes, Callable[[bytes | None, Exception | None], bool]]] = []
 
     # ------------------------------------------------------------------ faults
@@ -350,6 +353,8 @@ class StoreClient:
             def operation(server: StoreServer) -> Any:
                 server.met(text, self._process.name, done=False)
                 result = _script(text, server, [_bytes(key) for key in keys], [_bytes(word) for word in args])
+                if text == WRITE and result.startswith(b"FENCED:"):
+                    server.fenced(int(result.partition(b":")[2]), int(args[0]))
                 server.met(text, self._process.name, done=True)
                 return result
 

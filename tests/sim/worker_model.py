@@ -381,6 +381,7 @@ class WorkerModel:
             event = Welcomed(message.welcome.version, interval)
         action = self.machine.handle(event, self.world.now)
         in_ring = self.protocol.generation
+        self.checkers.received(self.name, message)
         outcome = self.protocol.receive(message)
         if outcome.manifest is not None:
             self.process.spawn(self._write_manifest(outcome.manifest))
@@ -399,11 +400,15 @@ class WorkerModel:
         self.protocol.evict()
         self._abort()
         self.notify()
-        while not await self.wait_for(lambda: self._at_boundary or self._session_over, HANG_SECONDS):
+        while not await self.wait_for(self._may_rejoin, HANG_SECONDS):
             if not self.protocol.between_steps:
                 self.world.log(f"{self.name} was evicted, hangs, and ends itself")
                 self.kill()
                 await self.process.create_future()
+
+    def _may_rejoin(self) -> bool:
+        """True at a step boundary, and once the script has ended."""
+        return self._at_boundary or self._session_over or self.said_bye is not None
 
     async def _beat(self) -> None:
         while not self._session_over:
@@ -492,7 +497,10 @@ class WorkerModel:
         return protocol.load or protocol.go
 
     def begin_replace(self, generation: int) -> bool:
-        return self.protocol.begin_replace(generation)
+        begins = self.protocol.begin_replace(generation)
+        if begins:
+            self.checkers.begins_to_change(self.name, generation)
+        return begins
 
     async def restore(self, message: ring_pb2.Load) -> Restored | None:
         await asyncio.sleep(self.world.rng.uniform(0.01, 0.2))
@@ -535,6 +543,10 @@ class WorkerModel:
         group = self.group
         assert group is not None
         await asyncio.sleep(self.world.rng.choice((0.002, 0.05)))
+        if self.protocol.fenced != go.generation and group.exported:
+            # All of it had come before the ring was given up: `begin_replace` keeps it out of the weights.
+            self._received = group.exported[group.donors[0]]
+            return
         await self._while_wanted(group, lambda: True)
         donor = self.world.rng.choice(group.donors)
         if group.is_broken and donor not in group.present:
@@ -667,7 +679,11 @@ class WorkerModel:
         self.protocol.lose_step()
 
     def begin_apply(self, turn: Turn) -> bool:
-        return self.protocol.begin_apply(turn.step)
+        if not self.protocol.begin_apply(turn.step):
+            return False
+        assert self.group is not None
+        self.checkers.begins_to_change(self.name, self.group.generation)
+        return True
 
     def states(self) -> Context:
         return self._states

@@ -190,7 +190,7 @@ class RunnerModel:
         for process in self.processes.values():
             if process.lives:
                 process.state = "lost"
-                self.watch.lost(process)
+            self.watch.lost(process)  # what it had ended with may be unknown, too
         self.processes.clear()
 
     @property

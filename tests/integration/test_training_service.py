@@ -234,11 +234,36 @@ async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_finished_runs_are_kept_as_long_as_jobs_and_their_models_longer(tmp_path: Path) -> None:
+    async with serving_master(tmp_path, keep_finished="1") as (master, channel):
+        assert master.runs is not None
+        async with ScriptedRunner(channel) as runner:
+            urls = []
+            for _ in range(2):
+                run = await train(channel)
+                prepare = await runner.launch()
+                folder = Folder(run.artifact_url)
+                folder.write(layout.rank_log(1, 0), [b"log"])
+                folder.write(layout.RECORD, [b"{}"])
+                urls.append(folder)
+                runner.report(prepare.attempt, 0, "EXITED")
+                await until(channel, run.run_id, "SUCCEEDED")
+                await runner.next("forget")
+            await master.runs.delete_overdue(master.runs.server)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await get(channel, 1)
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+            assert [name for name, _ in urls[0].files()] == [layout.RECORD]
+            assert (await get(channel, 2)).state == STATES.RUN_STATE_SUCCEEDED
+            assert len(urls[1].files()) == 2
+
+
 async def test_an_elastic_run_is_a_job_and_ends_with_it(tmp_path: Path) -> None:
     async with service(tmp_path) as (_, channel, runner):
         run = await train(channel, framework="FRAMEWORK_ELASTANE", instances=4, instances_min=2)
-        prepare = await runner.launch()
-        assert prepare.job
+        prepare, grown = await runner.launch(), await runner.launch()
+        assert (list(prepare.ranks), list(grown.ranks)) == ([0, 1], [2, 3])
+        assert prepare.attempt == grown.attempt and prepare.job == grown.job != ""
         job = await created(channel, prepare.job)
         assert (job.settings.ests, job.settings.workers_min, job.settings.workers_max) == (4, 2, 4)
         assert job.settings.checkpoint_url.startswith(run.artifact_url)

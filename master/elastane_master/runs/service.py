@@ -29,6 +29,7 @@ from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
 from elastane_master.runs.run_server import RunServer, RunServerOwner
 from elastane_master.store.errors import (
     Damage,
+    Fenced,
     HeldError,
     JobDamaged,
     JobTooNew,
@@ -139,8 +140,7 @@ class TrainingRuns(RunServerOwner):
             await server.abandon(refusal)
 
     def is_fenced(self) -> bool:
-        failure = self._server.log.failure if self._server is not None else None
-        return failure is not None and not isinstance(failure, JobDamaged)
+        return self._server is not None and isinstance(self._server.log.failure, Fenced)
 
     async def _quiet(self) -> None:
         await cancel(*self._tasks)

@@ -1,9 +1,9 @@
 """Algorithms that a runner offers: training code that its operator has installed, named in a TOML file.
 
-    [digits]
-    command = ["python", "train.py"]     of an elastic run: the script and its arguments
-    folder = "/srv/digits"               that ranks are started in; relative to the file; empty: one of their own
-    image = "registry/digits:3"          of containers; process runners ignore it
+[digits]
+command = ["python", "train.py"]     of an elastic run: the script and its arguments
+folder = "/srv/digits"               that ranks are started in; relative to the file; empty: one of their own
+image = "registry/digits:3"          of containers; process runners ignore it
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def read_algorithms(path: Path) -> Mapping[str, Algorithm]:
                 hint="1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
             )
         if not algorithm.command or not algorithm.command[0]:
-            raise RefusedError(f"{path}: {name} has no command", hint='as in command = ["python", "train.py"]')
+            raise RefusedError(
+                f"{path}: {name} has no command", hint='as in command = ["python", "train.py"]'
+            )
     absolute = {
         name: msgspec.structs.replace(one, folder=str((path.parent / one.folder).resolve()))
         if one.folder

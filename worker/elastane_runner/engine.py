@@ -123,6 +123,9 @@ class Engine(Protocol):
     def watch(self) -> AsyncIterator[RankEvent]:
         """Yield what happens to ranks from `launch` or `adopt` on. For one reader; it never ends."""
 
+    def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
+        """Return the folder that has the log of a rank, for `rank_logs`."""
+
     async def remove(self, run: str, attempt: int) -> None:
         """Delete what is stored of an attempt, its logs too; nothing if there is none.
 

@@ -1,8 +1,8 @@
 """Ports that nobody else gets until the rank that needs them is started.
 
-A port that was found free is not held: another process may take it before the rank listens. So it stays bound,
-without listening, until just before the rank is started. It is taken from below the range of ports that the
-system gives to connections, which would else take it in the moment in between.
+A port that was found free is not held: another process may take it before the rank listens. So it stays
+bound, without listening, until just before the rank is started. It is taken from below the range of ports
+that the system gives to connections, which would else take it in the moment in between.
 """
 
 from __future__ import annotations

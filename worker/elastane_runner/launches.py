@@ -4,9 +4,9 @@
                                       code/          what its ranks are started in, unless that is elsewhere
     FOLDER/engine/                                   the ranks, as their engine keeps them
 
-A rank of a black box is started together with the others here, and an elastic rank by itself, since those come
-and go one by one: each such group is one unit of the engine, named by launch and rank. An elastic rank that
-is prepared anew after it has ended is a further try of its unit; only the newest is the rank's.
+A rank of a black box is started together with the others here, and an elastic rank by itself, since those
+come and go one by one: each such group is one unit of the engine, named by launch and rank. An elastic rank
+that is prepared anew after it has ended is a further try of its unit; only the newest is the rank's.
 """
 
 from __future__ import annotations

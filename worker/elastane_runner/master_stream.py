@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
@@ -104,7 +104,7 @@ class MasterStream:
             self.close()
             beating.cancel()
 
-    def send(self, **message: object) -> None:
+    def send(self, **message: Any) -> None:
         """Send one message, given by its name in the oneof; dropped without a stream."""
         if self._outgoing is not None:
             self._outgoing.put(Request(**message))
@@ -157,7 +157,8 @@ class MasterStream:
         try:
             options = _CHANNEL_OPTIONS + size_options()
             with open_channel(address, options, name=self._book.name_of(address)) as channel:
-                call = self._call = training_pb2_grpc.RunnerServiceStub(channel).Attend(requests())
+                stub = training_pb2_grpc.RunnerServiceStub(channel)  # type: ignore[no-untyped-call]
+                call = self._call = stub.Attend(requests())
                 for message in call:
                     self._loop.call_soon_threadsafe(self._on_message, message, outgoing)
         except grpc.RpcError as error:

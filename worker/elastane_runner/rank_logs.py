@@ -7,6 +7,7 @@ says how many bytes are missing. A reader holds one chunk and blocks nobody: nei
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -65,6 +66,16 @@ async def follow(
             return
         else:
             await asyncio.sleep(poll_seconds)
+
+
+def size_bytes(folder: Path) -> int:
+    """Return how many bytes a rank has written so far, those that were dropped too."""
+    if (ended_bytes := _ended_bytes(folder)) is not None:
+        return ended_bytes
+    for offset in reversed(segment_offsets(folder)):
+        with contextlib.suppress(FileNotFoundError):
+            return offset + segment_path(folder, offset).stat().st_size
+    return 0
 
 
 def last_line(folder: Path) -> bytes:

@@ -46,6 +46,7 @@ COMMANDS: Final = {
         "Rehearse the reclaim of spot nodes with your own script: does it leave in time, with the same bits?",
     ),
     "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
+    "runner": Entry("runner", "Run", "Start the processes of the training service's runs on this machine."),
     "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, cost, and its workers."),
     "jobs": Entry("jobs", "Look", "List all jobs of the master."),
     "list": Entry("jobs", "Look", "List all jobs of the master.", hidden=True),

@@ -7,14 +7,18 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import grpc
 
 import patience
+from elastane_common import layout
 from elastane_common.processes.child import ChildProcess
+from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
+from elastane_runner.archive import pack
 
 STATES = training_pb2.RunState
 FINAL = {STATES.RUN_STATE_SUCCEEDED, STATES.RUN_STATE_FAILED, STATES.RUN_STATE_CANCELLED}
@@ -92,6 +96,15 @@ def shims(folder: Path) -> list[int]:
     return found
 
 
+def send_code(folder: Path, artifact_url: str) -> str:
+    """Put a folder of code where runners find it; return its digest."""
+    with tempfile.TemporaryDirectory() as beside:
+        archive = Path(beside) / "code.zip"
+        digest = pack(folder, archive)
+        Folder(artifact_url).write(layout.code_archive(digest), [archive.read_bytes()])
+    return digest
+
+
 class Service:
     """The calls of a user of the training service."""
 
@@ -111,6 +124,9 @@ class Service:
             spec["command"] = command
         request = training_pb2.TrainingServiceTrainRequest(spec=training_pb2.RunSpec(**spec))
         return (await self.stub.Train(request)).run.run_id
+
+    async def artifact_url(self) -> str:
+        return (await self.stub.GetService(training_pb2.TrainingServiceGetServiceRequest())).artifact_url
 
     async def get(self, run_id: int) -> training_pb2.Run:
         return (await self.stub.Get(training_pb2.TrainingServiceGetRequest(run_id=run_id))).run

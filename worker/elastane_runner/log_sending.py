@@ -14,7 +14,7 @@ from typing import Final
 
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import training_pb2
-from elastane_runner.rank_logs import LogChunk, follow, read, size_bytes
+from elastane_runner.rank_logs import POLL_SECONDS, LogChunk, follow, read, size_bytes
 
 #: Bytes that are on their way to one reader at most.
 WINDOW_BYTES: Final = 64 * 1024
@@ -51,8 +51,17 @@ class LogSender:
         self._send = send
         self._readers: dict[int, _Reader] = {}
 
-    def handle(self, request: training_pb2.RunnerReadLog, folder: Path | None) -> None:
-        """Carry a ReadLog out. folder: of the rank; None: there is no such rank here."""
+    def handle(
+        self,
+        request: training_pb2.RunnerReadLog,
+        folder: Path | None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Carry a ReadLog out.
+
+        folder: of the rank; None: there is no such rank here. is_over: the rank has ended; without a folder
+        it was never started.
+        """
         reader = self._readers.get(request.reader)
         if request.end:
             self._end(request.reader)
@@ -63,7 +72,7 @@ class LogSender:
                 self._over(request.reader, "this runner has no such rank")
                 return
             reader = self._readers[request.reader] = _Reader()
-            reader.task = asyncio.create_task(self._serve(reader, request, folder))
+            reader.task = asyncio.create_task(self._serve(reader, request, folder, is_over))
 
     def close(self) -> None:
         """End all readers: their session is over."""
@@ -78,13 +87,22 @@ class LogSender:
     def _over(self, number: int, error: str = "") -> None:
         self._send(training_pb2.RunnerLogChunk(reader=number, end=True, error=error))
 
-    async def _serve(self, reader: _Reader, request: training_pb2.RunnerReadLog, folder: Path) -> None:
+    async def _serve(
+        self,
+        reader: _Reader,
+        request: training_pb2.RunnerReadLog,
+        folder: Path,
+        is_over: Callable[[], bool],
+    ) -> None:
         number, error = request.reader, ""
         try:
+            while request.follow and not folder.exists() and not is_over():
+                await asyncio.sleep(POLL_SECONDS)
             offset = request.offset
             if offset < 0:
                 offset = max(0, await asyncio.to_thread(size_bytes, folder) + offset)
-            async for chunk in follow(folder, offset) if request.follow else _stored(folder, offset):
+            follows = request.follow and folder.exists()
+            async for chunk in follow(folder, offset) if follows else _stored(folder, offset):
                 await self._pass_on(reader, number, chunk)
         except (OSError, ElastaneError, ValueError) as failure:
             error = f"the log cannot be read: {failure}"

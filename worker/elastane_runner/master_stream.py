@@ -164,6 +164,8 @@ class MasterStream:
         except grpc.RpcError as error:
             _log.debug("stream ended", address=address, code=str(error.code()), details=error.details())
             ended = _stream_ended(error)
+            if ended.reason == "EVICTED":
+                _log.warning("the master has ended the stream", reason=ended.text)
         except ElastaneError as error:  # e.g. the token's file is missing for a moment
             ended = StreamEnded("UNAVAILABLE", str(error), hint=error.hint)
         else:

@@ -55,7 +55,7 @@ from elastane_runner.rank_process import (
 )
 
 #: Time that a shim has beyond the grace to end its rank; then it is killed itself.
-STOP_MARGIN_SECONDS: Final = 5.0
+STOP_MARGIN_SECONDS: Final = 15.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

@@ -55,16 +55,21 @@ def read(folder: Path, offset: int, limit_bytes: int = CHUNK_BYTES_MAX) -> LogCh
 async def follow(
     folder: Path, offset: int = 0, *, poll_seconds: float = POLL_SECONDS
 ) -> AsyncIterator[LogChunk]:
-    """Yield a rank's log from an offset on, as it is written; ends when the rank has ended."""
+    """Yield a rank's log from an offset on, as it is written.
+
+    Ends when the rank has ended, or its folder was removed after it was there.
+    """
+    was_there = False
     while True:
         has_ended = _ended_bytes(folder) is not None  # before it is read: afterwards nothing is added
         chunk = await asyncio.to_thread(read, folder, offset)
         if chunk.next_offset > offset:
             yield chunk
             offset = chunk.next_offset
-        elif has_ended:
+        elif has_ended or (was_there and not folder.exists()):
             return
         else:
+            was_there = was_there or folder.exists()
             await asyncio.sleep(poll_seconds)
 
 

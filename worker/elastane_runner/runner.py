@@ -100,15 +100,19 @@ class Runner:
         """Attend until `leave`. Raises RefusedError if a master refuses this runner, and EngineError."""
         await self._adopt()
         watching = asyncio.create_task(self._watch())
+        attending = asyncio.create_task(self._stream.run())
         try:
-            await self._stream.run()
+            done, _ = await asyncio.wait({watching, attending}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             self._logs.close()
             for preparation in self._preparations.values():
                 preparation.release()
-            for task in (watching, *self._tasks):
+            tasks = [watching, attending, *self._tasks]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(watching, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def leave(self, reason: str, *, stops: bool) -> None:
         """Take no new ranks, and end the session; the ranks go on, or are stopped first."""
@@ -126,7 +130,7 @@ class Runner:
         for launch in self._store.load(attempts, time.time()):
             self._launches[launch.key] = launch
             self._fences[launch.key.run_id] = max(launch.key.fence, self._fences.get(launch.key.run_id, 0))
-            if not launch.lives:
+            if not launch.lives and not launch.record.elastic:
                 self._ended(launch)
         known = {(unit.run, unit.attempt) for one in self._launches.values() for unit in one.record.units()}
         for attempt in attempts:
@@ -194,15 +198,22 @@ class Runner:
                 if launch is not None and not launch.lives:
                     self._begin(self._forget(launch))
             case "read_log":
-                self._logs.handle(message.read_log, self._log_folder(message.read_log))
+                self._read_log(message.read_log)
             case other:
                 _log.warning("a message is not known to this release", message=other)
 
-    def _log_folder(self, request: training_pb2.RunnerReadLog) -> Path | None:
-        launch = self._launches.get(_key(request.attempt))
-        if launch is None or request.rank not in launch.record.tries:
-            return None
-        return self._engine.rank_folder(*launch.record.unit_of(request.rank), request.rank)
+    def _read_log(self, request: training_pb2.RunnerReadLog) -> None:
+        launch, number = self._launches.get(_key(request.attempt)), request.rank
+        if launch is None or number not in launch.record.tries:
+            self._logs.handle(request, None)
+            return
+        folder = self._engine.rank_folder(*launch.record.unit_of(number), number)
+
+        def is_over() -> bool:
+            rank = launch.ranks.get(number)
+            return (rank is None or not rank.lives) and (launch.key, number) not in self._busy
+
+        self._logs.handle(request, folder, is_over)
 
     # ------------------------------------------------------------------ prepare
 

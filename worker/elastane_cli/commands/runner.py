@@ -7,11 +7,16 @@ import os
 import signal
 import socket
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from elastane_cli.commands.common import MASTER_DEFAULT, MasterOption, command
+
+if TYPE_CHECKING:
+    from elastane_common.outbox import Outbox
+    from elastane_proto.v1 import job_pb2, training_pb2
+    from elastane_runner.run_outcomes import AskRun
 
 HELP = "\n\n".join(
     (
@@ -115,7 +120,9 @@ async def _serve(settings: Any, *, stops: bool) -> None:
         engine = ProcessEngine(settings.folder / "engine", rank_environ(os.environ))
     except EngineError as error:
         raise RefusedError(str(error.args[0]), hint=error.hint) from error
-    serving = Runner(settings, engine, RunOutcomes(engine))
+    registry = _registry(settings.folder)
+    outcomes = RunOutcomes(engine, ask=_asking(settings.launch.masters), registry=registry)
+    serving = Runner(settings, engine, outcomes)
     leaving: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
 
@@ -128,7 +135,38 @@ async def _serve(settings: Any, *, stops: bool) -> None:
     try:
         await serving.run()
     finally:
+        await outcomes.close()
         engine.close()
+
+
+def _asking(masters: str) -> AskRun:
+    """Return a function that asks the master for a run, and for its job if the token allows that."""
+    from elastane_common.client import MasterClient, RequestRefusedError
+    from elastane_proto.v1 import training_pb2, training_pb2_grpc
+
+    client = MasterClient(masters)
+
+    def ask(run_id: int) -> tuple[training_pb2.Run, job_pb2.Job | None]:
+        request = training_pb2.TrainingServiceGetRequest(run_id=run_id)
+        run = client.call(training_pb2_grpc.TrainingServiceStub, "Get", request).run
+        try:
+            return run, client.get_job(run.job) if run.job else None
+        except RequestRefusedError:
+            return run, None
+
+    return ask
+
+
+def _registry(folder: Path) -> Outbox | None:
+    """Return the outbox of entries for MLflow, which are sent from now on; None if there is no MLflow."""
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        return None
+    from elastane_common.model_registry import MlflowRegistry
+    from elastane_common.outbox import Outbox, OutboxSender
+
+    outbox = Outbox(folder / "mlflow")
+    OutboxSender(outbox, MlflowRegistry().send).start()
+    return outbox
 
 
 def rank_environ(environ: Any) -> dict[str, str]:

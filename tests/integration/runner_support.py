@@ -15,10 +15,10 @@ import grpc
 
 import patience
 from elastane_common import layout
+from elastane_common.code_archive import pack
 from elastane_common.processes.child import ChildProcess
 from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
-from elastane_runner.archive import pack
 
 STATES = training_pb2.RunState
 FINAL = {STATES.RUN_STATE_SUCCEEDED, STATES.RUN_STATE_FAILED, STATES.RUN_STATE_CANCELLED}

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from elastane_common import layout
+from elastane_common.code_archive import digest_of
 from elastane_common.errors import ElastaneError
 from elastane_common.storage import CHUNK_BYTES, Folder
-from elastane_runner.archive import ArchiveLimits, digest_of, unpack
+from elastane_runner.archive import ArchiveLimits, unpack
 
 #: Of all archives that are kept.
 CACHE_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024

@@ -15,10 +15,11 @@ from typing import Final
 from google.protobuf import json_format
 
 from elastane_common import layout
+from elastane_common.code_archive import ArchiveError
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import training_pb2
 from elastane_runner.algorithms import Algorithm
-from elastane_runner.archive import ArchiveError, ArchiveLimits
+from elastane_runner.archive import ArchiveLimits
 from elastane_runner.code_folder import CodeCache, CodeError, clone
 from elastane_runner.engine import AttemptPlan, RankPlan
 from elastane_runner.environment import Endpoint, Framework, LaunchSpec, LaunchSpecError, environment

@@ -12,11 +12,12 @@ import pytest
 from google.protobuf import json_format
 
 from elastane_common import layout
+from elastane_common.code_archive import ArchiveError, pack
 from elastane_common.errors import RefusedError
 from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2
 from elastane_runner.algorithms import read_algorithms
-from elastane_runner.archive import ArchiveError, ArchiveLimits, pack
+from elastane_runner.archive import ArchiveLimits
 from elastane_runner.code_folder import CodeCache, CodeError, clone
 from elastane_runner.engine import AttemptRecord, RankRecord, RankState
 from elastane_runner.environment import Endpoint, LaunchSpecError

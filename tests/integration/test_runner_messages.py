@@ -222,6 +222,18 @@ async def test_a_reader_that_takes_nothing_is_sent_64_kib_and_slows_nobody(tmp_p
         assert chunk.reader == 3 and chunk.end and "no such rank" in chunk.error
 
 
+async def test_whoever_follows_a_rank_that_never_starts_is_told_the_end(tmp_path: Path) -> None:
+    async with attended(tmp_path) as (master, _):
+        master.send(prepare=prepare(tmp_path, "sh", "-c", WAITS))
+        await master.next("prepared")
+        master.send(read_log=training_pb2.RunnerReadLog(reader=1, attempt=key(), follow=True))
+        master.send(stop=training_pb2.RunnerStop(attempt=key()))
+        await master.rank("EXITED")
+        await master.next("stopped")
+        chunk = (await master.next("log_chunk")).log_chunk
+        assert (chunk.reader, chunk.end, chunk.error) == (1, True, "")
+
+
 @pytest.mark.parametrize(
     ("fields", "words", "permanent"),
     [

@@ -22,7 +22,14 @@ from elastane_runner.algorithms import Algorithm
 from elastane_runner.archive import ArchiveLimits
 from elastane_runner.code_folder import CodeCache, CodeError, clone
 from elastane_runner.engine import AttemptPlan, RankPlan
-from elastane_runner.environment import Endpoint, Framework, LaunchSpec, LaunchSpecError, environment
+from elastane_runner.environment import (
+    Endpoint,
+    Framework,
+    LaunchSpec,
+    LaunchSpecError,
+    check_parameter,
+    environment,
+)
 from elastane_runner.held_ports import HeldPort
 from elastane_runner.launches import Launch, LaunchRecord
 from elastane_runner.secret_files import read_secret
@@ -121,7 +128,9 @@ def _secret(secret: training_pb2.SecretRef, settings: LaunchSettings) -> str:
             hint="give a file, or choose runners by their labels",
             is_permanent=True,
         )
-    return read_secret(settings.secrets, secret.variable, secret.file)
+    value = read_secret(settings.secrets, secret.variable, secret.file)
+    check_parameter(secret.variable, value)  # nor does a secret replace a variable of the service
+    return value
 
 
 def _code(

@@ -23,7 +23,7 @@ from elastane_runner.engine import AttemptRecord, RankRecord, RankState
 from elastane_runner.environment import Endpoint, LaunchSpecError
 from elastane_runner.held_ports import HeldPort
 from elastane_runner.launches import LaunchRecord, LaunchStore, Rank, Unit, launch_of
-from elastane_runner.launching import LaunchSettings, Preparation, plan, worker_command
+from elastane_runner.launching import LaunchError, LaunchSettings, Preparation, plan, prepare, worker_command
 from elastane_runner.secret_files import SECRET_BYTES_MAX, SecretError, read_secret
 
 # ---------------------------------------------------------------- secrets
@@ -54,6 +54,17 @@ def test_what_is_no_secret_is_refused_without_a_value(tmp_path: Path, name: str)
 def test_a_runner_without_a_folder_has_no_secrets() -> None:
     with pytest.raises(SecretError, match="no folder of secrets"):
         read_secret(None, "KEY", "key")
+
+
+@pytest.mark.parametrize("variable", ["MASTER_ADDR", "ELASTANE_TOKEN_FILE", "lower"])
+def test_a_secret_replaces_no_variable_of_the_service(tmp_path: Path, variable: str) -> None:
+    (tmp_path / "key").write_text("hidden")
+    spec = training_pb2.RunSpec(command=["x"], secrets=[{"variable": variable, "file": "key"}])
+    launch = LaunchStore(tmp_path).new(record())
+    launch.record.spec = json_format.MessageToDict(spec, preserving_proto_field_name=True)
+    with pytest.raises(LaunchError, match=variable) as refused:
+        prepare(launch, "", CodeCache(tmp_path), LaunchSettings(host="h", masters="m:1", secrets=tmp_path))
+    assert refused.value.is_permanent and "hidden" not in str(refused.value)
 
 
 # ---------------------------------------------------------------- ports

@@ -24,7 +24,7 @@ HELP = "\n\n".join(
         "The runner attends the master, says how many slots it has, and starts, watches and ends what the "
         "master assigns to it. Processes go on when the runner or the master ends; the next runner with the "
         "same --folder takes them over. The first Ctrl-C or SIGTERM ends the runner alone; with "
-        "--on-stop stop its processes are ended first.",
+        "--on-stop stop its processes are ended first. The second one ends it at once.",
         "Examples:",
         "  elastane runner --master 10.0.0.5:50051 --slots 8 --folder /var/lib/elastane-runner",
         "  elastane runner --slots 2 --algorithms algorithms.toml --secrets ./secrets --label gpu=a100",
@@ -127,7 +127,9 @@ async def _serve(settings: Any, *, stops: bool) -> None:
     loop = asyncio.get_running_loop()
 
     def leave(number: signal.Signals) -> None:
-        if not leaving:
+        if leaving:  # what is being stored is stored by the next runner
+            os._exit(128 + number)
+        else:
             leaving.append(asyncio.create_task(serving.leave(f"ended by {number.name}", stops=stops)))
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -37,6 +37,7 @@ from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
+from elastane_master.runs.service import TrainingRuns
 from elastane_master.security.policy import unauthenticated
 from elastane_master.security.tokens import Principal
 from elastane_master.servers.errors import REFUSALS, as_rejection
@@ -87,10 +88,12 @@ _TITLES: Final = {
 class Dashboard(Protocol):
     """Interface of the master as the dashboard uses it.
 
-    hosts: the jobs; None before the store is open. calls: in-process rpcs; None before the services exist.
+    hosts, runs: the jobs and the training service; None before the store is open. calls: in-process rpcs;
+    None before the services exist.
     """
 
     hosts: JobServers | None
+    runs: TrainingRuns | None
     calls: LocalCalls | None
 
     @property

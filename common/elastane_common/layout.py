@@ -15,9 +15,10 @@ from typing import Final
 
 MODEL: Final = "model"
 RECORD: Final = "record.json"
+ATTEMPTS: Final = "attempts"
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_RANK_LOG: Final = re.compile(r"attempts/[1-9][0-9]*/rank-[0-9]+\.log")
+_RANK_LOG: Final = re.compile(rf"{ATTEMPTS}/[1-9][0-9]*/rank-[0-9]+\.log")
 
 
 def join(url: str, *names: str) -> str:
@@ -44,7 +45,7 @@ def model_url(run_url: str) -> str:
 
 def rank_log(attempt: int, rank: int) -> str:
     """Return the path of a rank's log in the folder of its run."""
-    return f"attempts/{attempt}/rank-{rank}.log"
+    return f"{ATTEMPTS}/{attempt}/rank-{rank}.log"
 
 
 def kind_of(path: str) -> str:

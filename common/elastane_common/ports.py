@@ -21,12 +21,17 @@ def unused_port() -> int:
     start. So a random port below the ephemeral range is chosen. Used for the rendezvous of stock DDP, and for
     stores.
     """
-    least = _EPHEMERAL_MIN
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        least = int(_EPHEMERAL.read_text().split()[0])
+    least = first_ephemeral_port()
     if least - _PORT_MIN >= _TRIES:
         for port in random.SystemRandom().sample(range(_PORT_MIN, least), _TRIES):
             with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
                 return port
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
+
+
+def first_ephemeral_port() -> int:
+    """Return the first port of the range from which the system takes those of connections."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_EPHEMERAL.read_text().split()[0])
+    return _EPHEMERAL_MIN

@@ -74,12 +74,15 @@ class ScriptedRunner:
     async def prepare(self) -> training_pb2.RunnerPrepare:
         """Answer the next Prepare with a port for each rank."""
         prepare = (await self.next("prepare")).prepare
+        self._answer(prepare)
+        return prepare
+
+    def _answer(self, prepare: training_pb2.RunnerPrepare) -> None:
         endpoints = [
             training_pb2.RankEndpoint(rank=rank, host="127.0.0.1", port=20_000 + rank)
             for rank in prepare.ranks
         ]
         self.send(prepared=training_pb2.RunnerPrepared(attempt=prepare.attempt, endpoints=endpoints))
-        return prepare
 
     async def launch(self) -> training_pb2.RunnerPrepare:
         """Carry the next launch through until its ranks run; return its Prepare."""
@@ -89,6 +92,24 @@ class ScriptedRunner:
         for rank in prepare.ranks:
             self.report(prepare.attempt, rank, "RUNNING")
         return prepare
+
+    async def until_stopped(self) -> tuple[set[int], training_pb2.RunnerStop]:
+        """Carry out launches until the first Stop, and confirm that; return the ranks that were started."""
+        started: set[int] = set()
+        while True:
+            async with patience.within(30):
+                response = await self._incoming.get()
+            assert isinstance(response, Response), response
+            match response.WhichOneof("message"):
+                case "prepare":
+                    self._answer(response.prepare)
+                case "start":
+                    for endpoint in response.start.endpoints:
+                        started.add(endpoint.rank)
+                        self.report(response.start.attempt, endpoint.rank, "RUNNING")
+                case "stop":
+                    self.stopped(response.stop.attempt)
+                    return started, response.stop
 
     def report(
         self, attempt: training_pb2.AttemptKey, rank: int, state: str, exit_code: int = 0, last_line: str = ""

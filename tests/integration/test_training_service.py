@@ -21,6 +21,7 @@ from integration.master_support import reason_of, serving_master
 from integration.scripted_runner import ScriptedRunner
 
 STATES = training_pb2.RunState
+RUNNING = training_pb2.RankStatus.STATE_RUNNING
 REQUIRED = {"algorithm": "digits", "output_model_name": "m"}
 
 
@@ -234,17 +235,43 @@ async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_finished_runs_are_kept_as_long_as_jobs_and_their_models_longer(tmp_path: Path) -> None:
+    async with serving_master(tmp_path, keep_finished="1") as (master, channel):
+        assert master.runs is not None
+        async with ScriptedRunner(channel) as runner:
+            urls = []
+            for _ in range(2):
+                run = await train(channel)
+                prepare = await runner.launch()
+                folder = Folder(run.artifact_url)
+                folder.write(layout.rank_log(1, 0), [b"log"])
+                folder.write(layout.RECORD, [b"{}"])
+                urls.append(folder)
+                runner.report(prepare.attempt, 0, "EXITED")
+                await until(channel, run.run_id, "SUCCEEDED")
+                await runner.next("forget")
+            await master.runs.delete_overdue(master.runs.server)
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await get(channel, 1)
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+            assert [name for name, _ in urls[0].files()] == [layout.RECORD]
+            assert (await get(channel, 2)).state == STATES.RUN_STATE_SUCCEEDED
+            assert len(urls[1].files()) == 2
+
+
 async def test_an_elastic_run_is_a_job_and_ends_with_it(tmp_path: Path) -> None:
     async with service(tmp_path) as (_, channel, runner):
         run = await train(channel, framework="FRAMEWORK_ELASTANE", instances=4, instances_min=2)
-        prepare = await runner.launch()
-        assert prepare.job
-        job = await created(channel, prepare.job)
+        carried_out = asyncio.create_task(runner.until_stopped())
+        name = (await until(channel, run.run_id, "RUNNING")).job
+        job = await created(channel, name)
         assert (job.settings.ests, job.settings.workers_min, job.settings.workers_max) == (4, 2, 4)
         assert job.settings.checkpoint_url.startswith(run.artifact_url)
-        await job_pb2_grpc.JobServiceStub(channel).Cancel(job_pb2.JobServiceCancelRequest(name=prepare.job))
-        stop = (await runner.next("stop")).stop
-        runner.stopped(stop.attempt)
+        async with patience.within(30):  # it grows to all of its instances
+            while [rank.state for rank in (await get(channel, run.run_id)).ranks].count(RUNNING) < 4:
+                await asyncio.sleep(0.02)
+        await job_pb2_grpc.JobServiceStub(channel).Cancel(job_pb2.JobServiceCancelRequest(name=name))
+        assert (await carried_out)[0] == {0, 1, 2, 3}
         ended = await until(channel, run.run_id, "CANCELLED")
         assert ended.reason == "cancelled by an operator"
 

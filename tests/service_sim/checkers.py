@@ -53,6 +53,7 @@ class Checkers:
     gaps: dict[str, float] = field(default_factory=dict)
     unanswered: dict[tuple[str, AttemptKey], float] = field(default_factory=dict)
     stopping: dict[int, float] = field(default_factory=dict)
+    ending: set[int] = field(default_factory=set)
     launch_failure_rate: float = 0.0
     set_back_seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
@@ -136,8 +137,11 @@ class Checkers:
             return
         if run is None:
             return
-        if truth.seen == "launching" and run.state == "queued" and " had not " in run.reason:
-            self._taken_back(run)
+        launch = run.launch
+        if launch is not None and launch.ending is not None and launch.fence not in self.ending:
+            self.ending.add(launch.fence)
+            if " had not " in launch.ending.reason:
+                self._taken_back(run_id, launch.ending.reason)
         if truth.seen in OVER and run.state != truth.seen:
             if not truth.retry_pending:
                 self.world.fail("what is over stays", f"run {run_id}: {truth.seen} -> {run.state}")
@@ -169,13 +173,13 @@ class Checkers:
         if run.state == "failed" and " ended with " in run.reason and not truth.failing_exits:
             self.world.fail("failures have a cause", f"run {run.run_id}: {run.reason}")
 
-    def _taken_back(self, run: Any) -> None:
-        """A launch was taken back since a runner did not make it in time."""
+    def _taken_back(self, run_id: int, reason: str) -> None:
+        """A launch is taken back since a runner did not make it in time."""
         self.counts["taken back"] += 1
-        runner = self.runners[run.reason.partition(" ")[0]]
+        runner = self.runners[reason.partition(" ")[0]]
         here = runner.session and self.world.now - runner.connected_at > SETTLING_SECONDS
         if here and not runner.lied:
-            self.world.fail("launches are made in time", f"run {run.run_id}: {run.reason}")
+            self.world.fail("launches are made in time", f"run {run_id}: {reason}")
 
     def noticed(self, machine: RunsMachine) -> None:
         """A runner that is lost, and a stop that is not answered, are noticed in time."""

@@ -22,7 +22,11 @@ Carry = Callable[[effects.RunsEffect], None]
 
 @dataclass
 class MasterModel:
-    """clock_offset: of its machine's clock. skip_effects: it is killed before it has carried out the next."""
+    """clock_offset: of its machine's clock.
+
+    kill_at_event, kill_at_job: it is killed before it carries out the effects of that event, or of the next
+    one that creates or cancels a job. strict: each event is looked at for a change that it does not report.
+    """
 
     world: World
     checkers: Checkers
@@ -35,6 +39,8 @@ class MasterModel:
     snapshot: bytes = b""
     log: list[tuple[events.RunsEvent, float]] = field(default_factory=list)
     kill_at_event: int = -1
+    kill_at_job: bool = False
+    strict: bool = False
     events: int = 0
     ticking: float | None = None
     on_kill: Callable[[], None] = lambda: None
@@ -51,17 +57,24 @@ class MasterModel:
     def handle(self, event: events.RunsEvent) -> object:
         """Decide on an event. Raises Rejection."""
         now = self.clock
+        before = self.machine.snapshot() if self.strict else b""
         decision = self.machine.handle(event, now)  # type: ignore[arg-type]
+        if self.strict and decision.durable != (self.machine.snapshot() != before):
+            self.world.fail("what changes is stored", f"{event}")
         self.events += 1
         if decision.durable:
             self.log.append((event, now))
-        killed = self.events == self.kill_at_event
+        jobs = any(
+            isinstance(one, effects.CreateElasticJob | effects.CancelElasticJob) for one in decision.effects
+        )
+        killed = self.events == self.kill_at_event or (self.kill_at_job and jobs)
         for effect in decision.effects:
             if isinstance(effect, effects.RunChanged):
                 self.checkers.observe(self.machine, effect.run_id)
             elif not killed:
                 self.carry(effect)
         if killed:
+            self.kill_at_job = False
             self.kill()
             return decision.result
         if len(self.log) >= SNAPSHOT_EVENTS:

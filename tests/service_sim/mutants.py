@@ -42,7 +42,7 @@ MUTANTS = (
         'if any(one.state == "exited" and not one.exit_code for one in run.ranks):',
     ),
     Mutant(
-        "slots are free as soon as a launch is told to stop",
+        "slots are free as soon as a launch is asked to stop",
         f"{RUNS}.life",
         "                ctx.send(runner, stop_message(run, launch))\n",
         "                ctx.send(runner, stop_message(run, launch))\n"
@@ -142,12 +142,6 @@ MUTANTS = (
         "a job whose cancellation was lost with the master goes on",
         f"{RUNS}.machine",
         "        ctx.emit(CancelElasticJob(run_id, job))\n",
-        "        pass\n",
-    ),
-    Mutant(
-        "an instance that is placed elsewhere goes on where it was",
-        f"{RUNS}.runners",
-        '        launch.send_stop_rank(ctx, run, runner, rank, "it was given up")\n',
         "        pass\n",
     ),
     Mutant(

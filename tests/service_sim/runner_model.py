@@ -1,4 +1,4 @@
-"""A runner and its processes, as they really are: what the master is told may be late, lost or false.
+"""A runner and its processes, as they really are: what the master hears may be late, lost or false.
 
 Instances outlive their runner's process; only the death of the host ends them. A runner that returns reports
 what it has, repeats what it is asked to repeat, and never starts an instance twice.
@@ -13,9 +13,6 @@ from typing import Any
 from elastane_master.decisions.runs import effects, events
 from elastane_master.decisions.runs.events import AttemptKey, Endpoint, RankReport, RankStatus
 from sim.world import World
-
-Told = Callable[[events.RunsEvent, str], None]
-"""Delivers an event of a stream (the session) to whatever master there is."""
 
 
 @dataclass
@@ -190,7 +187,7 @@ class RunnerModel:
         for process in self.processes.values():
             if process.lives:
                 process.state = "lost"
-                self.watch.lost(process)
+            self.watch.lost(process)  # what it had ended with may be unknown, too
         self.processes.clear()
 
     @property

@@ -35,6 +35,8 @@ AFTER_SECONDS = 15.0
 """After the last run has ended: all that was given up must be gone."""
 EVENTS_MAX = 60_000
 TRACE_LINES = 80
+STRICT_EVERY = 4
+"""Of so many seeds one compares the state before and after each event."""
 STALE_SECONDS = 7.0
 """More than any grace period, and what messages take."""
 BUSY_EVERY = 16
@@ -90,6 +92,7 @@ class Simulation:
         self.checkers = Checkers(self.world, SETTINGS.lease_seconds)
         self.master = MasterModel(self.world, self.checkers, SETTINGS, self.carry, on_kill=self.streams_lost)
         self.checkers.runners = self.runners
+        self.master.strict = self.seed % STRICT_EVERY == 0
 
     @property
     def rng(self) -> random.Random:
@@ -173,6 +176,7 @@ class Simulation:
         hello = runner.hello()
         self.note("<-", hello)
         self.checkers.heard(runner.name)
+        self.checkers.stopping.clear()  # it is asked to stop again, and waited for
         self.master.deliver(hello)
 
     def disconnect(self, runner: RunnerModel, notice_seconds: float, back_seconds: float | None) -> None:
@@ -219,7 +223,9 @@ class Simulation:
             for process in runner.processes.values():
                 run = runs.get(process.key.run_id)
                 given_up = run is None or run.launch is None or run.launch.fence != process.key.fence
-                given_up = given_up or (run and run.ranks[process.rank].runner_id != runner.name)
+                if run is not None and not given_up:
+                    record = run.ranks[process.rank]
+                    given_up = record.runner_id != runner.name or not record.placed
                 if process.lives and given_up:
                     place = (runner.name, process.key, process.rank)
                     since = stale[place] = self.stale.get(place, now)
@@ -418,7 +424,10 @@ class Simulation:
             case "master killed" if self.master.up:
                 self.master.kill()
             case "master killed in a decision":
-                self.master.kill_at_event = self.master.events + rng.randint(1, 10)
+                if rng.random() < 0.5:
+                    self.master.kill_at_event = self.master.events + rng.randint(1, 10)
+                else:
+                    self.master.kill_at_job = True
             case "clock set back":
                 seconds = rng.uniform(0, 10)
                 self.master.clock_offset -= seconds
@@ -488,7 +497,7 @@ class Simulation:
         """From now on all goes well."""
         self.faulty = False
         self.checkers.launch_failure_rate = 0.0
-        self.master.kill_at_event = -1
+        self.master.kill_at_event, self.master.kill_at_job = -1, False
         for runner in self.runners.values():
             self.world.after(self.rng.uniform(0, 5), lambda one=runner: self.new_host(one))
             if runner.lies or runner.deaf or runner.leaving:

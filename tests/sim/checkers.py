@@ -70,10 +70,15 @@ class Ring:
 
 @dataclass
 class Sent:
-    """Highest values sent down one stream."""
+    """Highest values sent down one stream.
+
+    asked: generation of the last Prepare. leaves: its worker was told to leave, or has said Bye.
+    """
 
     generation: int = 0
     go: int = 0
+    asked: int = 0
+    leaves: bool = False
     prepared: dict[int, int] = field(default_factory=dict)
 
 
@@ -220,11 +225,18 @@ class Checkers:
         elif kind == "go":
             self._check_go(stream, worker, body)
         elif kind == "load":
+            self._check_asked(stream, body.generation)
             self._check_load(stream, body.generation)
         elif kind == "prepared":
             self._check_prepared(sent, worker, body)
             if body.then_prepare.members:
                 self._ring(body.then_prepare.generation, list(body.then_prepare.members))
+        if kind == "prepare":
+            sent.asked = body.generation
+        elif kind == "prepared" and body.HasField("then_prepare"):
+            sent.asked = body.then_prepare.generation
+        elif kind in ("drain", "done"):
+            sent.leaves = True
 
     def _ring(self, generation: int, members: list[ring_pb2.Member]) -> Ring:
         owners: list[str] = []
@@ -287,6 +299,23 @@ class Checkers:
             ring.prepared = max(ring.prepared, step)
         self.prepared_until = max(self.prepared_until, step + 1)
 
+    def _check_asked(self, stream: Stream, generation: int) -> None:
+        """Check that everybody whom a master has asked has answered before it gives up history by a Load.
+
+        Members or not: a worker outside the ring may hold what no member does.
+        """
+        silent = {
+            other.worker_name
+            for other, sent in self._sent.items()
+            if other.master is stream.master and other.attends and not sent.leaves
+            if sent.asked == generation and (other.worker_name, generation) not in self._ready
+        }
+        if silent:
+            text = (
+                f"history is given up for ring {generation}, {sorted(silent)} have not answered its Prepare"
+            )
+            self._broken("answered", text)
+
     def _check_load(self, stream: Stream, generation: int) -> None:
         """Check a Load: no connected worker may hold a state from which the history could continue."""
         if not self.standing or (self.ests == 1 and not self.saves):
@@ -343,6 +372,9 @@ class Checkers:
         if message.HasField("ready"):
             ready = message.ready
             self._ready[worker, ready.generation] = ready.applied_step, ready.holds_state
+        elif message.HasField("bye"):
+            for stream, sent in self._sent.items():
+                sent.leaves = sent.leaves or stream.worker_name == worker
 
     def refused(self, method: str, ended: Ended) -> None:
         """Count a call that a master refuses."""

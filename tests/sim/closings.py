@@ -9,6 +9,7 @@ not lost          a job that is over is there until it is deleted, with the end 
                   was told, answered from its record or not
 not served twice  a master has a job open or closed, not both; its tasks are committed once
 not resurrected   a job that was deleted is not there again, and nothing of it is stored but its fence
+no refusal        a worker that comes to a job that is over is told so, not that there is no such job
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from elastane_master.store import closed
 from elastane_master.store.keys import JOBS_KEY, JobKeys
 from elastane_proto.v1 import job_pb2
 from sim.callers import JOB
-from sim.keepers import Keeper, Visitor
+from sim.keepers import Keeper, Latecomer, Visitor
 from sim.store_model import PLACE
 from sim.world import SimulationError
 
@@ -57,12 +57,21 @@ class Epilogue:
             for name, made, gone in names
         ]
         self.visitor = Visitor(cluster.world, cluster.network, cluster.checkers, cluster.serving, "visitor")
-        self.callers = (*self.keepers, self.visitor)
+        self.latecomer = Latecomer(
+            cluster.world, cluster.network, cluster.checkers, cluster.serving, "latecomer"
+        )
+        self.callers = (*self.keepers, self.visitor, self.latecomer)
         cluster.closings = closings
         cluster.server.scripted = self._scripted
 
     def _finished(self) -> int:
         return sum(keeper.is_over for keeper in self.keepers)
+
+    def _staying(self) -> list[str]:
+        """Return the jobs that are over and that nobody deletes."""
+        if math.isfinite(self.closings.newest):
+            return []
+        return [keeper.job for keeper in self.keepers if keeper.shown is not None and not keeper.deletes]
 
     def run(self, run_until: Callable[[Callable[[], bool], float], bool]) -> None:
         """run_until: the world's, for so many seconds."""
@@ -80,9 +89,12 @@ class Epilogue:
         self._plan()
         lives = [keeper.live(random.Random(self.rng.random())) for keeper in self.keepers]
         self.visitor.process.spawn(self.visitor.visit([keeper.job for keeper in self.keepers]))
+        if cluster.profile.latecomers:
+            self.latecomer.process.spawn(self.latecomer.come(self._staying))
         self._together("be looked after", lives, run_until)
         run_until(lambda: world.now >= self.faults_until, FAULTS_SECONDS)
         self.visitor.process.kill()
+        self.latecomer.leave()
         self._restart_masters()  # what was told now stands in the store alone
         self._together("be listed", [self._last_look()], run_until)
         self._together("be read", [keeper.read() for keeper in self.keepers], run_until)

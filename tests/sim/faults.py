@@ -210,6 +210,15 @@ class Cluster:
         return host.machine.state.phase if host is not None else ""
 
     @property
+    def _members(self) -> list[WorkerModel]:
+        """Workers of the ring as the newest master knows it, leader first, whose process runs."""
+        host = self.newest.host if self.newest is not None else None
+        names = host.machine.state.ring.names() if host is not None else ()
+        return [
+            worker for name in names if (worker := self.workers.get(name)) is not None and worker.is_alive
+        ]
+
+    @property
     def is_over(self) -> bool:
         """True if the job has succeeded or was cancelled.
 
@@ -433,10 +442,21 @@ class Cluster:
                 worker.kill()
 
     def _restart_pair(self) -> None:
-        """Restart the master and one worker; another one stands still, and the next master awaits it."""
+        """Restart the master and one worker; another one stands still, and the next master awaits it.
+
+        In a ring of three or more neither is the leader, which comes back between the two.
+        """
+        members = self._members
         self._master(lambda master: master.kill())
-        self._worker(self._restart)
-        self._worker(lambda worker: worker.process.freeze(self.world.rng.choice(FREEZES_SECONDS[1:3])))
+        if len(members) < 3:
+            self._worker(self._restart)
+            self._worker(lambda worker: worker.process.freeze(self.world.rng.choice(FREEZES_SECONDS[1:3])))
+            return
+        lost, away = self.world.rng.sample(members[1:], 2)
+        away.process.freeze(FREEZES_SECONDS[2])
+        members[0].process.freeze(FREEZES_SECONDS[1])
+        lost.kill()
+        self.start(lost.name)
 
     def _kill_all_but_one(self) -> None:
         """Kill all workers but one, which stands still until those in its place nearly have its step."""

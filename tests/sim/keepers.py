@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from typing import Any
 
 import grpc
 
-from elastane_proto.v1 import job_pb2, shard_pb2
+from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
 from sim.callers import Caller
-from sim.network import Ended
+from sim.master_model import MasterModel
+from sim.network import Ended, Stream
 
 DATASET, TASKS = "work", 3
+STAYS_SECONDS_MAX = 2.0
 
 
 @dataclass(eq=False)
@@ -220,3 +223,47 @@ class Visitor(Caller):
             except Ended as ended:
                 if not ended.detail.retryable and ended.code != grpc.StatusCode.NOT_FOUND:
                     self.world.fail("no refusal", f"{self.name} was refused: {ended}")
+
+
+@dataclass(eq=False)
+class Latecomer(Caller):
+    """A worker that comes to jobs that are over: it is told so, and never that there is no such job."""
+
+    stream: Stream | None = None
+
+    async def come(self, jobs: Callable[[], list[str]]) -> None:
+        """Come to one of the jobs after the other, until it leaves. jobs: those that are over, and stay."""
+        rng = self.world.rng
+        while True:
+            await asyncio.sleep(rng.choice((0.1, 0.3, 0.6, 1.2)))
+            masters, over = self.masters(), jobs()
+            if masters and over:
+                await self._attend(rng.choice(masters), rng.choice(over))
+
+    def leave(self) -> None:
+        """End its process, and the stream with it."""
+        self.process.kill()
+        if self.stream is not None:
+            self.stream.reset()
+
+    async def _attend(self, master: MasterModel, job: str) -> None:
+        ended: asyncio.Future[Ended | None] = self.process.create_future()
+
+        def take(payload: bytes) -> None:
+            if ring_pb2.AttendResponse.FromString(payload).HasField("done"):
+                bye = ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FINISHED)
+                stream.write(ring_pb2.AttendRequest(bye=bye).SerializeToString())
+
+        def end(with_: Ended | None) -> None:
+            if not ended.done():
+                ended.set_result(with_)
+
+        self.stream = stream = Stream(self.network, self.process, master, take, end)
+        hello = ring_pb2.Hello(job=job, worker_id=self.name, role=ring_pb2.WORKER_ROLE_RING, version="1")
+        stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STAYS_SECONDS_MAX):
+                refusal = await ended
+                if refusal is not None and refusal.code == grpc.StatusCode.NOT_FOUND:
+                    self.world.fail("no refusal", f"{self.name} came to job {job}, which is over: {refusal}")
+        stream.reset()

@@ -138,7 +138,7 @@ class MasterModel:
             ContextServicer(self.hosts),
             MetricServicer(self.hosts),
         )
-        described = services()
+        described = services()[: len(servicers)]  # those of runs have a simulation of their own
         self._handlers = [
             *(service_handler(one, other) for one, other in zip(described, servicers, strict=True)),
             self._health_handler(),

@@ -1,6 +1,6 @@
 """Plants realistic bugs into the code, one at a time, and checks that the simulation finds them.
 
-make sim-mutants                     those that must be found, with a table
+make sim-mutants                     all of them, with a table
 python -m sim.mutants --only NAME    one of them
 """
 
@@ -427,17 +427,6 @@ MUTANTS = (
 )
 
 
-SELDOM = frozenset(
-    {
-        "history is given up before everybody was asked",
-        "a ring goes ahead although a member was lost while it loaded",
-        "a finished job is closed although somebody came while the store was asked",
-    }
-)
-"""Bugs that were not found when they were last tried, with `--all`. Each needs a meeting of faults that no
-profile makes frequent enough."""
-
-
 def hunt_in_process(mutant: Mutant, seeds_max: int) -> dict[str, object]:
     """Hunt one with this simulation in a separate process. Raises RuntimeError if that process fails."""
     return planting.hunt_in_process(mutant, seeds_max, "sim.mutants")
@@ -447,7 +436,6 @@ def main(
     only: Annotated[str, typer.Option(help="Only mutants whose name contains this.")] = "",
     seeds: Annotated[int, typer.Option(help="Give a mutant up after so many seeds.")] = SEEDS_MAX,
     one: Annotated[str, typer.Option(hidden=True)] = "",
-    every: Annotated[bool, typer.Option("--all", help="Also those that are found seldom or never.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each mutant.")] = False,
 ) -> None:
     """Plants known bugs one at a time and shows in how many seeds the simulation finds each.
@@ -458,7 +446,7 @@ def main(
         mutant = next(mutant for mutant in MUTANTS if mutant.name == one)
         print(json.dumps(planting.hunt(mutant, seeds, "sim.simulation")))
         return
-    chosen = [mutant for mutant in MUTANTS if only in mutant.name and (every or mutant.name not in SELDOM)]
+    chosen = [mutant for mutant in MUTANTS if only in mutant.name]
     if not chosen:
         raise typer.BadParameter(f"no mutant has {only!r} in its name", param_hint="--only")
     if not planting.hunt_all(chosen, lambda mutant: hunt_in_process(mutant, seeds), as_json):

@@ -38,7 +38,8 @@ class Profile:
 
     weights: of the named faults, in place of those that `faults` gives. others: factor for all other weights.
     registers: a caller makes datasets and asks for them. saves: False: the job has no checkpoints, so that a
-    history begins anew from other weights. loses_all: power cuts take all workers with them.
+    history begins anew from other weights. loses_all: power cuts take all workers with them. latecomers:
+    workers come to jobs that are over.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Profile:
     registers: bool = False
     saves: bool = True
     loses_all: bool = False
+    latecomers: bool = False
 
     def weight(self, fault: str, even: float) -> float:
         """Return the weight of a fault. even: the one in schedules without a profile."""
@@ -61,6 +63,7 @@ RIVAL_MASTERS = Profile(
     {"rival master": 8.0, "second master": 4.0, "calls lost and doubled": 3.0},
     others=0.4,
     registers=True,
+    latecomers=True,
 )
 """A master that cannot reach the store does not know yet that another one leads; both are asked."""
 
@@ -104,6 +107,7 @@ LOST_TAKEOVERS = Profile(
     {"master killed": 8.0, "master's clock set": 3.0, "store lost writes": 2.0, "trainer hangs": 2.0},
     others=0.4,
     follow_ups=(FollowUp("takeover", "store lost writes", 0.5),),
+    latecomers=True,
 )
 """Masters with clocks of their own follow one another, and the store loses that one took over."""
 

@@ -27,16 +27,18 @@ class EngineError(ElastaneError):
 class RankPlan:
     """How one rank is started.
 
-    command: the program, found by the PATH of the environment, and its arguments.
+    command: the program, found by the PATH of the environment, and its arguments. rank: its number among all
+    ranks of the run, others of which may be elsewhere.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptPlan:
-    """All ranks of an attempt that run here, in order.
+    """Ranks of an attempt that are started here together.
 
     run: its id. attempt: from 1. fence: grows with each lease of the run; a lower one than was seen is stale.
     folder: the unpacked code, which the ranks are started in. log_cap_bytes: of each rank's log on disk.
@@ -61,12 +63,18 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RankRecord:
-    """One rank as an engine found it. returncode: of EXITED, negative for a signal. last_line: of its log."""
+    """One rank as an engine found it.
+
+    returncode: of EXITED, negative for a signal. last_line: of its log. started_at, ended_at: seconds since
+    the Unix epoch; None: it has not, or that is not known.
+    """
 
     rank: int
     state: RankState
     returncode: int | None = None
     last_line: bytes = b""
+    started_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +122,9 @@ class Engine(Protocol):
 
     def watch(self) -> AsyncIterator[RankEvent]:
         """Yield what happens to ranks from `launch` or `adopt` on. For one reader; it never ends."""
+
+    def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
+        """Return the folder that has the log of a rank, for `rank_logs`."""
 
     async def remove(self, run: str, attempt: int) -> None:
         """Delete what is stored of an attempt, its logs too; nothing if there is none.

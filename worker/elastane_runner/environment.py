@@ -93,7 +93,7 @@ VARIABLES: Final = (
     Variable("HOROVOD_CONTROLLER", _HOROVOD, "gloo: no MPI is needed"),
     Variable("HOROVOD_CPU_OPERATIONS", _HOROVOD, "gloo: no MPI is needed"),
     Variable("ELASTANE_MASTER", _ELASTANE, "addresses of the masters, host:port, comma-separated"),
-    Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins: JOB_ID"),
+    Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins; of each attempt another one"),
     Variable("ELASTANE_LOCAL_WORKERS", _ELASTANE, "workers of this agent: 1"),
 )
 
@@ -118,6 +118,7 @@ class LaunchSpec:
     order. dataset_hash: of the data set's version. master_port: where rank 0 listens. parameters: of the
     submission. chief: rank 0 is TensorFlow's chief. parameter_servers: the last ranks are TensorFlow's
     parameter servers. rendezvous: Horovod's rendezvous server. elastane_masters: addresses, comma-separated.
+    elastane_job: that the workers join.
     """
 
     job_id: str
@@ -139,6 +140,7 @@ class LaunchSpec:
     parameter_servers: int = 0
     rendezvous: Endpoint | None = None
     elastane_masters: str = ""
+    elastane_job: str = ""
 
 
 def environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
@@ -222,7 +224,7 @@ def _of_rank(spec: LaunchSpec, rank: int) -> dict[str, str]:
     if spec.framework is Framework.ELASTANE:
         return variables | {
             "ELASTANE_MASTER": spec.elastane_masters,
-            "ELASTANE_JOB": spec.job_id,
+            "ELASTANE_JOB": spec.elastane_job or spec.job_id,
             "ELASTANE_LOCAL_WORKERS": "1",
         }
     place = _place(spec, rank)

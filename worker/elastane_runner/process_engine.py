@@ -55,7 +55,7 @@ from elastane_runner.rank_process import (
 )
 
 #: Time that a shim has beyond the grace to end its rank; then it is killed itself.
-STOP_MARGIN_SECONDS: Final = 5.0
+STOP_MARGIN_SECONDS: Final = 15.0
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -156,8 +156,9 @@ class ProcessEngine:
 
     async def _launch_and_watch(self, plan: AttemptPlan) -> None:
         try:
-            for rank, one in enumerate(await asyncio.to_thread(self._launch, plan)):
-                key = _Rank(plan.run, plan.attempt, rank)
+            starting = await asyncio.to_thread(self._launch, plan)
+            for rank_plan, one in zip(plan.ranks, starting, strict=True):
+                key = _Rank(plan.run, plan.attempt, rank_plan.rank)
                 self._watch(key, one.handle, one.process)
                 self._events.put_nowait(RankEvent(**key._asdict(), state=RankState.RUNNING))
         finally:
@@ -170,8 +171,9 @@ class ProcessEngine:
         starting: list[StartingRank] = []
         try:
             (folder / "ranks").mkdir(parents=True, mode=0o700)
-            write_record(folder / PLAN, {"fence": plan.fence, "ranks": len(plan.ranks), "mark": mark})
-            for rank in range(len(plan.ranks)):
+            ranks = [one.rank for one in plan.ranks]
+            write_record(folder / PLAN, {"fence": plan.fence, "ranks": ranks, "mark": mark})
+            for rank in ranks:
                 starting.append(StartingRank(folder / "ranks" / str(rank), f"{mark}/{rank}"))
             for one, rank_plan in zip(starting, plan.ranks, strict=True):
                 one.tell(rank_plan, plan.folder, self._base, plan.log_cap_bytes)
@@ -306,6 +308,8 @@ class ProcessEngine:
 def _check(plan: AttemptPlan) -> None:
     if plan.attempt < 1 or not plan.ranks:
         raise EngineError(f"attempt {plan.attempt} of {plan.run!r} has {len(plan.ranks)} ranks: from 1 each")
+    if len({one.rank for one in plan.ranks}) < len(plan.ranks):
+        raise EngineError("two ranks have one number")
     if plan.log_cap_bytes < CAP_BYTES_MIN:
         raise EngineError(
             f"a log of {plan.log_cap_bytes} bytes is too small", hint=f"{CAP_BYTES_MIN} at least"
@@ -330,7 +334,7 @@ def _adopt_attempt(run: str, folder: Path) -> AttemptRecord | None:
         write_record(folder / CLOSED, {})
         write_record(folder / STOP, {"grace_seconds": 0.0})
     records = []
-    for rank in range(plan["ranks"]):
+    for rank in plan["ranks"]:
         path = folder / "ranks" / str(rank)
         record = rank_record(path, rank)
         if record.state is RankState.RUNNING:

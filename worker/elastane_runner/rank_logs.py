@@ -7,6 +7,7 @@ says how many bytes are missing. A reader holds one chunk and blocks nobody: nei
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,17 +55,32 @@ def read(folder: Path, offset: int, limit_bytes: int = CHUNK_BYTES_MAX) -> LogCh
 async def follow(
     folder: Path, offset: int = 0, *, poll_seconds: float = POLL_SECONDS
 ) -> AsyncIterator[LogChunk]:
-    """Yield a rank's log from an offset on, as it is written; ends when the rank has ended."""
+    """Yield a rank's log from an offset on, as it is written.
+
+    Ends when the rank has ended, or its folder was removed after it was there.
+    """
+    was_there = False
     while True:
         has_ended = _ended_bytes(folder) is not None  # before it is read: afterwards nothing is added
         chunk = await asyncio.to_thread(read, folder, offset)
         if chunk.next_offset > offset:
             yield chunk
             offset = chunk.next_offset
-        elif has_ended:
+        elif has_ended or (was_there and not folder.exists()):
             return
         else:
+            was_there = was_there or folder.exists()
             await asyncio.sleep(poll_seconds)
+
+
+def size_bytes(folder: Path) -> int:
+    """Return how many bytes a rank has written so far, those that were dropped too."""
+    if (ended_bytes := _ended_bytes(folder)) is not None:
+        return ended_bytes
+    for offset in reversed(segment_offsets(folder)):
+        with contextlib.suppress(FileNotFoundError):
+            return offset + segment_path(folder, offset).stat().st_size
+    return 0
 
 
 def last_line(folder: Path) -> bytes:

@@ -126,12 +126,19 @@ def rank_record(folder: Path, rank: int) -> RankRecord:
     """Return what the records say of a rank. One that is not known to have ended is RUNNING."""
     if not folder.exists():
         return RankRecord(rank=rank, state=RankState.WAITING)
+    started_at = (read_record(folder / PROCESS) or {}).get("started")
     ended = read_record(folder / EXIT)
     if ended is None:
-        return RankRecord(rank=rank, state=RankState.RUNNING)
+        return RankRecord(rank=rank, state=RankState.RUNNING, started_at=started_at)
     returncode = ended["returncode"]
-    state = RankState.LOST if returncode is None else RankState.EXITED
-    return RankRecord(rank=rank, state=state, returncode=returncode, last_line=last_line(folder))
+    return RankRecord(
+        rank=rank,
+        state=RankState.LOST if returncode is None else RankState.EXITED,
+        returncode=returncode,
+        last_line=last_line(folder),
+        started_at=started_at,
+        ended_at=ended["ended"],
+    )
 
 
 def conclude(folder: Path, rank: int, mark: str) -> RankRecord:

@@ -114,7 +114,10 @@ class _Shim:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
         os.close(output)
         os.close(wait)
-        write_record(self._folder / PROCESS, {"shim": identity_of(own_pid), "rank": identity_of(self._rank)})
+        write_record(
+            self._folder / PROCESS,
+            {"shim": identity_of(own_pid), "rank": identity_of(self._rank), "started": time.time()},
+        )
         os.write(self._go, b"g")
         os.close(self._go)
 

@@ -54,6 +54,16 @@ class RunArtifacts:
         except ElastaneError as error:
             raise _unreadable(error) from error
 
+    async def remove_logs(self, run_id: int) -> None:
+        """Remove the logs of a run; its model and record stay. Raises Rejection."""
+        if not self.url:
+            return
+        folder = self.run_url(run_id)
+        try:
+            await asyncio.to_thread(lambda: Folder(folder, ArtifactError).remove_subfolder(layout.ATTEMPTS))
+        except ElastaneError as error:
+            raise _unreadable(error) from error
+
     async def read_log(
         self, run_id: int, attempt: int, rank: int, offset: int
     ) -> AsyncGenerator[tuple[int, bytes]]:

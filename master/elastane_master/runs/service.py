@@ -13,8 +13,9 @@ from redis.exceptions import RedisError
 from elastane_master.cancellation import cancel
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import machine as runs_machine
+from elastane_master.decisions.runs import views
 from elastane_master.decisions.runs.effects import CancelElasticJob, CreateElasticJob
-from elastane_master.decisions.runs.events import DataResolved, ElasticJobEnded, MasterStarted
+from elastane_master.decisions.runs.events import DataResolved, ElasticJobEnded, MasterStarted, RunDeleted
 from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.state import ServiceSettings
@@ -28,6 +29,7 @@ from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
 from elastane_master.runs.run_server import RunServer, RunServerOwner
 from elastane_master.store.errors import (
     Damage,
+    Fenced,
     HeldError,
     JobDamaged,
     JobTooNew,
@@ -38,6 +40,9 @@ from elastane_master.store.keys import RUNS, RUNS_STORED_KEY, JobKeys
 from elastane_master.store.log import JobLog, LogOptions
 
 logger = structlog.get_logger(__name__)
+
+OVERDUE_SECONDS = 60.0
+"""Interval of checks for finished runs that are kept no longer."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class TrainingRuns(RunServerOwner):
         self._jobs = ElasticJobs(hosts, self._job_ended)
         self.datasets = Datasets(options.dataset_root)
         self.artifacts = RunArtifacts(options.artifact_url)
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def server(self) -> RunServer:
@@ -110,7 +115,10 @@ class TrainingRuns(RunServerOwner):
             return
         await self._server.start(self._started())
         await self._hosts.store.redis.set(RUNS_STORED_KEY, "1")
-        self._watching = asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs")
+        self._tasks = [
+            asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs"),
+            asyncio.create_task(self._keep_deleting(self._server), name="finished runs"),
+        ]
 
     async def stop(self, refusal: Rejection) -> None:
         await self._quiet()
@@ -132,13 +140,11 @@ class TrainingRuns(RunServerOwner):
             await server.abandon(refusal)
 
     def is_fenced(self) -> bool:
-        failure = self._server.log.failure if self._server is not None else None
-        return failure is not None and not isinstance(failure, JobDamaged)
+        return self._server is not None and isinstance(self._server.log.failure, Fenced)
 
     async def _quiet(self) -> None:
-        if self._watching is not None:
-            await cancel(self._watching)
-            self._watching = None
+        await cancel(*self._tasks)
+        self._tasks = []
         await self._jobs.close()
 
     def _started(self) -> MasterStarted:
@@ -189,6 +195,23 @@ class TrainingRuns(RunServerOwner):
                 await asyncio.sleep(self.datasets.poll_seconds)
             else:
                 await server.changed.beyond(seen)
+
+    # ---------------------------------------------------------------- retention
+
+    async def _keep_deleting(self, server: RunServer) -> None:
+        while True:
+            await asyncio.sleep(OVERDUE_SECONDS)
+            await self.delete_overdue(server)
+
+    async def delete_overdue(self, server: RunServer) -> None:
+        """Delete finished runs that are kept no longer, with their logs; models and records stay."""
+        for run_id in views.overdue(server.machine, self._hosts.retention, server.clock()):
+            try:
+                await self.artifacts.remove_logs(run_id)
+                await server.submit(RunDeleted(run_id))
+                logger.info("finished run deleted", run=run_id, reason="kept no longer")
+            except (Rejection, StoreError, RedisError, MachineBroken) as error:
+                logger.info("a finished run stays for now", run=run_id, error=str(error))
 
     # ---------------------------------------------------------------- elastic jobs
 

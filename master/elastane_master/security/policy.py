@@ -60,6 +60,7 @@ _LOOK: frozenset[Role] = frozenset({"reader", "operator"})
 _ALL: frozenset[Role] = frozenset({"worker", "reader", "operator"})
 _SUBMIT: frozenset[Role] = frozenset({"submitter", "operator"})
 _FOLLOW: frozenset[Role] = frozenset({"submitter", "reader", "operator"})
+_FOLLOW_AND_RUN: frozenset[Role] = _FOLLOW | frozenset[Role]({"runner"})
 
 RULES: dict[str, Rule] = {
     _JOB + "Create": Rule(_OPERATOR, "name", takes="job"),
@@ -94,7 +95,8 @@ RULES: dict[str, Rule] = {
     _METRIC + "WatchSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSteps": Rule(_ALL, "job"),  # the leading worker's tracker reads it
     _TRAINING + "Train": Rule(_SUBMIT, owned=True),
-    _TRAINING + "Get": Rule(_FOLLOW, owned=True),
+    # The runner of rank 0 writes the record of a run that is over.
+    _TRAINING + "Get": Rule(_FOLLOW_AND_RUN, owned=True),
     _TRAINING + "List": Rule(_FOLLOW, owned=True),
     _TRAINING + "Watch": Rule(_FOLLOW, owned=True),
     _TRAINING + "Cancel": Rule(_SUBMIT, owned=True),

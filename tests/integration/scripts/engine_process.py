@@ -50,7 +50,10 @@ async def main(root: Path, given: dict[str, Any], kill_at: int) -> None:
         attempt=given["attempt"],
         fence=given["fence"],
         folder=Path(given["folder"]),
-        ranks=tuple(RankPlan(tuple(command), given["environment"]) for command in given["commands"]),
+        ranks=tuple(
+            RankPlan(tuple(command), given["environment"], rank)
+            for rank, command in enumerate(given["commands"])
+        ),
     )
     lines.counting = True
     await engine.launch(plan)

@@ -120,7 +120,7 @@ class RunsDriver:
             self.prepared(runner, prepare)
 
     def start_all(self) -> None:
-        """Runners make every launch: prepare, and start what they are told to."""
+        """Runners make every launch: prepare, and start what they are asked to."""
         self.prepare_all()
         for runner, start in self.take_with_runner(effects.Start):
             for rank in self.ranks_of(start.attempt.run_id, runner):

@@ -414,3 +414,21 @@ def test_an_elastic_run_that_has_failed_is_not_excused_by_a_lost_runner() -> Non
     assert any(isinstance(effect, effects.CancelElasticJob) for effect in driver.effects)
     driver.lose("b")
     assert driver.state(run_id) == "failed"
+
+
+def test_a_confirmed_stop_is_stored_although_no_slot_was_held_any_more() -> None:
+    """Otherwise a replay would wait for that runner again."""
+    driver = RunsDriver()
+    driver.join("a", 1)
+    driver.join("b", 1)
+    run_id = elastic(driver, instances=2)
+    key = driver.key(run_id)
+    driver.do(events.LaunchFailed("a", driver.sessions["a"], key, "disk full"))
+    driver.cancel(run_id)
+    rank = next(one.rank for one in driver.run(run_id).ranks if one.runner_id == "a")
+    driver.rank("a", key, rank, "exited", 143)
+    driver.stopped("a", key)  # `do` compares what is stored with what has changed
+    launch = driver.run(run_id).launch
+    assert launch is not None and list(launch.awaited) == ["b"]
+    driver.stopped("b", key)
+    assert driver.state(run_id) == "cancelled"

@@ -1,4 +1,4 @@
-"""The order of the queue, slots that are reserved, and what a waiting run is told."""
+"""The order of the queue, slots that are reserved, and what a waiting run says."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class RunsContext:
         self.effects.append(effect)
 
     def send(self, runner: Runner, message: RunnerMessage) -> None:
-        """Send a message to a runner that attends; one that does not is told when it returns."""
+        """Send a message to a runner that attends; one that does not learns it when it returns."""
         if runner.attends:
             self.effects.append(SendToRunner(runner.runner_id, runner.session, message))
 

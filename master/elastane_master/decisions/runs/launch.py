@@ -118,7 +118,7 @@ def _start(ctx: RunsContext, run: Run, ranks: Iterable[int]) -> None:
 
 
 def send_start(ctx: RunsContext, run: Run, runner: Runner, ranks: Iterable[int]) -> None:
-    """Have a runner start its prepared instances; of a black box it is told where all of them listen."""
+    """Have a runner start its prepared instances; of a black box it learns where all of them listen."""
     assert run.launch is not None
     chosen = [run.ranks[rank] for rank in ranks] if run.demand.elastic else run.ranks
     endpoints = tuple(Endpoint(one.rank, one.address, one.port) for one in chosen)
@@ -128,7 +128,7 @@ def send_start(ctx: RunsContext, run: Run, runner: Runner, ranks: Iterable[int])
 def current(ctx: RunsContext, runner: Runner, key: AttemptKey) -> Run | None:
     """Return the run whose current launch a runner's message is about.
 
-    None for a launch that is being stopped, and for one that was given up, which the runner is told to stop.
+    None for a launch that is being stopped, and for one that was given up, which the runner then has to stop.
     """
     run = ctx.run_of_fence(key.run_id, key.fence)
     if run is None or run.launch is None or run.launch.attempt != key.attempt:
@@ -176,7 +176,7 @@ def failed(ctx: RunsContext, event: LaunchFailed) -> None:
         return
     run = ctx.run_of_fence(event.attempt.run_id, event.attempt.fence)
     if run is None or run.launch is None or run.launch.ending is not None:
-        return  # it was told to stop, and confirms that
+        return  # it was asked to stop, and confirms that
     reason = f"{runner.runner_id} could not launch it: {event.reason}"
     if run.demand.elastic:
         # Other instances of the launch may run there, or a later Prepare may be on its way.

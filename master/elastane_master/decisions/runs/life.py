@@ -78,7 +78,8 @@ def confirmed(ctx: RunsContext, run: Run, runner: Runner) -> None:
     launch = run.launch
     assert launch is not None
     holdings.release(ctx, runner, launch.fence)
-    launch.awaited.pop(runner.runner_id, None)
+    if launch.awaited.pop(runner.runner_id, None) is not None:
+        ctx.changed_run(run)
     conclude_if_gone(ctx, run)
 
 

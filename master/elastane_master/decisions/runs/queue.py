@@ -8,6 +8,7 @@ that priorities still mean something where everybody waits for long.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
@@ -126,7 +127,7 @@ class FairShare:
         mine = _owner_key(state, run.owner, owners[run.owner][0], now) if run.owner in owners else None
         for owner, runs in owners.items():
             if owner == run.owner:
-                before += sum(1 for one in runs if one < aged)
+                before += bisect_left(runs, aged)
             elif mine is not None and _owner_key(state, owner, runs[0], now) < mine:
                 before += len(runs)
         return before + 1

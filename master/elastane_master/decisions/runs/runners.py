@@ -2,7 +2,7 @@
 
 A runner whose stream is lost keeps its instances for the rest of its lease. If it returns in time, its Hello
 is compared with what it should have, and every message that may have been lost is sent again: nothing is
-restarted that runs. After the lease its instances are lost; if it returns then, it is told to stop them.
+restarted that runs. After the lease its instances are lost; if it returns then, it is asked to stop them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _apply(ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, RankS
 def _compare_stopping(
     ctx: RunsContext, runner: Runner, run: Run, statuses: dict[int, RankStatus], living: set[int]
 ) -> None:
-    """The launch is being stopped: what lives is told again, and nothing else is awaited."""
+    """The launch is being stopped: what lives is stopped again, and nothing else is awaited."""
     current = run.launch
     assert current is not None
     for status in statuses.values():

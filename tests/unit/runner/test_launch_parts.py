@@ -1,0 +1,319 @@
+"""The parts of a launch: secrets, ports, algorithms, code, what is kept of it, and the plan of its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from elastane_common import layout
+from elastane_common.code_archive import ArchiveError, pack
+from elastane_common.errors import RefusedError
+from elastane_common.storage import Folder
+from elastane_proto.v1 import training_pb2
+from elastane_runner.algorithms import read_algorithms
+from elastane_runner.archive import ArchiveLimits
+from elastane_runner.code_folder import CodeCache, CodeError, clone
+from elastane_runner.engine import AttemptRecord, RankRecord, RankState
+from elastane_runner.environment import Endpoint, LaunchSpecError
+from elastane_runner.held_ports import HeldPort
+from elastane_runner.launches import LaunchRecord, LaunchStore, Rank, Unit, launch_of
+from elastane_runner.launching import LaunchSettings, Preparation, plan, worker_command
+from elastane_runner.secret_files import SECRET_BYTES_MAX, SecretError, read_secret
+
+# ---------------------------------------------------------------- secrets
+
+
+def test_a_secret_is_a_files_content_without_its_last_newline(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "key").write_text("a\nb\n")
+    assert read_secret(tmp_path, "KEY", "sub/key") == "a\nb"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "../outside", "sub/../../outside", "/etc/passwd", "link", "sub", "missing", "a\0b", "big", "bytes"],
+)
+def test_what_is_no_secret_is_refused_without_a_value(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "secrets"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "outside").write_text("hidden")
+    (folder / "link").symlink_to(tmp_path / "outside")
+    (folder / "big").write_bytes(b"x" * (SECRET_BYTES_MAX + 1))
+    (folder / "bytes").write_bytes(b"hidden\xff")
+    with pytest.raises(SecretError, match="KEY") as refused:
+        read_secret(folder, "KEY", name)
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_runner_without_a_folder_has_no_secrets() -> None:
+    with pytest.raises(SecretError, match="no folder of secrets"):
+        read_secret(None, "KEY", "key")
+
+
+# ---------------------------------------------------------------- ports
+
+
+def test_a_held_port_cannot_be_taken_until_it_is_released() -> None:
+    port = HeldPort()
+    with pytest.raises(OSError, match="in use"), socket.socket() as other:
+        other.bind(("127.0.0.1", port.number))
+    port.release()
+    port.release()
+    with socket.create_server(("127.0.0.1", port.number)) as server:
+        assert server.getsockname()[1] == port.number
+
+
+# ---------------------------------------------------------------- algorithms
+
+
+def test_algorithms_have_a_command_and_a_folder_beside_their_file(tmp_path: Path) -> None:
+    (tmp_path / "digits").mkdir()
+    file = tmp_path / "algorithms.toml"
+    file.write_text(
+        '[digits]\ncommand = ["python", "t.py"]\nfolder = "digits"\n[other]\ncommand = ["x"]\nimage = "i"'
+    )
+    found = read_algorithms(file)
+    assert found["digits"].command == ("python", "t.py")
+    assert found["digits"].folder == str(tmp_path / "digits") and found["other"].folder == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[a]\n", "has no command"),
+        ('[a]\ncommand = "x"\n', "array"),
+        ('[a]\ncommand = ["x"]\nfoler = "y"\n', "foler"),
+        ('["a/b"]\ncommand = ["x"]\n', "cannot name"),
+        ('[a]\ncommand = ["x"]\nfolder = "missing"\n', "is not there"),
+        ("[a\n", "algorithms.toml"),
+    ],
+)
+def test_a_file_of_algorithms_that_is_wrong_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "algorithms.toml"
+    file.write_text(text)
+    with pytest.raises(RefusedError, match=words):
+        read_algorithms(file)
+
+
+# ---------------------------------------------------------------- code
+
+
+def sent(tmp_path: Path, name: str) -> tuple[str, str]:
+    """An archive at a URL: the URL and its digest."""
+    source = tmp_path / name
+    source.mkdir()
+    (source / "train.py").write_text(name)
+    archive = tmp_path / f"{name}.zip"
+    digest = pack(source, archive)
+    url = (tmp_path / "artifacts").as_uri()
+    Folder(url).write(layout.code_archive(digest), [archive.read_bytes()])
+    return url, digest
+
+
+def test_an_archive_is_downloaded_once_and_unpacked_for_each_launch(tmp_path: Path) -> None:
+    url, digest = sent(tmp_path, "one")
+    cache = CodeCache(tmp_path / "runner")
+    cache.unpack(url, digest, tmp_path / "first", ArchiveLimits())
+    Folder(url).remove_file(layout.code_archive(digest))
+    (tmp_path / "first" / "train.py").write_text("changed by its run")
+    cache.unpack(url, digest, tmp_path / "second", ArchiveLimits())
+    assert (tmp_path / "second" / "train.py").read_text() == "one"
+
+
+def test_the_archive_that_was_not_used_for_the_longest_time_makes_room(tmp_path: Path) -> None:
+    cache = CodeCache(tmp_path / "runner", bytes_max=1)
+    for name in ("one", "two"):
+        url, digest = sent(tmp_path, name)
+        cache.unpack(url, digest, tmp_path / f"{name}-unpacked", ArchiveLimits())
+    assert [path.stem for path in (tmp_path / "runner" / "code").iterdir()] == [digest]
+
+
+def test_an_archive_that_is_missing_or_changed_fails_for_good_and_is_not_kept(tmp_path: Path) -> None:
+    url, digest = sent(tmp_path, "one")
+    cache = CodeCache(tmp_path / "runner")
+    with pytest.raises(CodeError, match="there is no archive") as missing:
+        cache.unpack(url, "0" * 64, tmp_path / "x", ArchiveLimits())
+    Folder(url).write(layout.code_archive(digest), [b"something else"])
+    with pytest.raises(CodeError, match="another sha256") as changed:
+        cache.unpack(url, digest, tmp_path / "x", ArchiveLimits())
+    assert missing.value.is_permanent and changed.value.is_permanent
+    assert not list((tmp_path / "runner" / "code").iterdir()) and not (tmp_path / "x").exists()
+
+
+def test_limits_of_archives_hold(tmp_path: Path) -> None:
+    url, digest = sent(tmp_path, "one")
+    with pytest.raises(ArchiveError, match="more than 0"):
+        CodeCache(tmp_path / "runner").unpack(url, digest, tmp_path / "x", ArchiveLimits(entries=0))
+
+
+def repository(tmp_path: Path) -> tuple[Path, str]:
+    folder = tmp_path / "repository"
+    author = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    folder.mkdir()
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            check=True,
+            capture_output=True,
+            env={**os.environ, **author},
+        )
+        return done.stdout.decode().strip()
+
+    git("init", "--quiet")
+    for text in ("first", "second"):
+        (folder / "train.py").write_text(text)
+        git("add", ".")
+        git("commit", "--quiet", "-m", text)
+    return folder, git("rev-parse", "HEAD~1")
+
+
+def test_a_commit_is_checked_out_that_is_no_branchs_tip(tmp_path: Path) -> None:
+    folder, commit = repository(tmp_path)
+    clone(folder.as_uri(), commit, tmp_path / "code")
+    assert (tmp_path / "code" / "train.py").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("url", "commit", "permanent"),
+    [
+        ("--upload-pack=touch x", "0" * 40, True),
+        ("/nowhere", "0" * 40, False),
+        ("ext::sh -c true", "0" * 40, False),
+        ("/nowhere", "main", True),
+        ("/nowhere", "A" * 40, True),
+    ],
+)
+def test_a_commit_that_cannot_be_had_leaves_nothing(
+    tmp_path: Path, url: str, commit: str, permanent: bool
+) -> None:
+    with pytest.raises(CodeError) as refused:
+        clone(url, commit, tmp_path / "code")
+    assert refused.value.is_permanent is permanent and not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- launches
+
+
+def record(elastic: bool = False, **fields: object) -> LaunchRecord:
+    spec = training_pb2.RunSpec(
+        algorithm="a",
+        output_model_name="m",
+        instances=2,
+        framework="FRAMEWORK_ELASTANE" if elastic else "FRAMEWORK_PYTORCH",
+        parameters={"LR": "0.1"},
+    )
+    return LaunchRecord(
+        run_id=7,
+        attempt=2,
+        fence=9,
+        elastic=elastic,
+        job="run-7-2" if elastic else "",
+        artifact_url="file:///a/runs/7",
+        spec=json_format.MessageToDict(spec, preserving_proto_field_name=True),
+        **fields,
+    )
+
+
+def test_units_name_their_launch_and_an_elastic_rank_has_one_of_its_own_for_each_try() -> None:
+    assert record(tries={0: 1, 1: 1}).units() == [Unit("run-7-2-9", 1)]
+    elastic = record(True, tries={1: 2})
+    assert elastic.unit_of(1) == Unit("run-7-2-9-1", 2)
+    assert elastic.units() == [Unit("run-7-2-9-1", 1), Unit("run-7-2-9-1", 2)]
+    assert launch_of("run-7-2-9-1") == launch_of("run-7-2-9") == elastic.key
+    assert launch_of("run-7-2") is None
+
+
+def test_a_launch_is_found_again_with_the_newest_try_of_each_rank(tmp_path: Path) -> None:
+    store = LaunchStore(tmp_path)
+    launch = store.new(record(True, tries={0: 2, 1: 1}, prior_bytes={0: 5}))
+    launch.save()
+    ended = RankRecord(rank=0, state=RankState.EXITED, returncode=-9, started_at=1.0, ended_at=2.0)
+    found = [
+        AttemptRecord(run="run-7-2-9-0", attempt=1, fence=9, launched=True, ranks=(ended,)),
+        AttemptRecord(
+            run="run-7-2-9-0",
+            attempt=2,
+            fence=9,
+            launched=True,
+            ranks=(RankRecord(rank=0, state=RankState.RUNNING, started_at=3.0),),
+        ),
+        AttemptRecord(run="run-7-2-9-1", attempt=1, fence=9, launched=False, ranks=(ended,)),
+    ]
+    (loaded,) = store.load(found, now=10.0)
+    assert loaded.record == launch.record
+    assert loaded.ranks == {0: Rank(0, "running", started_at=3.0)}
+    (again,) = store.load(found[:1], now=10.0)
+    assert again.ranks == {}, "an older try is not the rank"
+
+
+def test_what_was_prepared_and_never_started_is_removed_by_the_next_runner(tmp_path: Path) -> None:
+    store = LaunchStore(tmp_path)
+    launch = store.new(record(tries={0: 1}))
+    launch.save()
+    (tmp_path / "launches" / "1-1-1").mkdir()
+    (tmp_path / "launches" / "1-1-1" / "launch.json").write_text(json.dumps({"run_id": "x"}))
+    assert store.load([], now=0.0) == [] and not list((tmp_path / "launches").iterdir())
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137), (-15, 143)])
+def test_a_signal_is_reported_as_128_and_its_number(returncode: int, code: int) -> None:
+    rank = Rank(0)
+    rank.apply(RankState.EXITED, returncode, b"bye", 5.0)
+    assert (rank.state, rank.exit_code, rank.last_line, rank.ended_at) == ("exited", code, b"bye", 5.0)
+
+
+# ---------------------------------------------------------------- plans
+
+SETTINGS = LaunchSettings(
+    host="h0",
+    masters="m:1",
+    worker_token_file="/token",
+    environ={"ELASTANE_TLS_CA": "/ca", "ELASTANE_TOKEN_FILE": "/runners-own", "ELASTANE_TOKEN": "secret"},
+)
+
+
+def test_black_boxes_start_together_with_where_all_ranks_listen(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path).new(record(tries={1: 1}))
+    preparation = Preparation(tmp_path, ("python", "t.py"), {"KEY": "hidden"})
+    endpoints = {0: Endpoint("h1", 11), 1: Endpoint("h0", 12)}
+    made = plan(launch, preparation, [1], endpoints, SETTINGS)
+    (rank,) = made.ranks
+    assert (made.run, made.attempt, made.fence, made.folder) == ("run-7-2-9", 1, 9, tmp_path)
+    assert (rank.rank, rank.command) == (1, ("python", "t.py"))
+    variables = rank.environment
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"], variables["RANK"]) == ("h1", "11", "1")
+    assert (variables["KEY"], variables["LR"], variables["JOB_ATTEMPT"]) == ("hidden", "0.1", "2")
+    assert variables["MODEL_URL"] == "file:///a/runs/7/model"
+    assert not [name for name in variables if name.startswith("ELASTANE_")]
+    with pytest.raises(LaunchSpecError, match="rank 0 of 2 has no endpoint"):
+        plan(launch, preparation, [1], {1: Endpoint("h0", 12)}, SETTINGS)
+
+
+def test_a_worker_joins_the_runs_job_with_the_workers_token(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path).new(record(True, tries={1: 3}))
+    made = plan(launch, Preparation(tmp_path, ("t.py", "--x"), {}), [1], {}, SETTINGS)
+    (rank,) = made.ranks
+    assert (made.run, made.attempt) == ("run-7-2-9-1", 3)
+    assert rank.command == worker_command(launch.record, ("t.py", "--x"), SETTINGS)
+    assert rank.command[-2:] == ("t.py", "--x") and rank.command[rank.command.index("--job") + 1] == "run-7-2"
+    own = {name: value for name, value in rank.environment.items() if name.startswith("ELASTANE_")}
+    assert own == {
+        "ELASTANE_MASTER": "m:1",
+        "ELASTANE_JOB": "run-7-2",
+        "ELASTANE_LOCAL_WORKERS": "1",
+        "ELASTANE_TLS_CA": "/ca",
+        "ELASTANE_TOKEN_FILE": "/token",
+    }

@@ -1,0 +1,206 @@
+"""`elastane runner`: starts the processes of a training service's runs on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from elastane_cli.commands.common import MASTER_DEFAULT, MasterOption, command
+
+if TYPE_CHECKING:
+    from elastane_common.outbox import Outbox
+    from elastane_proto.v1 import job_pb2, training_pb2
+    from elastane_runner.run_outcomes import AskRun
+
+HELP = "\n\n".join(
+    (
+        "Start the processes of the training service's runs on this machine.",
+        "The runner attends the master, says how many slots it has, and starts, watches and ends what the "
+        "master assigns to it. Processes go on when the runner or the master ends; the next runner with the "
+        "same --folder takes them over. The first Ctrl-C or SIGTERM ends the runner alone; with "
+        "--on-stop stop its processes are ended first.",
+        "Examples:",
+        "  elastane runner --master 10.0.0.5:50051 --slots 8 --folder /var/lib/elastane-runner",
+        "  elastane runner --slots 2 --algorithms algorithms.toml --secrets ./secrets --label gpu=a100",
+        "Exits with 0 if it was asked to end, 2 for bad usage, 3 if the master refused it or another runner "
+        "uses the folder.",
+    )
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("runner", help=HELP, rich_help_panel="Run")(runner)
+
+
+def _option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
+    variable = "ELASTANE_RUNNER_" + name.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(name, envvar=variable, metavar=metavar, help=text, **more)
+
+
+@command
+def runner(
+    master: MasterOption = MASTER_DEFAULT,
+    slots: Annotated[
+        int,
+        _option("--slots", "N", "Instances of one slot that run here at a time.", min=0, max=65536),
+    ] = 1,
+    folder: Annotated[
+        Path, _option("--folder", "DIR", "Of everything that the runner keeps, on a local disk.")
+    ] = Path("elastane-runner"),
+    name: Annotated[
+        str,
+        _option(
+            "--name", "ID", "Names the runner to the master; keep it over restarts.", show_default="host name"
+        ),
+    ] = "",
+    host: Annotated[
+        str,
+        _option(
+            "--host",
+            "HOST",
+            "Under which processes of a run on other runners reach those here.",
+            show_default="this machine's address towards the master",
+        ),
+    ] = "",
+    kind: Annotated[Literal["process"], _option("--kind", None, "What instances are.")] = "process",
+    label: Annotated[
+        list[str] | None, _option("--label", "KEY=VALUE", "By which runs choose runners; may be repeated.")
+    ] = None,
+    algorithms: Annotated[
+        Path | None,
+        _option("--algorithms", "FILE", "TOML file of the training code that is installed here."),
+    ] = None,
+    secrets: Annotated[
+        Path | None, _option("--secrets", "DIR", "Folder of the files that runs may name as secrets.")
+    ] = None,
+    on_stop: Annotated[
+        Literal["keep", "stop"],
+        _option("--on-stop", None, "What becomes of running processes when the runner is asked to end."),
+    ] = "keep",
+) -> None:
+    from elastane_common.logs import configure_logs
+    from elastane_runner.algorithms import read_algorithms
+    from elastane_runner.launching import LaunchSettings
+    from elastane_runner.runner import RunnerSettings
+
+    configure_logs("info")
+    settings = RunnerSettings(
+        runner_id=name or socket.gethostname(),
+        slots=slots,
+        folder=folder.absolute(),
+        kind=kind,
+        labels=_labels(label or []),
+        launch=LaunchSettings(
+            host=host or _own_address(master),
+            masters=master,
+            algorithms=read_algorithms(algorithms) if algorithms is not None else {},
+            secrets=secrets.absolute() if secrets is not None else None,
+            worker_token_file=os.environ.get("ELASTANE_WORKER_TOKEN_FILE", ""),
+            environ=dict(os.environ),
+        ),
+    )
+    asyncio.run(_serve(settings, stops=on_stop == "stop"))
+
+
+async def _serve(settings: Any, *, stops: bool) -> None:
+    """Run until a signal asks for the end, or the master refuses the runner."""
+    from elastane_common.errors import RefusedError
+    from elastane_runner.engine import EngineError
+    from elastane_runner.process_engine import ProcessEngine
+    from elastane_runner.run_outcomes import RunOutcomes
+    from elastane_runner.runner import Runner
+
+    try:
+        engine = ProcessEngine(settings.folder / "engine", rank_environ(os.environ))
+    except EngineError as error:
+        raise RefusedError(str(error.args[0]), hint=error.hint) from error
+    registry = _registry(settings.folder)
+    outcomes = RunOutcomes(engine, ask=_asking(settings.launch.masters), registry=registry)
+    serving = Runner(settings, engine, outcomes)
+    leaving: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+
+    def leave(number: signal.Signals) -> None:
+        if not leaving:
+            leaving.append(asyncio.create_task(serving.leave(f"ended by {number.name}", stops=stops)))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, leave, number)
+    try:
+        await serving.run()
+    finally:
+        await outcomes.close()
+        engine.close()
+
+
+def _asking(masters: str) -> AskRun:
+    """Return a function that asks the master for a run, and for its job if the token allows that."""
+    from elastane_common.client import MasterClient, RequestRefusedError
+    from elastane_proto.v1 import training_pb2, training_pb2_grpc
+
+    client = MasterClient(masters)
+
+    def ask(run_id: int) -> tuple[training_pb2.Run, job_pb2.Job | None]:
+        request = training_pb2.TrainingServiceGetRequest(run_id=run_id)
+        run = client.call(training_pb2_grpc.TrainingServiceStub, "Get", request).run
+        try:
+            return run, client.get_job(run.job) if run.job else None
+        except RequestRefusedError:
+            return run, None
+
+    return ask
+
+
+def _registry(folder: Path) -> Outbox | None:
+    """Return the outbox of entries for MLflow, which are sent from now on; None if there is no MLflow."""
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        return None
+    from elastane_common.model_registry import MlflowRegistry
+    from elastane_common.outbox import Outbox, OutboxSender
+
+    outbox = Outbox(folder / "mlflow")
+    OutboxSender(outbox, MlflowRegistry().send).start()
+    return outbox
+
+
+def rank_environ(environ: Any) -> dict[str, str]:
+    """Return the variables of which ranks get a few: programs beside this Python come first on the PATH."""
+    import sys
+
+    own = str(Path(sys.executable).parent)
+    return {**environ, "PATH": os.pathsep.join([own, environ.get("PATH", os.defpath)])}
+
+
+def _labels(given: list[str]) -> dict[str, str]:
+    labels = {}
+    for one in given:
+        key, separator, value = one.partition("=")
+        if not key or not separator:
+            raise typer.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--label")
+        labels[key] = value
+    return labels
+
+
+def _own_address(masters: str) -> str:
+    """Return this machine's address towards the first master that can be resolved."""
+    from elastane_common.addresses import parse_addresses, split_address
+
+    try:
+        addresses = [split_address(one) for one in parse_addresses(masters)]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--master") from error
+    for where in addresses:
+        try:
+            found = socket.getaddrinfo(*where, type=socket.SOCK_DGRAM)
+            with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
+                probe.connect(found[0][4])
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return socket.gethostname()

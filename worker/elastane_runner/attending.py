@@ -1,0 +1,183 @@
+"""Decisions of a runner's session: which master to attend, when, and when to give up. Pure.
+
+`AttendingMachine` takes what has happened to the session's streams, and the time; it returns what to do next.
+`MasterStream` carries that out.
+
+    CONNECTING ──▶ OPEN ──▶ ATTENDING        a stream: opened, and welcomed by the master
+        ▲            │          │
+        ├── Connect ─┴────┬─────┘ StreamEnded
+        └── ENDED ◀───────┘                  a permanent refusal, or the runner ends
+
+A runner never gives up for want of a master: its ranks go on without one, and whatever a lost stream should
+have carried is in the next Hello, which lists every rank that the runner has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from elastane_common.errors import RefusedError
+
+#: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
+STANDBY_SECONDS_MAX: Final = 0.5
+#: Interval of heartbeats before a master has named one.
+HEARTBEAT_SECONDS_DEFAULT: Final = 1.0
+#: Status codes with which a master refuses a runner for good; after any other the runner connects again.
+PERMANENT_CODES: Final = frozenset(
+    {"INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED"}
+)
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Started:
+    """The session begins."""
+
+
+@dataclass(frozen=True)
+class StreamOpened:
+    """A stream has been opened, as `Connect` asked, and Hello is sent."""
+
+
+@dataclass(frozen=True)
+class Welcomed:
+    """The master has accepted Hello. heartbeat_seconds: the interval it wants; 0: it does not say."""
+
+    heartbeat_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StreamEnded:
+    """The stream has ended.
+
+    code: name of the gRPC status; empty: the master ended it without an error. reason: name of the
+    ErrorReason without its prefix, empty if there is none; hint, facts and is_retryable: of its ErrorDetail.
+    """
+
+    code: str = ""
+    text: str = "stream closed"
+    reason: str = ""
+    is_retryable: bool = False
+    hint: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_permanent(self) -> bool:
+        """True if the same Hello, or the same message, would be refused again."""
+        if self.code == "FAILED_PRECONDITION":
+            return not self.is_retryable
+        return self.code in PERMANENT_CODES
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The runner ends."""
+
+
+Event = Started | StreamOpened | Welcomed | StreamEnded | Closed
+
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True)
+class Connect:
+    """Wait, then open a stream.
+
+    stays: to the same master; else to that at the address `leader`, if it is one of the masters', or to the
+    next.
+    """
+
+    wait_seconds: float = 0.0
+    stays: bool = False
+    leader: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """End the session for good. error: why; None: the runner ends."""
+
+    error: RefusedError | None = None
+
+
+Action = Connect | End
+
+
+# ---------------------------------------------------------------- machine
+
+
+class Stage(Enum):
+    """Where the session is; see the module."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    ATTENDING = "attending"
+    ENDED = "ended"
+
+
+TRANSITIONS: Final[Mapping[Stage, frozenset[Stage]]] = {
+    Stage.CONNECTING: frozenset({Stage.OPEN, Stage.CONNECTING, Stage.ENDED}),
+    Stage.OPEN: frozenset({Stage.ATTENDING, Stage.CONNECTING, Stage.ENDED}),
+    Stage.ATTENDING: frozenset({Stage.CONNECTING, Stage.ENDED}),
+    Stage.ENDED: frozenset({Stage.ENDED}),
+}
+
+
+class AttendingMachine:
+    """The decisions of one runner's session. Not thread-safe.
+
+    now: the current time of any monotonic clock, in seconds. backoff: the wait after an outage of so many
+    seconds.
+    """
+
+    def __init__(self, *, now: float, backoff: Callable[[float], float]) -> None:
+        self.stage = Stage.CONNECTING
+        #: Interval of heartbeats.
+        self.heartbeat_seconds = HEARTBEAT_SECONDS_DEFAULT
+        self._backoff = backoff
+        #: When a master was last known to attend to this runner.
+        self._contact_at = now
+
+    def handle(self, event: Event, now: float) -> Action | None:
+        """Return what to do after `event`; None: nothing, until the next one."""
+        match event:
+            case Closed():
+                self._go_to(Stage.ENDED)
+                return End()
+            case Started():
+                return Connect(stays=True)
+            case StreamOpened():
+                self._go_to(Stage.OPEN)
+            case Welcomed():
+                self._go_to(Stage.ATTENDING)
+                self._contact_at = now
+                self.heartbeat_seconds = event.heartbeat_seconds or HEARTBEAT_SECONDS_DEFAULT
+            case StreamEnded():
+                return self._stream_ended(event, now)
+        return None
+
+    def _stream_ended(self, ended: StreamEnded, now: float) -> Action:
+        if self.stage is Stage.ENDED:
+            return End()
+        if ended.is_permanent:
+            self._go_to(Stage.ENDED)
+            text = f"the master refused this runner: {ended.text}"
+            return End(RefusedError(text, hint=ended.hint, **dict(ended.facts)))
+        if self.stage is Stage.ATTENDING:
+            self._contact_at = now
+        self._go_to(Stage.CONNECTING)
+        seconds = self._backoff(now - self._contact_at)
+        if ended.reason == "NOT_LEADING":
+            seconds = min(seconds, STANDBY_SECONDS_MAX)
+        return Connect(seconds, leader=ended.facts.get("leader", ""))
+
+    def _go_to(self, stage: Stage) -> None:
+        assert stage in TRANSITIONS[self.stage], (
+            f"a session that is {self.stage.value} cannot be {stage.value}"
+        )
+        self.stage = stage

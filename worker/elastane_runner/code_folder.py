@@ -1,0 +1,145 @@
+"""The code of a launch: an archive by its digest, a commit of a git repository, or what is installed here.
+
+    FOLDER/code/SHA256.zip      archives that were downloaded and have this digest, the least used removed
+
+Every launch unpacks its code into a folder of its own: what a run writes beside its script is not seen by
+others. All functions block.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+import uuid
+from pathlib import Path
+from typing import Final
+
+from elastane_common import layout
+from elastane_common.code_archive import digest_of
+from elastane_common.errors import ElastaneError
+from elastane_common.storage import CHUNK_BYTES, Folder
+from elastane_runner.archive import ArchiveLimits, unpack
+
+#: Of all archives that are kept.
+CACHE_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
+GIT_SECONDS_MAX: Final = 600.0
+_GIT_PROTOCOLS: Final = "https:http:ssh:git:file"
+_COMMIT_DIGITS: Final = 40
+
+
+class CodeError(ElastaneError):
+    """The code of a run cannot be fetched. is_permanent: the same would happen on any runner, at any time."""
+
+    code = "ELA455"
+
+    def __init__(self, message: str, *, hint: str = "", is_permanent: bool = False, **facts: object) -> None:
+        super().__init__(message, hint=hint, **facts)
+        self.is_permanent = is_permanent
+
+
+class CodeCache:
+    """Archives of one runner. bytes_max: of all together, beside the one in use. Thread-safe."""
+
+    def __init__(self, folder: Path, bytes_max: int = CACHE_BYTES_MAX) -> None:
+        self._folder = folder / "code"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for unfinished in self._folder.glob(".*"):
+            unfinished.unlink()
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+
+    def unpack(self, service_url: str, digest: str, target: Path, limits: ArchiveLimits) -> None:
+        """Unpack an archive of the service into the new folder `target`.
+
+        Raises ArchiveError, CodeError or OSError.
+        """
+        with self._lock:  # one download at a time: two launches of one archive share it
+            archive = self._folder / f"{digest}.zip"
+            if not archive.exists():
+                self._download(service_url, digest, archive)
+            os.utime(archive)
+            unpack(archive, digest, target, limits)
+            self._make_room(archive)
+
+    def _download(self, service_url: str, digest: str, archive: Path) -> None:
+        name = layout.code_archive(digest)
+        folder = Folder(service_url, CodeError)
+        if folder.size(name) is None:
+            raise CodeError(
+                f"there is no archive {digest} at {service_url}",
+                hint="send it before the run is submitted",
+                is_permanent=True,
+            )
+        unfinished = archive.with_name(f".{uuid.uuid4().hex}")
+        try:
+            with folder.reading(name) as source, unfinished.open("wb") as copy:
+                while chunk := source.read(CHUNK_BYTES):
+                    copy.write(chunk)
+            if digest_of(unfinished) != digest:
+                raise CodeError(
+                    f"the archive at {service_url}/{name} has another sha256",
+                    hint="it was changed or cut; send it again",
+                    is_permanent=True,
+                )
+            unfinished.replace(archive)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _make_room(self, used: Path) -> None:
+        """Remove the archives that were not used for the longest time."""
+        kept = sorted(self._folder.glob("*.zip"), key=lambda path: path.stat().st_mtime, reverse=True)
+        left_bytes = self._bytes_max
+        for path in kept:
+            left_bytes -= path.stat().st_size
+            if left_bytes < 0 and path != used:
+                path.unlink(missing_ok=True)
+
+
+def clone(url: str, commit: str, target: Path) -> None:
+    """Check a commit out into the new folder `target`. Raises CodeError or OSError.
+
+    Only this commit is fetched where the server allows that, else the whole repository.
+    """
+    if len(commit) != _COMMIT_DIGITS or not all(digit in "0123456789abcdef" for digit in commit):
+        raise CodeError(f"{commit[:80]!r} is not a commit in 40 hexadecimal digits", is_permanent=True)
+    if not url or url.startswith("-") or not url.isprintable():
+        raise CodeError(f"{url[:80]!r} is no URL of a repository", is_permanent=True)
+    unfinished = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
+    try:
+        _git(None, "init", "--quiet", str(unfinished))
+        try:
+            _git(unfinished, "fetch", "--quiet", "--depth", "1", "--", url, commit)
+        except CodeError:
+            _git(unfinished, "fetch", "--quiet", "--", url, "+refs/*:refs/fetched/*")
+        _git(unfinished, "checkout", "--quiet", "--detach", commit)
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _git(folder: Path | None, *arguments: str) -> None:
+    where = [] if folder is None else ["-C", str(folder)]
+    environment = {
+        **os.environ,
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": _GIT_PROTOCOLS,
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
+    try:
+        done = subprocess.run(
+            ["git", *where, "-c", "core.hooksPath=/dev/null", *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_SECONDS_MAX,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise CodeError("this runner has no git", hint="install it on the runner") from None
+    except subprocess.TimeoutExpired:
+        raise CodeError(f"git {arguments[0]} took longer than {GIT_SECONDS_MAX:.0f} s") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise CodeError(f"git {arguments[0]} failed: {said[-1] if said else done.returncode}")

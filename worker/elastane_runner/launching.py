@@ -1,0 +1,235 @@
+"""What a launch needs before its ranks start: code, secrets, ports; and the plan by which they do.
+
+Prepare blocks, and is done in a thread. Nothing that is secret is kept on disk.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from google.protobuf import json_format
+
+from elastane_common import layout
+from elastane_common.code_archive import ArchiveError
+from elastane_common.errors import ElastaneError
+from elastane_proto.v1 import training_pb2
+from elastane_runner.algorithms import Algorithm
+from elastane_runner.archive import ArchiveLimits
+from elastane_runner.code_folder import CodeCache, CodeError, clone
+from elastane_runner.engine import AttemptPlan, RankPlan
+from elastane_runner.environment import Endpoint, Framework, LaunchSpec, LaunchSpecError, environment
+from elastane_runner.held_ports import HeldPort
+from elastane_runner.launches import Launch, LaunchRecord
+from elastane_runner.secret_files import read_secret
+
+#: How long a worker waits for the job that the service creates for its run.
+JOB_SECONDS: Final = 600
+#: Variables of the runner by which a worker of an elastic run reaches its master.
+WORKER_VARIABLES: Final = (
+    "ELASTANE_TLS_CA", "ELASTANE_TLS_CERT", "ELASTANE_TLS_KEY", "ELASTANE_TLS_SERVER_NAME",
+    "ELASTANE_INSECURE",
+)  # fmt: skip
+
+
+class LaunchError(ElastaneError):
+    """A launch cannot be made here. is_permanent: the same would happen again, anywhere."""
+
+    code = "ELA456"
+
+    def __init__(self, message: str, *, hint: str = "", is_permanent: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_permanent = is_permanent
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """What an operator sets for all launches of a runner.
+
+    host: under which other ranks reach this machine. masters: their addresses. secrets: folder of secret
+    files. worker_token_file: of the workers of elastic runs; "": they have none. environ: of the runner.
+    """
+
+    host: str
+    masters: str
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    secrets: Path | None = None
+    worker_token_file: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    limits: ArchiveLimits = field(default_factory=ArchiveLimits)
+
+
+@dataclass
+class Preparation:
+    """What the ranks of one launch are started with. ports: of those that are prepared and not started."""
+
+    folder: Path
+    command: tuple[str, ...]
+    secrets: Mapping[str, str]
+    ports: dict[int, HeldPort] = field(default_factory=dict)
+
+    def release(self, ranks: Iterable[int] | None = None) -> None:
+        """Let the ports of these ranks go; None: all."""
+        for rank in list(self.ports if ranks is None else ranks):
+            if (port := self.ports.pop(rank, None)) is not None:
+                port.release()
+
+
+def spec_of(record: LaunchRecord) -> training_pb2.RunSpec:
+    """Return the run's spec."""
+    return json_format.ParseDict(record.spec, training_pb2.RunSpec(), ignore_unknown_fields=True)
+
+
+def is_elastic(spec: training_pb2.RunSpec) -> bool:
+    """True if the ranks of a run are workers of a job of JobService."""
+    return spec.framework in (training_pb2.FRAMEWORK_UNSPECIFIED, training_pb2.FRAMEWORK_ELASTANE)
+
+
+def prepare(launch: Launch, service_url: str, cache: CodeCache, settings: LaunchSettings) -> Preparation:
+    """Unpack the code of a launch and read its secrets. Raises LaunchError, whatever the cause."""
+    spec = spec_of(launch.record)
+    try:
+        algorithm = settings.algorithms.get(spec.algorithm)
+        command = tuple(spec.command) or (algorithm.command if algorithm is not None else ())
+        if not command:
+            raise LaunchError(
+                f"the run has no command, and this runner offers no algorithm {spec.algorithm!r}",
+                hint="give a command, or choose an algorithm that a runner offers",
+                is_permanent=True,
+            )
+        secrets = {one.variable: _secret(one, settings) for one in spec.secrets}
+        folder = _code(launch, spec, algorithm, service_url, cache, settings)
+    except (ArchiveError, LaunchSpecError, ValueError) as error:
+        raise LaunchError(str(error), is_permanent=True) from error
+    except CodeError as error:
+        raise LaunchError(str(error), is_permanent=error.is_permanent) from error
+    except LaunchError:
+        raise
+    except (OSError, ElastaneError) as error:
+        raise LaunchError(str(error)) from error
+    return Preparation(folder, command, secrets)
+
+
+def _secret(secret: training_pb2.SecretRef, settings: LaunchSettings) -> str:
+    if secret.WhichOneof("source") != "file":
+        raise LaunchError(
+            f"the secret {secret.variable} is Kubernetes' own, and this runner starts processes",
+            hint="give a file, or choose runners by their labels",
+            is_permanent=True,
+        )
+    return read_secret(settings.secrets, secret.variable, secret.file)
+
+
+def _code(
+    launch: Launch,
+    spec: training_pb2.RunSpec,
+    algorithm: Algorithm | None,
+    service_url: str,
+    cache: CodeCache,
+    settings: LaunchSettings,
+) -> Path:
+    """Return the folder that the ranks are started in."""
+    target = launch.folder / "code"
+    launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    source = spec.code.WhichOneof("source")
+    if source is None and algorithm is not None and algorithm.folder:
+        return Path(algorithm.folder)
+    if target.is_dir():
+        shutil.rmtree(target)  # of a runner that was killed before it had started a rank
+    if source == "archive_sha256":
+        cache.unpack(service_url, spec.code.archive_sha256, target, settings.limits)
+    elif source == "git":
+        clone(spec.code.git.url, spec.code.git.commit, target)
+    else:
+        target.mkdir()
+    return target
+
+
+# ---------------------------------------------------------------- start
+
+
+def plan(
+    launch: Launch,
+    preparation: Preparation,
+    ranks: Iterable[int],
+    endpoints: Mapping[int, Endpoint],
+    settings: LaunchSettings,
+) -> AttemptPlan:
+    """Return the plan by which these ranks start together. Raises LaunchSpecError.
+
+    endpoints: where each rank of the run listens; of an elastic run they do not matter.
+    """
+    record = launch.record
+    spec = launch_spec(record, endpoints, settings)
+    own = _of_worker(settings) if record.elastic else {}
+    command = worker_command(record, preparation.command, settings) if record.elastic else preparation.command
+    chosen = sorted(ranks)
+    unit = record.unit_of(chosen[0])
+    return AttemptPlan(
+        run=unit.run,
+        attempt=unit.attempt,
+        fence=record.fence,
+        folder=preparation.folder,
+        ranks=tuple(
+            RankPlan(command, {**environment(spec, rank), **own, **preparation.secrets}, rank)
+            for rank in chosen
+        ),
+    )
+
+
+def launch_spec(
+    record: LaunchRecord, endpoints: Mapping[int, Endpoint], settings: LaunchSettings
+) -> LaunchSpec:
+    """Return all that decides the environment of a launch's ranks. Raises LaunchSpecError."""
+    spec = spec_of(record)
+    instances = spec.instances or 1
+    if record.elastic:
+        addresses: tuple[Endpoint, ...] = (Endpoint(settings.host, 1),) * instances
+    else:
+        missing = [rank for rank in range(instances) if rank not in endpoints]
+        if missing:
+            raise LaunchSpecError(f"rank {missing[0]} of {instances} has no endpoint")
+        addresses = tuple(endpoints[rank] for rank in range(instances))
+    number = spec.framework or training_pb2.FRAMEWORK_ELASTANE
+    framework = Framework(training_pb2.Framework.Name(number).removeprefix("FRAMEWORK_").lower())
+    return LaunchSpec(
+        job_id=str(record.run_id),
+        attempt=record.attempt,
+        framework=framework,
+        algorithm=spec.algorithm,
+        model_name=spec.output_model_name,
+        instances=instances,
+        endpoints=addresses,
+        dataset_id=spec.dataset.id,
+        dataset_hash=spec.dataset.version_hash,
+        dataset_url=record.data_url or spec.dataset.url,
+        model_url=layout.model_url(record.artifact_url) if record.artifact_url else "",
+        checkpoint_url=record.checkpoint_url,
+        metadata_store=settings.environ.get("MLFLOW_TRACKING_URI", ""),
+        parameters=dict(spec.parameters),
+        master_port=addresses[0].port,
+        rendezvous=addresses[0] if framework is Framework.HOROVOD else None,
+        elastane_masters=settings.masters,
+        elastane_job=record.job,
+    )
+
+
+def worker_command(
+    record: LaunchRecord, script: tuple[str, ...], settings: LaunchSettings
+) -> tuple[str, ...]:
+    """Return the command of a worker of an elastic run: an agent that joins the run's job."""
+    return (
+        sys.executable, "-P", "-m", "elastane_cli", "run", "--master", settings.masters, "--job", record.job,
+        "--job-timeout", str(JOB_SECONDS), "--local-workers", "1", "--exit-codes", "pod", *script,
+    )  # fmt: skip
+
+
+def _of_worker(settings: LaunchSettings) -> dict[str, str]:
+    given = {name: value for name in WORKER_VARIABLES if (value := settings.environ.get(name))}
+    if settings.worker_token_file:
+        given["ELASTANE_TOKEN_FILE"] = settings.worker_token_file
+    return given

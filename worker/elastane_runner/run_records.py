@@ -1,0 +1,116 @@
+"""The record of a run that is over, made of what the master and the run's folder say of it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import Any, Final
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from elastane_common import layout
+from elastane_common.artifacts import ArtifactError, list_run, read_manifest
+from elastane_common.file_manifest import FileEntry
+from elastane_common.run_record import CodeRecord, CostRecord, DatasetRecord, RunRecord
+from elastane_common.storage import Folder
+from elastane_proto.v1 import job_pb2, training_pb2
+
+FINAL: Final = {
+    training_pb2.RUN_STATE_SUCCEEDED: "succeeded",
+    training_pb2.RUN_STATE_FAILED: "failed",
+    training_pb2.RUN_STATE_CANCELLED: "cancelled",
+}
+#: Of the Python that starts the ranks, where they are installed.
+PACKAGES: Final = ("elastane", "torch", "numpy")
+_RECORDED_KINDS: Final = ("model", "log")
+
+
+def record_of(
+    run: training_pb2.Run,
+    *,
+    job: job_pb2.Job | None,
+    data_url: str,
+    model_url: str,
+    artifacts: Iterable[FileEntry],
+    versions: Mapping[str, str],
+) -> RunRecord:
+    """Return the record of a run that is over. Pure.
+
+    job: of an elastic run, if it is known. data_url: of its dataset, as it was resolved. model_url: of the
+    model's files; "": there are none.
+    """
+    spec = run.spec
+    settings = job.settings if job is not None else spec.job
+    has_settings = job is not None or spec.HasField("job")
+    return RunRecord(
+        run_id=run.run_id,
+        owner=spec.owner,
+        state=FINAL[run.state],
+        reason=run.reason,
+        attempts=run.attempt,
+        created_at=_seconds(run, "created") or 0.0,
+        started_at=_seconds(run, "started"),
+        ended_at=_seconds(run, "ended"),
+        spec=_json(spec),
+        parameters=dict(spec.parameters),
+        seed=settings.seed if has_settings and settings.HasField("seed") else None,
+        logical_workers=spec.instances or 1,
+        settings=_json(settings) if has_settings else {},
+        environment=dict(job.environment) if job is not None else {},
+        versions=dict(versions),
+        code=CodeRecord(
+            archive_sha256=spec.code.archive_sha256,
+            git_url=spec.code.git.url,
+            git_commit=spec.code.git.commit,
+            image=spec.code.image,
+        ),
+        dataset=DatasetRecord(
+            id=spec.dataset.id, version_hash=spec.dataset.version_hash, url=data_url or spec.dataset.url
+        )
+        if spec.HasField("dataset")
+        else None,
+        cost=CostRecord(slot_seconds=run.slot_seconds),
+        model_url=model_url,
+        artifacts=tuple(artifacts),
+    )
+
+
+def stored_model(run_url: str) -> str:
+    """Return the URL of the files of a run's model; "" if it has none. Raises ArtifactError."""
+    url = layout.model_url(run_url)
+    manifest = read_manifest(url)
+    return "" if manifest is None else layout.join(url, manifest.folder)
+
+
+def stored_artifacts(run_url: str) -> list[FileEntry]:
+    """Return the model and the logs of a run, with their sha256. Raises ArtifactError, RunRecordError."""
+    folder = Folder(run_url, ArtifactError)
+    found = []
+    for entry in list_run(run_url):
+        if entry.kind not in _RECORDED_KINDS:
+            continue
+        if not entry.sha256 and (digest := folder.sha256(entry.path)) is not None:
+            entry = FileEntry(entry.path, *digest, entry.kind)
+        found.append(entry)
+    return found
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python, and of packages that are installed beside it."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _json(message: Message) -> dict[str, Any]:
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def _seconds(run: training_pb2.Run, name: str) -> float | None:
+    return getattr(run, name).ToNanoseconds() / 1e9 if run.HasField(name) else None

@@ -1,0 +1,503 @@
+"""A runner: attends the master, and carries out what it says with an engine.
+
+    Prepare ──▶ code, secrets, ports ──▶ Prepared         `launching`, in a thread
+    Start   ──▶ engine.launch ──▶ RankChanged             as the engine tells it
+    Stop    ──▶ engine.stop ──▶ RankChanged, Stopped
+    Forget  ──▶ logs are stored ──▶ folders are removed   `run_outcomes`
+
+The ranks are the engine's, and go on without a runner and without a master. So nothing that is sent has to
+arrive: the Hello of the next stream, also of the next runner process, lists every rank that there is, and
+the master repeats what it wants. A launch is named by its fence; of a run, one with a lower fence than was
+seen is refused, and a higher one ends those before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from google.protobuf import json_format
+
+from elastane_proto import message_codec
+from elastane_proto.v1 import training_pb2
+from elastane_runner import launching
+from elastane_runner.code_folder import CodeCache
+from elastane_runner.engine import Engine, EngineError, RankEvent, RankState
+from elastane_runner.environment import Endpoint, LaunchSpecError
+from elastane_runner.held_ports import HeldPort, PortError
+from elastane_runner.launches import Launch, LaunchKey, LaunchRecord, LaunchStore, Rank, launch_of
+from elastane_runner.launching import LaunchError, LaunchSettings, Preparation
+from elastane_runner.log_sending import LogSender
+from elastane_runner.master_stream import MasterStream, Response
+from elastane_runner.run_outcomes import RunOutcomes
+
+_log = structlog.get_logger(__name__)
+
+GRACE_SECONDS_DEFAULT: Final = 30.0
+LINE_CHARACTERS_MAX: Final = 500
+
+#: Runs whose newest fence is remembered.
+_FENCES_MAX: Final = 100_000
+
+_STATES: Final = {
+    "prepared": training_pb2.RankStatus.STATE_PREPARED,
+    "running": training_pb2.RankStatus.STATE_RUNNING,
+    "exited": training_pb2.RankStatus.STATE_EXITED,
+    "lost": training_pb2.RankStatus.STATE_LOST,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerSettings:
+    """What a runner tells the master of itself. folder: of all that it keeps; no other runner uses it."""
+
+    runner_id: str
+    slots: int
+    folder: Path
+    launch: LaunchSettings
+    kind: str = "process"
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Runner:
+    """One runner. Used from one event loop.
+
+    engine: starts its ranks; not adopted yet. outcomes: stores what ended ranks have left.
+    """
+
+    def __init__(self, settings: RunnerSettings, engine: Engine, outcomes: RunOutcomes) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._outcomes = outcomes
+        self._store = LaunchStore(settings.folder)
+        self._cache = CodeCache(settings.folder)
+        self._launches: dict[LaunchKey, Launch] = {}
+        #: The newest fence of each run, that was seen last at the end.
+        self._fences: dict[int, int] = {}
+        self._preparations: dict[LaunchKey, Preparation] = {}
+        #: Held while the code of a launch is unpacked, which its ranks share.
+        self._unpacking: dict[LaunchKey, asyncio.Lock] = {}
+        #: Ranks for which something is being done, and who does it.
+        self._busy: dict[tuple[LaunchKey, int], asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._service_url = ""
+        self._changed = asyncio.Event()
+        self._stream = MasterStream(
+            settings.launch.masters,
+            hello=self._hello,
+            received=self._received,
+            welcomed=self._welcome,
+        )
+        self._logs = LogSender(lambda chunk: self._stream.send(log_chunk=chunk))
+
+    async def run(self) -> None:
+        """Attend until `leave`. Raises RefusedError if a master refuses this runner, and EngineError."""
+        await self._adopt()
+        watching = asyncio.create_task(self._watch())
+        attending = asyncio.create_task(self._stream.run())
+        try:
+            done, _ = await asyncio.wait({watching, attending}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._logs.close()
+            for preparation in self._preparations.values():
+                preparation.release()
+            tasks = [watching, attending, *self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def leave(self, reason: str, *, stops: bool) -> None:
+        """Take no new ranks, and end the session; the ranks go on, or are stopped first."""
+        self._stream.send(leaving=training_pb2.RunnerLeaving(reason=reason))
+        if stops:
+            await asyncio.gather(
+                *(self._stop(launch, _grace_seconds(launch)) for launch in list(self._launches.values()))
+            )
+        self._stream.close()
+
+    # ------------------------------------------------------------------ what there is
+
+    async def _adopt(self) -> None:
+        attempts = await self._engine.adopt()
+        for launch in self._store.load(attempts, time.time()):
+            self._launches[launch.key] = launch
+            self._fences[launch.key.run_id] = max(launch.key.fence, self._fences.get(launch.key.run_id, 0))
+            if not launch.lives and not launch.record.elastic:
+                self._ended(launch)
+        known = {(unit.run, unit.attempt) for one in self._launches.values() for unit in one.record.units()}
+        for attempt in attempts:
+            if not attempt.launched or (attempt.run, attempt.attempt) not in known:
+                self._begin(self._discard(attempt.run, attempt.attempt))
+
+    async def _discard(self, run: str, attempt: int) -> None:
+        """Remove what no launch is known of: it was taken back, or its record is lost."""
+        with contextlib.suppress(EngineError):
+            await self._engine.stop(run, attempt, 0.0)
+            await self._engine.remove(run, attempt)
+
+    def _hello(self) -> training_pb2.RunnerHello:
+        settings = self._settings
+        return training_pb2.RunnerHello(
+            runner_id=settings.runner_id,
+            host=settings.launch.host,
+            kind=settings.kind,
+            slots=settings.slots,
+            labels=settings.labels,
+            algorithms=sorted(settings.launch.algorithms),
+            ranks=[
+                self._report(launch, rank)
+                for launch in self._launches.values()
+                for rank in launch.ranks.values()
+            ],
+        )
+
+    def _report(self, launch: Launch, rank: Rank) -> training_pb2.RankReport:
+        status = training_pb2.RankStatus(
+            rank=rank.rank,
+            state=_STATES[rank.state],
+            runner_id=self._settings.runner_id,
+            host=self._settings.launch.host,
+            exit_code=rank.exit_code,
+            last_line=shown(rank.last_line),
+        )
+        if rank.started_at is not None:
+            message_codec.set_timestamp(status.started, rank.started_at)
+        if rank.ended_at is not None:
+            message_codec.set_timestamp(status.ended, rank.ended_at)
+        return training_pb2.RankReport(attempt=_attempt(launch.key), status=status)
+
+    def _tell(self, launch: Launch, rank: Rank) -> None:
+        report = self._report(launch, rank)
+        self._stream.send(rank_changed=training_pb2.RunnerRankChanged(report=report))
+
+    # ------------------------------------------------------------------ messages
+
+    def _welcome(self, welcome: training_pb2.RunnerWelcome) -> None:
+        self._logs.close()
+        self._service_url = welcome.artifact_url
+        _log.info("attends", ranks=sum(len(launch.ranks) for launch in self._launches.values()))
+
+    def _received(self, message: Response) -> None:
+        match message.WhichOneof("message"):
+            case "prepare":
+                self._on_prepare(message.prepare)
+            case "start":
+                self._on_start(message.start)
+            case "stop":
+                self._on_stop(message.stop)
+            case "forget":
+                launch = self._launches.get(_key(message.forget.attempt))
+                if launch is not None and not launch.lives:
+                    self._begin(self._forget(launch))
+            case "read_log":
+                self._read_log(message.read_log)
+            case other:
+                _log.warning("a message is not known to this release", message=other)
+
+    def _read_log(self, request: training_pb2.RunnerReadLog) -> None:
+        launch, number = self._launches.get(_key(request.attempt)), request.rank
+        if launch is None or number not in launch.record.tries:
+            self._logs.handle(request, None)
+            return
+        folder = self._engine.rank_folder(*launch.record.unit_of(number), number)
+
+        def is_over() -> bool:
+            rank = launch.ranks.get(number)
+            return (rank is None or not rank.lives) and (launch.key, number) not in self._busy
+
+        self._logs.handle(request, folder, is_over)
+
+    # ------------------------------------------------------------------ prepare
+
+    def _on_prepare(self, message: training_pb2.RunnerPrepare) -> None:
+        key = _key(message.attempt)
+        if self._is_stale(key):
+            return
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._launches[key] = self._store.new(_record(message))
+        if launch.stopping:
+            return
+        for rank in message.ranks:
+            known = launch.ranks.get(rank)
+            if (key, rank) in self._busy:
+                continue  # its answer will come
+            if known is not None and known.state == "prepared":
+                self._say_prepared(launch, [rank])
+            elif known is not None and (known.lives or not launch.record.elastic):
+                self._tell(launch, known)
+        new = [
+            rank
+            for rank in message.ranks
+            if (key, rank) not in self._busy
+            and (rank not in launch.ranks or (launch.record.elastic and not launch.ranks[rank].lives))
+        ]
+        if new:
+            self._begin(self._prepare(launch, new), launch, new)
+
+    async def _prepare(self, launch: Launch, ranks: list[int]) -> None:
+        try:
+            await self._end_older(launch)
+            async with self._unpacking.setdefault(launch.key, asyncio.Lock()):
+                if (preparation := self._preparations.get(launch.key)) is None:
+                    preparation = self._preparations[launch.key] = await asyncio.to_thread(
+                        launching.prepare, launch, self._service_url, self._cache, self._settings.launch
+                    )
+            for rank in ranks:
+                launch.record.tries[rank] = launch.record.tries.get(rank, 0) + 1
+                if not launch.record.elastic:
+                    preparation.ports[rank] = HeldPort()
+            await asyncio.to_thread(launch.save)
+        except (LaunchError, PortError, OSError) as error:
+            self._not_launched(launch, ranks, error)
+            return
+        for rank in ranks:
+            launch.ranks[rank] = Rank(rank)
+        self._say_prepared(launch, ranks)
+
+    async def _end_older(self, launch: Launch) -> None:
+        """End launches of the same run that the master has given up: no two of them live at a time."""
+        older = [
+            one
+            for one in self._launches.values()
+            if one.key.run_id == launch.key.run_id and one.key.fence < launch.key.fence and one.lives
+        ]
+        for one in older:
+            await self._stop(one, _grace_seconds(one))
+
+    def _say_prepared(self, launch: Launch, ranks: Iterable[int]) -> None:
+        ports = self._preparations[launch.key].ports
+        endpoints = [
+            training_pb2.RankEndpoint(
+                rank=rank,
+                host=self._settings.launch.host,
+                port=ports[rank].number if rank in ports else 0,
+            )
+            for rank in ranks
+        ]
+        self._stream.send(
+            prepared=training_pb2.RunnerPrepared(attempt=_attempt(launch.key), endpoints=endpoints)
+        )
+
+    # ------------------------------------------------------------------ start
+
+    def _on_start(self, message: training_pb2.RunnerStart) -> None:
+        key = _key(message.attempt)
+        launch = self._launches.get(key)
+        if self._is_stale(key):
+            return
+        if launch is None:
+            self._fail(key, "it is not prepared here")
+            return
+        if launch.stopping:
+            return
+        endpoints = {one.rank: Endpoint(one.host, one.port) for one in message.endpoints}
+        mine = [rank for rank in launch.ranks if rank in endpoints]
+        ready = [
+            rank for rank in mine if launch.ranks[rank].state == "prepared" and (key, rank) not in self._busy
+        ]
+        for rank in mine:
+            if launch.ranks[rank].state != "prepared":
+                self._tell(launch, launch.ranks[rank])
+        for unit in [[rank] for rank in ready] if launch.record.elastic else [ready] if ready else []:
+            self._begin(self._start(launch, unit, endpoints), launch, unit)
+
+    async def _start(self, launch: Launch, ranks: list[int], endpoints: Mapping[int, Endpoint]) -> None:
+        preparation = self._preparations[launch.key]
+        try:
+            plan = launching.plan(launch, preparation, ranks, endpoints, self._settings.launch)
+            preparation.release(ranks)
+            await self._engine.launch(plan)
+        except LaunchSpecError as error:
+            self._not_launched(launch, ranks, LaunchError(str(error), is_permanent=True))
+        except (EngineError, OSError) as error:
+            self._not_launched(launch, ranks, error)
+
+    # ------------------------------------------------------------------ failures
+
+    def _not_launched(self, launch: Launch, ranks: Iterable[int], error: Exception) -> None:
+        """Say that ranks were not started: as a failed launch if nothing else of it is here."""
+        permanent = isinstance(error, LaunchError) and error.is_permanent
+        _log.warning("a launch failed", run=launch.key.run_id, reason=str(error), permanent=permanent)
+        if (preparation := self._preparations.get(launch.key)) is not None:
+            preparation.release(ranks)
+        gone = [launch.ranks.pop(rank, Rank(rank)) for rank in ranks]
+        if not launch.lives:
+            self._fail(launch.key, str(error), permanent=permanent)
+            return
+        for rank in gone:
+            rank.apply(RankState.LOST, None, str(error).encode(), time.time())
+            self._tell(launch, rank)
+
+    def _fail(self, key: LaunchKey, reason: str, *, permanent: bool = False) -> None:
+        self._stream.send(
+            launch_failed=training_pb2.RunnerLaunchFailed(
+                attempt=_attempt(key), reason=reason, permanent=permanent
+            )
+        )
+
+    # ------------------------------------------------------------------ stop
+
+    def _on_stop(self, message: training_pb2.RunnerStop) -> None:
+        launch = self._launches.get(_key(message.attempt))
+        if launch is None:
+            self._stream.send(stopped=training_pb2.RunnerStopped(attempt=message.attempt))
+            return
+        grace_seconds = message.grace.ToTimedelta().total_seconds()
+        ranks = [message.rank] if message.HasField("rank") else None
+        _log.info("stops", run=launch.key.run_id, attempt=launch.key.attempt, reason=message.reason)
+        self._begin(self._stop_and_confirm(launch, grace_seconds, ranks))
+
+    async def _stop_and_confirm(self, launch: Launch, grace_seconds: float, ranks: list[int] | None) -> None:
+        await self._stop(launch, grace_seconds, ranks)
+        if not launch.lives:
+            self._stream.send(stopped=training_pb2.RunnerStopped(attempt=_attempt(launch.key)))
+
+    async def _stop(self, launch: Launch, grace_seconds: float, ranks: list[int] | None = None) -> None:
+        """End ranks (None: all of the launch), whatever stage they are in, and return when they are gone."""
+        if ranks is None:
+            launch.stopping = True
+        mine = [rank for rank in launch.record.tries if ranks is None or rank in ranks]
+        preparing = [
+            task
+            for (key, rank), task in self._busy.items()
+            if key == launch.key and (ranks is None or rank in ranks) and launch.ranks.get(rank) is None
+        ]
+        for task in preparing:
+            task.cancel()
+        starting = [self._busy[launch.key, rank] for rank in mine if (launch.key, rank) in self._busy]
+        await asyncio.gather(*{*preparing, *starting}, return_exceptions=True)
+        if (preparation := self._preparations.get(launch.key)) is not None:
+            preparation.release(ranks)
+        units = {launch.record.unit_of(rank) for rank in mine if rank in launch.ranks}
+        await asyncio.gather(*(self._end(run, attempt, grace_seconds) for run, attempt in units))
+        for rank in mine:
+            one = launch.ranks.get(rank)
+            if one is not None and one.state == "prepared" and not await self._has(launch, rank):
+                one.apply(RankState.EXITED, -15, b"", time.time())
+                self._tell(launch, one)
+        while any(launch.ranks[rank].lives for rank in mine if rank in launch.ranks):
+            await self._changed.wait()
+        if launch.stopping and not launch.lives:
+            self._ended(launch)
+
+    async def _end(self, run: str, attempt: int, grace_seconds: float) -> None:
+        with contextlib.suppress(EngineError):  # it was never launched
+            await self._engine.stop(run, attempt, grace_seconds)
+
+    async def _has(self, launch: Launch, rank: int) -> bool:
+        """True if the engine has started this rank."""
+        folder = self._engine.rank_folder(*launch.record.unit_of(rank), rank)
+        return await asyncio.to_thread(folder.exists)
+
+    # ------------------------------------------------------------------ what happens to ranks
+
+    async def _watch(self) -> None:
+        async for event in self._engine.watch():
+            self._on_event(event)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _on_event(self, event: RankEvent) -> None:
+        key = launch_of(event.run)
+        launch = self._launches.get(key) if key is not None else None
+        rank = launch.ranks.get(event.rank) if launch is not None else None
+        if launch is None or rank is None or not rank.lives:
+            return
+        if launch.record.unit_of(event.rank) != (event.run, event.attempt):
+            return
+        rank.apply(event.state, event.returncode, event.last_line, time.time())
+        self._tell(launch, rank)
+        if not launch.lives and not launch.record.elastic:
+            self._ended(launch)
+
+    def _ended(self, launch: Launch) -> None:
+        """Nothing of a launch lives here: what it has left is stored."""
+        if (preparation := self._preparations.pop(launch.key, None)) is not None:
+            preparation.release()
+        self._outcomes.store(launch)
+
+    async def _forget(self, launch: Launch) -> None:
+        launch.stopping = True
+        self._ended(launch)
+        await self._outcomes.conclude(launch)
+        if self._launches.pop(launch.key, None) is None:  # it was sent twice
+            return
+        self._unpacking.pop(launch.key, None)
+        for unit in launch.record.units():
+            with contextlib.suppress(EngineError):
+                await self._engine.remove(*unit)
+        await asyncio.to_thread(self._store.remove, launch)
+
+    # ------------------------------------------------------------------ internals
+
+    def _is_stale(self, key: LaunchKey) -> bool:
+        """Remember the newest fence of each run, and refuse what bears an older one."""
+        newest = max(key.fence, self._fences.pop(key.run_id, 0))
+        self._fences[key.run_id] = newest
+        if len(self._fences) > _FENCES_MAX:
+            del self._fences[next(iter(self._fences))]
+        if newest > key.fence:
+            self._fail(key, f"the fence {key.fence} of run {key.run_id} is stale: {newest} was seen")
+        return newest > key.fence
+
+    def _begin(
+        self, work: Coroutine[Any, Any, None], launch: Launch | None = None, ranks: Iterable[int] = ()
+    ) -> None:
+        """Do something in the background; ranks of a launch are busy meanwhile."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        places = [(launch.key, rank) for rank in ranks] if launch is not None else []
+        self._busy.update(dict.fromkeys(places, task))
+
+        def done(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            for place in places:
+                if self._busy.get(place) is task:
+                    del self._busy[place]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a task of the runner failed", exc_info=error)
+
+        task.add_done_callback(done)
+
+
+def shown(line: bytes) -> str:
+    """Return a line of a rank's output as text without controls, cut."""
+    text = line.decode(errors="replace")
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)[
+        :LINE_CHARACTERS_MAX
+    ]
+
+
+def _key(attempt: training_pb2.AttemptKey) -> LaunchKey:
+    return LaunchKey(attempt.run_id, attempt.attempt, attempt.fence)
+
+
+def _attempt(key: LaunchKey) -> training_pb2.AttemptKey:
+    return training_pb2.AttemptKey(run_id=key.run_id, attempt=key.attempt, fence=key.fence)
+
+
+def _record(message: training_pb2.RunnerPrepare) -> LaunchRecord:
+    return LaunchRecord(
+        **_key(message.attempt)._asdict(),
+        elastic=launching.is_elastic(message.spec),
+        job=message.job,
+        artifact_url=message.artifact_url,
+        checkpoint_url=message.checkpoint_url,
+        data_url=message.data_url,
+        spec=json_format.MessageToDict(message.spec, preserving_proto_field_name=True),
+        created_at=time.time(),
+    )
+
+
+def _grace_seconds(launch: Launch) -> float:
+    spec = launching.spec_of(launch.record)
+    return spec.grace.ToTimedelta().total_seconds() if spec.HasField("grace") else GRACE_SECONDS_DEFAULT

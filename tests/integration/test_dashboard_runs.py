@@ -279,3 +279,26 @@ async def test_a_token_shows_and_changes_runs_of_its_owners_only(tmp_path: Path)
             assert "of-ann" in page and "of-bob" in page
             _, page = await root.post("/runs/2/cancel", confirmed="yes")
             assert "Run 2 is cancelled" in text_of(page)
+
+
+async def test_a_scrape_tells_what_became_of_runs_and_launches(tmp_path: Path) -> None:
+    async with service(tmp_path) as (channel, browser, runner):
+        await train(channel)
+        prepare = (await runner.next("prepare")).prepare
+        failed = training_pb2.RunnerLaunchFailed(attempt=prepare.attempt, reason="no disk", permanent=True)
+        runner.send(launch_failed=failed)
+        await run_until(channel, 1, "FAILED")
+        await train(channel, instances=2)
+        await runner.next("forget")
+        await runner.launch()
+        await run_until(channel, 2, "RUNNING")
+        scraped = (await browser.get("/metrics"))[1]
+        for line in (
+            "elastane_run_launches_failed_total 1.0",
+            'elastane_runs_ended_total{state="failed"} 1.0',
+            'elastane_runs_ended_total{state="succeeded"} 0.0',
+            'elastane_runs{state="running"} 1.0',
+            "elastane_run_slots_used 2.0",
+            'elastane_runners{state="attending"} 1.0',
+        ):
+            assert f"\n{line}\n" in scraped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from runs_driver import RunsDriver
 
 from elastane_master.decisions.runs import effects, events
@@ -59,12 +60,13 @@ def test_runners_are_in_one_state_each() -> None:
     assert value(samples, catalogue.RUN_SLOTS) == 4
 
 
-def test_a_failed_launch_is_counted_once_for_its_runner() -> None:
+@pytest.mark.parametrize("permanent", [False, True])
+def test_a_failed_launch_is_counted_once_for_its_runner(permanent: bool) -> None:
     driver = RunsDriver()
     driver.join("r", 4)
     driver.submit()
     (prepare,) = driver.take(effects.Prepare)
-    driver.do(events.LaunchFailed("r", driver.sessions["r"], prepare.attempt, "no disk"))
+    driver.do(events.LaunchFailed("r", driver.sessions["r"], prepare.attempt, "no disk", permanent))
     counted = [one for one in driver.effects if isinstance(one, effects.LaunchFailureCounted)]
     assert [one.runner_id for one in counted] == ["r"]
 

@@ -36,7 +36,7 @@ def test_each_role_sees_what_it_may_and_nothing_else(role: Role) -> None:
 
 
 def test_pages_of_runs_are_for_owners_as_the_rpcs_are() -> None:
-    rpcs = {RULES[f"/elastane.v1.TrainingService/{name}"] for name in ("Get", "List", "Watch", "StreamLogs")}
+    rpcs = {RULES[f"/elastane.v1.TrainingService/{name}"] for name in ("List", "Watch", "StreamLogs")}
     pages = {rule for route, rule in HTTP_RULES.items() if route.startswith("/runs")}
     assert pages == rpcs
 

@@ -186,7 +186,8 @@ def failed(ctx: RunsContext, event: LaunchFailed) -> None:
     else:
         holdings.release(ctx, runner, event.attempt.fence)
     lose_ranks(ctx, run, runner)
-    if event.permanent:
+    if event.permanent:  # the run's fault: the runner is not paused for it
+        ctx.emit(LaunchFailureCounted(runner.runner_id))
         life.stop_launch(ctx, run, Ending("failed", reason))
         return
     count_failure(ctx, runner, event.reason)

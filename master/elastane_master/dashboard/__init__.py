@@ -6,7 +6,11 @@
     actions                    a form's fields -> an rpc's request; its response -> text (pure)
     local_calls                in-process rpcs, through the same gate as calls from outside
     pages                      contents -> HTML
+    log_tail                   the end of a rank's output -> text (pure)
+    run_facts, run_actions,    the same for the pages of runs
+      run_pages, run_routes
     live                       server-sent events
+    answers                    forms, and answers to them
     routes                     request handlers
 
 Imported only by a master that serves HTTP.

@@ -112,7 +112,7 @@ class Live:
                         async with asyncio.timeout(CLOCK_SECONDS):
                             await host.changed.beyond(seen)
 
-        return await self._serve(request, pages, call)
+        return await self.serve(request, pages, call)
 
     async def jobs(
         self, request: web.Request, made: Callable[[], Parts], call: HttpCall
@@ -127,11 +127,12 @@ class Live:
                 yield made()
                 await asyncio.sleep(1.0)
 
-        return await self._serve(request, pages, call)
+        return await self.serve(request, pages, call)
 
-    async def _serve(
+    async def serve(
         self, request: web.Request, pages: Callable[[], AsyncIterator[Parts]], call: HttpCall
     ) -> web.StreamResponse:
+        """Stream the parts that `pages` yields, those that have changed, until the client leaves."""
         with self._counted():
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
             response.headers["X-Accel-Buffering"] = "no"  # keeps proxies from buffering the stream

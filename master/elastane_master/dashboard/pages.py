@@ -47,6 +47,11 @@ class Visitor:
     def of(cls, caller: Principal, *, known: bool) -> Visitor:
         return cls(caller.name, known, "operator" in caller.roles)
 
+    @classmethod
+    def of_runs(cls, caller: Principal, *, known: bool) -> Visitor:
+        """Return the viewer of a page of runs, on which submitters have buttons, too."""
+        return cls(caller.name, known, not caller.roles.isdisjoint(("operator", "submitter")))
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -90,14 +95,14 @@ class Listed:
 
 def jobs_page(listed: Listed, visitor: Visitor, *, state: str) -> str:
     """Render the page with the list of jobs. state: whether the master serves, in words."""
-    return _render(
+    return render(
         "jobs.html", root="", visitor=visitor, state=state, live="live", parts={"jobs": jobs_part(listed)}
     )
 
 
 def jobs_part(listed: Listed) -> str:
     """Render only the table of jobs."""
-    return _render("part_jobs.html", root="", jobs=listed.jobs, held=listed.held)
+    return render("part_jobs.html", root="", jobs=listed.jobs, held=listed.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ def job_page(
     """Render a job's page. Raises Rejection if the filter of events is invalid."""
     view = facts.view
     wanted = asked.filter(facts.now)
-    return _render(
+    return render(
         "job.html",
         root="../",
         visitor=visitor,
@@ -159,20 +164,20 @@ def job_page(
 def events_part(facts: JobFacts, wanted: EventFilter) -> str:
     """Render the table of the events that the filter selects."""
     rows = event_rows(facts.notes, wanted)
-    return _render("part_events.html", root="../", facts=facts, view=facts.view, rows=rows)
+    return render("part_events.html", root="../", facts=facts, view=facts.view, rows=rows)
 
 
 def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
     """Render all parts of a job's page, by name; equal for all viewers with the same `acts`."""
     actions = _offered(facts.view) if visitor.acts else ()
     shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
-    parts = {part: _render(f"part_{part}.html", root="../", **shown) for part in PARTS if part != "events"}
+    parts = {part: render(f"part_{part}.html", root="../", **shown) for part in PARTS if part != "events"}
     return parts | {"events": events_part(facts, EVERYTHING)}
 
 
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:
     """Render the page that asks to confirm an action."""
-    return _render("confirm.html", root="../../", visitor=visitor, view=view, action=action, live="")
+    return render("confirm.html", root="../../", visitor=visitor, view=view, action=action, live="")
 
 
 def login_page(why: str, hint: str, then: str, root: str) -> str:
@@ -181,13 +186,13 @@ def login_page(why: str, hint: str, then: str, root: str) -> str:
     why: the problem with the previous token; empty if there was none. then: page to show after the login.
     """
     visitor = Visitor("", known=False, acts=False)
-    return _render("login.html", root=root, visitor=visitor, why=why, hint=hint, then=then, live="")
+    return render("login.html", root=root, visitor=visitor, why=why, hint=hint, then=then, live="")
 
 
 def problem_page(title: str, notice: Notice, visitor: Visitor | None, root: str) -> str:
     """Render a page with an error."""
     visitor = visitor or Visitor("", known=False, acts=False)
-    return _render("problem.html", root=root, visitor=visitor, title=title, notice=notice, live="")
+    return render("problem.html", root=root, visitor=visitor, title=title, notice=notice, live="")
 
 
 def _offered(view: JobView) -> tuple[str, ...]:
@@ -228,5 +233,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
+    """Render a template with these values."""
     return _environment().get_template(template).render(**values)

@@ -3,7 +3,7 @@
 /                   list of jobs        /jobs/JOB            one job
 /live               its live updates    /jobs/JOB/live       its live updates (server-sent events)
 /login, /logout     sets the cookie     /jobs/JOB/ACTION     GET: confirmation page; POST: action
-/assets/NAME        style, script, icon
+/assets/NAME        style, script, icon   /runs, /runs/RUN/...   runs of the training service (`run_routes`)
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import asyncio
 import secrets
 import socket
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import structlog
 from aiohttp import hdrs, web
+from google.protobuf.message import Message
 
 from elastane_master.dashboard import pages
 from elastane_master.dashboard.actions import action_of, request_of, result_of
+from elastane_master.dashboard.answers import fields_of, html, see_other, sentence
 from elastane_master.dashboard.browser import (
     checked_token,
     cookie_name,
@@ -33,21 +34,19 @@ from elastane_master.dashboard.facts import Gatherer
 from elastane_master.dashboard.live import Live, PageRenderer, Parts
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
+from elastane_master.dashboard.run_routes import RunRoutes
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
-from elastane_master.security.policy import unauthenticated
+from elastane_master.runs.service import TrainingRuns
+from elastane_master.security.policy import http_rule_of, unauthenticated
 from elastane_master.security.tokens import Principal
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.gate import Gate
 from elastane_master.store.errors import held_phase
 
 logger = structlog.get_logger(__name__)
-
-FORM_BYTES_MAX: Final = 16 * 1024
-FORM_SECONDS: Final = 10.0
-"""Limits for the size of a form and the time it takes to arrive."""
 
 ACTION_SECONDS: Final = 10.0
 """Time limit for an action's response. A checkpoint may take longer, and is saved all the same."""
@@ -73,7 +72,7 @@ _STATUS: Final = {
     "quota_exceeded": 429,
     "internal": 500,
 }
-_FORMS: Final = frozenset({"/login", "/logout", "/jobs/{job}/{action}"})
+_FORMS: Final = frozenset({"/login", "/logout", "/jobs/{job}/{action}", "/runs/{run}/{action}"})
 _TITLES: Final = {
     400: "This cannot be done",
     401: "Log in",
@@ -87,10 +86,12 @@ _TITLES: Final = {
 class Dashboard(Protocol):
     """Interface of the master as the dashboard uses it.
 
-    hosts: the jobs; None before the store is open. calls: in-process rpcs; None before the services exist.
+    hosts, runs: the jobs and the training service; None before the store is open. calls: in-process rpcs;
+    None before the services exist.
     """
 
     hosts: JobServers | None
+    runs: TrainingRuns | None
     calls: LocalCalls | None
 
     @property
@@ -125,20 +126,21 @@ class DashboardRoutes:
         router.add_get("/jobs/{job}/live", self._job_live, allow_head=False)
         router.add_get("/jobs/{job}/{action}", self._confirm)
         router.add_post("/jobs/{job}/{action}", self._act)
+        RunRoutes(self).add(router)
 
     # ---------------------------------------------------------------- pages
 
     async def _jobs(self, request: web.Request) -> web.Response:
         try:
-            caller = self._caller(request, "/")
+            caller = self.caller_of(request, "/")
             visitor = self._visitor(caller)
-            page = pages.jobs_page(self._listed(caller), visitor, state=self._state())
+            page = pages.jobs_page(self._listed(caller), visitor, state=self.state())
         except REFUSALS as error:
-            return self._problem(request, as_rejection(error), root="")
-        return _html(page)
+            return self.problem(request, as_rejection(error), root="")
+        return html(page)
 
     async def _jobs_live(self, request: web.Request) -> web.StreamResponse:
-        self._require_right_place(request)
+        self.require_right_place(request)
         with self._master.gate.following("/live", self.authorization(request)) as call:
 
             def made() -> Parts:
@@ -149,17 +151,17 @@ class DashboardRoutes:
     async def _job(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
         try:
-            visitor = self._visitor(self._caller(request, "/jobs/{job}", job))
+            visitor = self._visitor(self.caller_of(request, "/jobs/{job}", job))
             host = await self._host(job)
-            notice = self._notice(job, request.query.get("notice", ""))
+            notice = self.notice_of(f"jobs/{quote(job, safe='')}", request.query.get("notice", ""))
             facts, asked = await self._lives()[0].facts(host), AskedEvents.of(request.query)
-            return _html(pages.job_page(facts, visitor, notice, asked))
+            return html(pages.job_page(facts, visitor, notice, asked))
         except REFUSALS as error:
-            return self._problem(request, as_rejection(error), root="../")
+            return self.problem(request, as_rejection(error), root="../")
 
     async def _job_live(self, request: web.Request) -> web.StreamResponse:
         job = request.match_info["job"]
-        self._require_right_place(request)
+        self.require_right_place(request)
         with self._master.gate.following("/jobs/{job}/live", self.authorization(request), job) as call:
             return await self._lives()[1].job(request, await self._host(job), call)
 
@@ -176,19 +178,20 @@ class DashboardRoutes:
 
     async def _login_form(self, request: web.Request) -> web.Response:
         if not self._master.gate.asks_for_tokens:
-            return _see_other("./")
-        return _html(pages.login_page("", "", _local(request.query.get("then", "")), root=""))
+            return see_other("./")
+        return html(pages.login_page("", "", _local(request.query.get("then", "")), root=""))
 
     async def _login(self, request: web.Request) -> web.Response:
         try:
             require_same_site(request.headers, by_cookie=False)
-            fields = await _fields(request)
+            fields = await fields_of(request)
             token = checked_token(fields.get("token", ""))
             self.require_certificate(request)
-            caller = self._master.gate.let_in("/", [f"Bearer {token}"])
+            caller = self._master.gate.let_in("/login", [f"Bearer {token}"])
         except REFUSALS as error:
-            return self._problem(request, as_rejection(error), root="", asked=True)
-        response = _see_other(_local(fields.get("then", "")) or "./")
+            return self.problem(request, as_rejection(error), root="", asked=True)
+        first = "./" if caller.roles & http_rule_of("/").roles else "runs"
+        response = see_other(_local(fields.get("then", "")) or first)
         tls = request.secure
         response.set_cookie(
             cookie_name(tls=tls), cookie_value(token), path="/", secure=tls, httponly=True, samesite="Strict"
@@ -198,7 +201,7 @@ class DashboardRoutes:
 
     async def _logout(self, request: web.Request) -> web.Response:
         require_same_site(request.headers, by_cookie=True)
-        response = _see_other("login")
+        response = see_other("login")
         tls = request.secure
         response.del_cookie(cookie_name(tls=tls), path="/", secure=tls, httponly=True, samesite="Strict")
         return response
@@ -211,16 +214,16 @@ class DashboardRoutes:
             return list(presented)
         return [f"Bearer {token}"]
 
-    def _caller(self, request: web.Request, route: str, job: str = "") -> Principal:
+    def caller_of(self, request: web.Request, route: str, job: str = "") -> Principal:
         """Return the caller's identity. Raises Rejection."""
-        self._require_right_place(request)
+        self.require_right_place(request)
         return self._master.gate.let_in(route, self.authorization(request), job)
 
     def _visitor(self, caller: Principal) -> Visitor:
         """Return the caller as a viewer of pages."""
         return Visitor.of(caller, known=self._master.gate.asks_for_tokens)
 
-    def _require_right_place(self, request: web.Request) -> None:
+    def require_right_place(self, request: web.Request) -> None:
         self.require_certificate(request)
         # With TLS the browser has verified the name: no other host has this master's certificate.
         if not self._master.gate.asks_for_tokens and not request.secure:
@@ -238,40 +241,51 @@ class DashboardRoutes:
         job = request.match_info["job"]
         try:
             action = action_of(request.match_info["action"])
-            visitor = self._visitor(self._caller(request, "/jobs/{job}", job))
+            visitor = self._visitor(self.caller_of(request, "/jobs/{job}", job))
             host = await self._host(job)
             if not action.confirmed:
                 raise Rejection("not_found", f"{action.label}: press its button on the job's page")
-            return _html(pages.confirm_page(job_view(host.machine, host.clock()), action, visitor))
+            return html(pages.confirm_page(job_view(host.machine, host.clock()), action, visitor))
         except REFUSALS as error:
-            return self._problem(request, as_rejection(error), root="../../")
+            return self.problem(request, as_rejection(error), root="../../")
 
     async def _act(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
-        authorization = self.authorization(request)
         try:
-            self._require_right_place(request)
-            require_same_site(request.headers, by_cookie=hdrs.AUTHORIZATION not in request.headers)
+            self.require_form(request)
             action = action_of(request.match_info["action"])
-            fields = await _fields(request)
-            calls = self._master.calls
-            if calls is None:
-                raise self._not_serving()
+            fields = await fields_of(request)
             message = request_of(action, job, fields)
-            answer = None
-            try:
-                async with asyncio.timeout(ACTION_SECONDS):
-                    answer = await calls.call(action.rpc, message, authorization, f"http:{request.remote}")
-            except TimeoutError:
-                if action.name != "checkpoint":
-                    raise Rejection(
-                        "store_unavailable",
-                        f"there was no answer within {ACTION_SECONDS:g} s",
-                        hint="the job's page shows whether it was done",
-                    ) from None
+            answer = await self.call(request, action.rpc, message, waits=action.name != "checkpoint")
         except REFUSALS as error:
             return await self._refused(request, as_rejection(error), job)
-        return self._notice_page(job, Notice(result_of(action, fields, answer)))
+        return self.notice_page(f"jobs/{quote(job, safe='')}", Notice(result_of(action, fields, answer)))
+
+    def require_form(self, request: web.Request) -> None:
+        """Raise Rejection for a form that was not sent from a page of this dashboard."""
+        self.require_right_place(request)
+        require_same_site(request.headers, by_cookie=hdrs.AUTHORIZATION not in request.headers)
+
+    async def call(self, request: web.Request, rpc: str, message: Message, *, waits: bool = True) -> Any:
+        """Call an rpc for the caller of a request, and return its response. Raises Rejection.
+
+        waits: False to return None if there is none in time.
+        """
+        calls = self._master.calls
+        if calls is None:
+            raise self.not_serving()
+        peer = f"http:{request.remote}"
+        try:
+            async with asyncio.timeout(ACTION_SECONDS):
+                return await calls.call(rpc, message, self.authorization(request), peer)
+        except TimeoutError:
+            if waits:
+                raise Rejection(
+                    "store_unavailable",
+                    f"there was no answer within {ACTION_SECONDS:g} s",
+                    hint="the page shows whether it was done",
+                ) from None
+        return None
 
     async def _refused(self, request: web.Request, error: Rejection, job: str) -> web.Response:
         """Redirect to the job's page with the refusal; show it alone if the caller may not see the job."""
@@ -279,34 +293,53 @@ class DashboardRoutes:
             self._master.gate.let_in("/jobs/{job}", self.authorization(request), job)
             await self._host(job)
         except REFUSALS:
-            return self._problem(request, error, root="../../")
-        return self._notice_page(job, Notice(_sentence(error), error.hint, refused=True))
+            return self.problem(request, error, root="../../")
+        page = f"jobs/{quote(job, safe='')}"
+        return self.notice_page(page, Notice(sentence(error), error.hint, refused=True))
 
-    def _notice_page(self, job: str, notice: Notice) -> web.Response:
-        """Redirect to the job's page with a notice, so that reloading it does not repeat the action."""
+    def notice_page(self, page: str, notice: Notice) -> web.Response:
+        """Redirect to the page of a job or run with a notice: reloading it does not repeat the action."""
         number = secrets.token_urlsafe(9)
-        self._notices[number] = (job, notice)
+        self._notices[number] = (page, notice)
         while len(self._notices) > NOTICES_MAX:
             self._notices.popitem(last=False)
-        return _see_other(f"../{quote(job, safe='')}?notice={number}")
+        return see_other(f"../../{page}?notice={number}")
 
-    def _notice(self, job: str, number: str) -> Notice | None:
+    def notice_of(self, page: str, number: str) -> Notice | None:
+        """Return the notice of this number if it belongs to the page."""
         of, notice = self._notices.get(number, ("", None))
-        return notice if of == job else None
+        return notice if of == page else None
 
     # ---------------------------------------------------------------- contents
 
     def _hosts(self) -> JobServers:
         hosts = self._master.hosts
         if hosts is None:
-            raise self._not_serving()
+            raise self.not_serving()
         return hosts
 
     async def _host(self, job: str) -> JobServer:
         return await self._hosts().find(job)
 
-    def _not_serving(self) -> Rejection:
-        return Rejection("store_unavailable", f"this master {self._state()}")
+    @property
+    def gate(self) -> Gate:
+        return self._master.gate
+
+    @property
+    def runs(self) -> TrainingRuns:
+        """The training service. Raises Rejection before the store is open."""
+        if self._master.runs is None:
+            raise self.not_serving()
+        return self._master.runs
+
+    @property
+    def live(self) -> Live:
+        """The streams of all pages. Raises Rejection before the store is open."""
+        return self._lives()[1]
+
+    def not_serving(self) -> Rejection:
+        """Return the refusal while this master does not serve."""
+        return Rejection("store_unavailable", f"this master {self.state()}")
 
     def _lives(self) -> tuple[Gatherer, Live]:
         hosts = self._hosts()
@@ -345,11 +378,12 @@ class DashboardRoutes:
             made = self._lists[caller.jobs] = (now, pages.jobs_part(self._listed(caller)))
         return made[1]
 
-    def _state(self) -> str:
+    def state(self) -> str:
+        """Say whether this master serves."""
         why = self._master.not_ready()
         return f"does not serve requests now: {why}" if why else "serves requests"
 
-    def _problem(
+    def problem(
         self, request: web.Request, error: Rejection, root: str, *, asked: bool = False
     ) -> web.Response:
         """Return a page with the error, or the login page if a token is missing or was not accepted.
@@ -359,13 +393,13 @@ class DashboardRoutes:
         status = _STATUS.get(error.reason, 503)
         if status in (401, 403) and (asked or (status == 401 and self._master.gate.asks_for_tokens)):
             presented = asked or bool(self.authorization(request))
-            why, hint = (_sentence(error), error.hint if asked else "") if presented else ("", "")
+            why, hint = (sentence(error), error.hint if asked else "") if presented else ("", "")
             then = "" if asked else _local(request.path.lstrip("/"))
-            response = _html(pages.login_page(why, hint, then, root), status)
+            response = html(pages.login_page(why, hint, then, root), status)
         else:
             title = _TITLES.get(status, "Not now")
-            response = _html(
-                pages.problem_page(title, Notice(_sentence(error), error.hint, refused=True), None, root),
+            response = html(
+                pages.problem_page(title, Notice(sentence(error), error.hint, refused=True), None, root),
                 status,
             )
         if status == 401:
@@ -379,44 +413,9 @@ def is_form(request: web.Request) -> bool:
     return request.method == "POST" and resource is not None and resource.canonical in _FORMS
 
 
-async def _fields(request: web.Request) -> Mapping[str, str]:
-    """Read the fields of a form. Raises Rejection."""
-    if request.content_type != "application/x-www-form-urlencoded":
-        if not request.body_exists:
-            return {}
-        raise Rejection("invalid_argument", f"expected a form, not {request.content_type[:80]}")
-    if (request.content_length or 0) > FORM_BYTES_MAX:
-        raise Rejection("limit_exceeded", f"a form of {request.content_length} bytes")
-    try:
-        async with asyncio.timeout(FORM_SECONDS):
-            posted = await request.post()
-    except TimeoutError:
-        raise Rejection("limit_exceeded", f"the form did not arrive within {FORM_SECONDS:g} s") from None
-    except web.HTTPRequestEntityTooLarge as error:
-        raise Rejection("limit_exceeded", "the form is too large") from error
-    except (ValueError, LookupError) as error:
-        raise Rejection("invalid_argument", "the form cannot be read") from error
-    except (ConnectionError, web.RequestPayloadError) as error:  # not our fault: any client may disconnect
-        raise Rejection("invalid_argument", "the form is incomplete") from error
-    return {name: value for name, value in posted.items() if isinstance(value, str)}
-
-
 def _local(place: str) -> str:
-    """Return a job's page to show after the login, relative to it; "" for any other place."""
+    """Return a job's page, or one of runs, to show after the login, relative to it; "": another place."""
     parts = place.split("/")
-    if len(parts) == 2 and parts[0] == "jobs" and parts[1]:
-        return f"jobs/{quote(parts[1], safe='')}"
-    return ""
-
-
-def _see_other(place: str) -> web.Response:
-    return web.Response(status=303, headers={hdrs.LOCATION: place})
-
-
-def _html(page: str, status: int = 200) -> web.Response:
-    return web.Response(text=page, content_type="text/html", status=status)
-
-
-def _sentence(error: Rejection) -> str:
-    text = str(error)
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    if len(parts) == 2 and parts[0] in ("jobs", "runs") and parts[1]:
+        return f"{parts[0]}/{quote(parts[1], safe='')}"
+    return "runs" if place == "runs" else ""

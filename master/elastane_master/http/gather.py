@@ -18,11 +18,13 @@ from elastane_master.metrics.figures import (
     add_closed,
     add_job,
     add_master,
+    add_runs,
     is_shown,
 )
 from elastane_master.metrics.measures import MasterMeasures
+from elastane_master.runs.run_server import RunServer
 from elastane_master.security.tokens import Principal
-from elastane_master.store.errors import held_phase
+from elastane_master.store.errors import StoreError, held_phase
 from elastane_proto import versions
 
 
@@ -60,6 +62,9 @@ async def gather(master: Served, caller: Principal) -> Samples:
         gate_refusals=master.gate.refusals,
     )
     add_master(samples, facts, master.measures)
+    if (server := _run_server(master)) is not None:
+        add_runs(samples, server.machine, server.counters, server.clock())
+        await asyncio.sleep(0)
     for host in hosts:
         if caller.covers(host.name) and is_shown(host.machine, host.clock()):
             add_job(samples, host.machine, _facts(host), host.counters, host.clock())
@@ -79,6 +84,14 @@ def _jobs(master: Served) -> tuple[list[JobServer], list[ClosedJob], list[str]]:
         return hosts.all(), hosts.closed(), [held_phase(error) for error in hosts.held().values()]
     except Rejection:
         return [], [], []
+
+
+def _run_server(master: Served) -> RunServer | None:
+    """Return the server of the runs; None while another master may lead, or the runs are held."""
+    try:
+        return master.runs.server if master.runs is not None else None
+    except (Rejection, StoreError):
+        return None
 
 
 def _facts(host: JobServer) -> JobFacts:

@@ -1,6 +1,6 @@
 """Routes of the HTTP port: translation of requests and refusals. The gate decides on access.
 
-/         the dashboard, and all below /jobs (elastane_master.dashboard)
+/         the dashboard, and all below /jobs and /runs (elastane_master.dashboard)
 /metrics  Prometheus' text format, or OpenMetrics if requested; needs a reader's right
 /healthz  200 while the process serves its event loop
 /readyz   200 while requests are served, else 503 with the reason
@@ -16,7 +16,8 @@ from typing import Final
 import structlog
 from aiohttp import hdrs, web
 
-from elastane_master.dashboard.routes import FORM_BYTES_MAX, DashboardRoutes, is_form
+from elastane_master.dashboard.answers import FORM_BYTES_MAX
+from elastane_master.dashboard.routes import DashboardRoutes, is_form
 from elastane_master.decisions.events import Rejection
 from elastane_master.http.connections import HEADERS, Connection
 from elastane_master.http.gather import Served, gather

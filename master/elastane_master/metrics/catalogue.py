@@ -90,6 +90,27 @@ HTTP_REFUSED = _counter(
     "HTTP connections closed because there were too many, or because they were too slow.",
 )
 
+# ------------------------------------------------------------------ the training service
+
+RUNS = _gauge(
+    "runs", "Runs of the training service, by state; those that were deleted are not counted.", "state"
+)
+RUN_QUEUE_AGE = _gauge(
+    "run_queue_age_seconds", "How long the run that has waited longest for slots has waited; 0: none waits."
+)
+RUNS_ENDED = _counter("runs_ended", "Runs that ended, by their final state.", "state")
+RUN_SLOTS = _gauge("run_slots", "Slots of the runners that are connected.")
+RUN_SLOTS_USED = _gauge("run_slots_used", "Slots of the connected runners that runs take.")
+RUNNERS = _gauge(
+    "runners",
+    "Runners by state; paused: it gets no new ranks; silent: disconnected; lost: its lease has ended, too.",
+    "state",
+)
+LAUNCHES_FAILED = _counter(
+    "run_launches_failed",
+    "Launches of runs that a runner could not carry out, or did not start or stop in time.",
+)
+
 # ------------------------------------------------------------------ a job: where it stands
 
 PHASE = _gauge("job_phase", "1 for the current phase of the job, 0 for the others.", "job_name", "phase")

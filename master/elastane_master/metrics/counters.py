@@ -16,6 +16,16 @@ from elastane_proto.history import events as history
 from elastane_proto.history.fold import Cause, RingFold
 
 
+class RunCounters:
+    """Counters of the training service. ended: runs by final state. launches_failed: on any runner."""
+
+    __slots__ = ("ended", "launches_failed")
+
+    def __init__(self) -> None:
+        self.ended: Counter[str] = Counter()
+        self.launches_failed = 0
+
+
 class JobCounters:
     """Counters of one job. Used from one event loop.
 

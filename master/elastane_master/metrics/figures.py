@@ -16,11 +16,16 @@ from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.cost import CostView
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.ring_state import Stage
+from elastane_master.decisions.runs.machine import RunsMachine
+from elastane_master.decisions.runs.run import OVER as RUNS_OVER
+from elastane_master.decisions.runs.run import RunState
+from elastane_master.decisions.runs.runner import Runner
+from elastane_master.decisions.runs.views import service_view
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
-from elastane_master.metrics.counters import JobCounters
+from elastane_master.metrics.counters import JobCounters, RunCounters
 from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures
 from elastane_proto.history.fold import CAUSES
 from elastane_shards.progress import Progress
@@ -36,6 +41,8 @@ HELD = ("damaged", "too_new")
 
 STAGES: tuple[str, ...] = tuple(Stage)
 PLACES: tuple[str, ...] = get_args(WorkerPlace)
+RUN_STATES: tuple[str, ...] = get_args(RunState)
+RUNNER_STATES = ("attending", "paused", "silent", "lost")
 
 
 class Samples:
@@ -172,6 +179,26 @@ def add_job(
     add(known.SNAPSHOT_BYTES, facts.snapshot_bytes, job)
     _add_cost(samples, job, view.cost)
     _add_counters(samples, job, counters)
+
+
+def add_runs(samples: Samples, machine: RunsMachine, counters: RunCounters, now: float) -> None:
+    """Add the samples of the training service. now: on the clock of its decisions."""
+    state, view = machine.state, service_view(machine, now)
+    samples.count(known.RUNS, Counter(run.state for run in state.runs.values()), values=RUN_STATES)
+    samples.add(known.RUN_QUEUE_AGE, view.oldest_wait_seconds)
+    samples.add(known.RUN_SLOTS, view.slots)
+    samples.add(known.RUN_SLOTS_USED, view.slots_used)
+    samples.count(known.RUNNERS, Counter(map(_runner_state, state.runners.values())), values=RUNNER_STATES)
+    samples.add(known.LAUNCHES_FAILED, counters.launches_failed)
+    samples.count(known.RUNS_ENDED, counters.ended, values=RUNS_OVER)
+
+
+def _runner_state(runner: Runner) -> str:
+    if runner.lost:
+        return "lost"
+    if not runner.attends:
+        return "silent"
+    return "paused" if runner.leaving or runner.paused_until is not None else "attending"
 
 
 def _add_cost(samples: Samples, job: str, cost: CostView) -> None:

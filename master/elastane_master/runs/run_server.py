@@ -18,6 +18,7 @@ from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.runs.effects import (
     CancelElasticJob,
     CreateElasticJob,
+    LaunchFailureCounted,
     RunEnded,
     RunnerMessage,
     RunsDecision,
@@ -32,6 +33,7 @@ from elastane_master.jobs.durable_server import DurableServer
 from elastane_master.jobs.limits import Limits, require_room
 from elastane_master.jobs.sessions import Session
 from elastane_master.jobs.transactions import Transactions
+from elastane_master.metrics.counters import RunCounters
 from elastane_master.runs import records
 from elastane_master.runs.log_relay import LogRelay
 from elastane_master.runs.records import StoredRunsEvent
@@ -83,6 +85,7 @@ class RunServer(DurableServer[AnyRunsEvent]):
     """The runs and runners being served. Used from one event loop.
 
     sessions: of the runners that attend, by id. changed: announces durable changes. relay: readers of logs.
+    counters: of what happened while this master served the runs.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class RunServer(DurableServer[AnyRunsEvent]):
         self._streams: dict[RunnerSession, None] = {}
         self.liveness = Liveness()
         self.changed = Signal()
+        self.counters = RunCounters()
         self.relay = LogRelay(self.limits.run_log_readers_max)
         self._timer: asyncio.TimerHandle | None = None
         self._watchers = 0
@@ -256,10 +260,16 @@ class RunServer(DurableServer[AnyRunsEvent]):
             case CancelElasticJob():
                 self._when_durable(partial(self._owner.cancel_job, effect))
             case RunEnded():
-                self._when_durable(partial(self._log_end, effect.run_id))
+                self._when_durable(partial(self._run_ended, effect.run_id))
+            case LaunchFailureCounted():
+                self._when_durable(self._launch_failed)
 
-    def _log_end(self, run_id: int) -> None:
+    def _launch_failed(self) -> None:
+        self.counters.launches_failed += 1
+
+    def _run_ended(self, run_id: int) -> None:
         if (run := self.machine.state.runs.get(run_id)) is not None:
+            self.counters.ended[run.state] += 1
             logger.info("run ended", run=run_id, owner=run.owner, state=run.state, reason=run.reason)
 
     def _send(self, session: RunnerSession, message: RunnerMessage) -> None:

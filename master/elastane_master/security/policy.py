@@ -124,10 +124,17 @@ HTTP_RULES: dict[str, Rule] = {
     "/live": Rule(_LOOK, lists="jobs"),
     "/jobs/{job}": Rule(_LOOK, "job"),
     "/jobs/{job}/live": Rule(_LOOK, "job"),
+    "/runs": Rule(_FOLLOW, owned=True),
+    "/runs/live": Rule(_FOLLOW, owned=True),
+    "/runs/{run}": Rule(_FOLLOW, owned=True),
+    "/runs/{run}/live": Rule(_FOLLOW, owned=True),
+    # Of the token that is entered: one that may see some page.
+    "/login": Rule(_FOLLOW),
 }
-"""Routes of the HTTP port that need a right; lists omit jobs not covered by the token.
+"""Routes of the HTTP port that need a right.
 
-Probes, assets and the form for a token reveal nothing about jobs, and are open.
+Lists omit jobs that the token does not cover, and runs of owners that it is not for. Probes, assets and the
+form for a token reveal nothing about jobs, and are open.
 """
 
 

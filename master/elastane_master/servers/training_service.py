@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import cast
 
 from elastane_master.decisions.events import Rejection
@@ -140,36 +141,10 @@ class TrainingServicer:
     async def StreamLogs(
         self, request: training_pb2.TrainingServiceStreamLogsRequest, context: Context
     ) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
-        server = self._runs.server
-        run = run_of(server, request.run_id)
-        attempt = request.attempt or run.attempt
-        if not 0 < attempt <= run.attempt:
-            raise Rejection(
-                "not_found",
-                f"run {run.run_id} has no attempt {attempt}",
-                hint=f"it has begun {run.attempt}",
-                field="attempt",
-            )
-        launch = run.launch
-        if launch is not None and launch.attempt == attempt:
-            record = next((record for record in run.ranks if record.rank == request.rank), None)
-            session = server.sessions.get(record.runner_id) if record is not None else None
-            if session is None:
-                raise Rejection(
-                    "busy" if record is not None else "not_found",
-                    f"rank {request.rank} of run {run.run_id} has no runner that is connected"
-                    if record is not None
-                    else f"run {run.run_id} has no rank {request.rank}",
-                    hint="try again in a moment",
-                )
-            key = AttemptKey(run.run_id, attempt, launch.fence)
-            async for chunk in _from_runner(server, session, key, request):
+        run = run_of(self._runs.server, request.run_id)
+        async with aclosing(stream_log(self._runs, run, request)) as chunks:
+            async for chunk in chunks:
                 yield chunk
-            return
-        async for offset, data in self._runs.artifacts.read_log(
-            run.run_id, attempt, request.rank, request.offset
-        ):
-            yield training_pb2.TrainingServiceStreamLogsResponse(offset=offset, data=data)
 
     async def ListArtifacts(
         self, request: training_pb2.TrainingServiceListArtifactsRequest, context: Context
@@ -249,6 +224,45 @@ def _page_token(token: str) -> int:
     return int(token)
 
 
+async def stream_log(
+    runs: TrainingRuns, run: Run, request: training_pb2.TrainingServiceStreamLogsRequest
+) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
+    """Yield a rank's output: from its runner while its launch lasts, from storage afterwards.
+
+    The caller must be allowed to see the run. Raises Rejection.
+    """
+    server = runs.server
+    attempt = request.attempt or run.attempt
+    if not 0 < attempt <= run.attempt:
+        raise Rejection(
+            "not_found",
+            f"run {run.run_id} has no attempt {attempt}",
+            hint=f"it has begun {run.attempt}",
+            field="attempt",
+        )
+    launch = run.launch
+    if launch is None or launch.attempt != attempt:
+        stored = runs.artifacts.read_log(run.run_id, attempt, request.rank, request.offset)
+        async with aclosing(stored) as blocks:
+            async for offset, data in blocks:
+                yield training_pb2.TrainingServiceStreamLogsResponse(offset=offset, data=data)
+        return
+    record = next((record for record in run.ranks if record.rank == request.rank), None)
+    session = server.sessions.get(record.runner_id) if record is not None else None
+    if session is None:
+        raise Rejection(
+            "busy" if record is not None else "not_found",
+            f"rank {request.rank} of run {run.run_id} has no runner that is connected"
+            if record is not None
+            else f"run {run.run_id} has no rank {request.rank}",
+            hint="try again in a moment",
+        )
+    key = AttemptKey(run.run_id, attempt, launch.fence)
+    async with aclosing(_from_runner(server, session, key, request)) as chunks:
+        async for chunk in chunks:
+            yield chunk
+
+
 async def _from_runner(
     server: RunServer,
     session: RunnerSession,
@@ -261,5 +275,6 @@ async def _from_runner(
     def send(message: training_pb2.RunnerReadLog) -> None:
         session.put(message)
 
-    async for chunk in server.relay.read(session.id, send, wanted):
-        yield chunk
+    async with aclosing(server.relay.read(session.id, send, wanted)) as chunks:
+        async for chunk in chunks:
+            yield chunk

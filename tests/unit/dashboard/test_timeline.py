@@ -9,7 +9,7 @@ import pytest
 from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
 from elastane_master.dashboard.facts import event_rows
 from elastane_master.dashboard.pages import AskedEvents
-from elastane_master.dashboard.pages import _render as render
+from elastane_master.dashboard.pages import render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import Rejection

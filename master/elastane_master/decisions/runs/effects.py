@@ -81,6 +81,12 @@ class RunEnded(RunsEffect, frozen=True, tag=True):
     run_id: int
 
 
+class LaunchFailureCounted(RunsEffect, frozen=True, tag=True):
+    """A runner could not carry a launch out, or end it, in time or at all; for metrics."""
+
+    runner_id: str
+
+
 class RunsDecision(msgspec.Struct):
     """Outcome of one event.
 

@@ -11,7 +11,13 @@ from collections.abc import Iterable
 
 from elastane_master.decisions.runs import attempts, holdings, life
 from elastane_master.decisions.runs.context import RunsContext
-from elastane_master.decisions.runs.effects import CreateElasticJob, Prepare, Start, Stop
+from elastane_master.decisions.runs.effects import (
+    CreateElasticJob,
+    LaunchFailureCounted,
+    Prepare,
+    Start,
+    Stop,
+)
 from elastane_master.decisions.runs.events import AttemptKey, Endpoint, LaunchFailed, LaunchPrepared
 from elastane_master.decisions.runs.placement import Assignment
 from elastane_master.decisions.runs.run import Ending, Launch, RankRecord, Run
@@ -180,7 +186,8 @@ def failed(ctx: RunsContext, event: LaunchFailed) -> None:
     else:
         holdings.release(ctx, runner, event.attempt.fence)
     lose_ranks(ctx, run, runner)
-    if event.permanent:
+    if event.permanent:  # the run's fault: the runner is not paused for it
+        ctx.emit(LaunchFailureCounted(runner.runner_id))
         life.stop_launch(ctx, run, Ending("failed", reason))
         return
     count_failure(ctx, runner, event.reason)
@@ -226,6 +233,7 @@ def count_failure(ctx: RunsContext, runner: Runner, reason: str) -> None:
     settings = ctx.state.settings
     runner.failed_launches += 1
     ctx.changed_runner(runner)
+    ctx.emit(LaunchFailureCounted(runner.runner_id))
     if runner.failed_launches < settings.runner_failures_max:
         return
     runner.pauses += 1

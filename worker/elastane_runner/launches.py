@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -139,6 +140,7 @@ class Launch:
     folder: Path
     ranks: dict[int, Rank] = field(default_factory=dict)
     stopping: bool = False
+    _saving: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def key(self) -> LaunchKey:
@@ -149,9 +151,10 @@ class Launch:
         return any(rank.lives for rank in self.ranks.values())
 
     def save(self) -> None:
-        """Write the record. Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_record(self.folder / _LAUNCH, msgspec.to_builtins(self.record, str_keys=True))
+        """Write the record. Raises OSError. Thread-safe: elastic ranks are prepared side by side."""
+        with self._saving:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_record(self.folder / _LAUNCH, msgspec.to_builtins(self.record, str_keys=True))
 
 
 class LaunchStore:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,13 @@ def test_a_launch_is_found_again_with_the_newest_try_of_each_rank(tmp_path: Path
     assert loaded.ranks == {0: Rank(0, "running", started_at=3.0)}
     (again,) = store.load(found[:1], now=10.0)
     assert again.ranks == {}, "an older try is not the rank"
+
+
+def test_ranks_that_are_prepared_side_by_side_save_their_launch_each(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path).new(record(True, tries={0: 1}))
+    with ThreadPoolExecutor(8) as threads:
+        for saved in [threads.submit(launch.save) for _ in range(64)]:
+            saved.result()
 
 
 def test_what_was_prepared_and_never_started_is_removed_by_the_next_runner(tmp_path: Path) -> None:

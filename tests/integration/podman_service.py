@@ -1,7 +1,7 @@
 """A podman service of a test's own, with storage of its own, and an image that is made of busybox alone.
 
-    ELASTANE_TEST_PODMAN          podman's command; default: the one on the PATH
-    ELASTANE_TEST_BUSYBOX         a static busybox; default: the one on the PATH (Debian: busybox-static)
+ELASTANE_TEST_PODMAN          podman's command; default: the one on the PATH
+ELASTANE_TEST_BUSYBOX         a static busybox; default: the one on the PATH (Debian: busybox-static)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HIDE = 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
 
 
 class PodmanService:
-    """Podman's service at `url`, which can be away for a while. Raises pytest.skip's exception without one."""
+    """Podman's service at `url`, which can be away for a while; skips the test without one."""
 
     def __init__(self, folder: Path) -> None:
         podman = shlex.split(os.environ.get("ELASTANE_TEST_PODMAN", "")) or [shutil.which("podman") or ""]
@@ -45,7 +45,17 @@ class PodmanService:
             "--storage-driver=vfs", "--cgroup-manager=cgroupfs",
         ]  # fmt: skip
         if Path("/sys/fs/cgroup/unified").is_mount() and os.geteuid() == 0:
-            self._podman = ["unshare", "-m", "--propagation", "private", "sh", "-c", _HIDE, "--", *self._podman]
+            self._podman = [
+                "unshare",
+                "-m",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                _HIDE,
+                "--",
+                *self._podman,
+            ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

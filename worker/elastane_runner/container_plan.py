@@ -162,7 +162,7 @@ def container_arguments(
         "tmpfs": {TEMPORARY: f"rw,nosuid,nodev,exec,mode=1777,size={options.temporary_bytes}"},
         "volumes": _volumes(plan.folder, options),
         # Whole: bytes that the engine drops would shift the offsets of the log that is made of it.
-        "log_config": {"type": "json-file", "config": {"max-size": "-1"}},
+        "log_config": {"type": "json-file", "config": {"max-size": "1000g"}},
     }
     if options.memory_bytes is not None:
         arguments["mem_limit"] = arguments["memswap_limit"] = options.memory_bytes

@@ -113,8 +113,6 @@ def service() -> Iterator[PodmanService]:
         podman.run("import", str(folder / "image.tar"), IMAGE)
         yield podman
     finally:
-        with contextlib.suppress(OSError):
-            podman.run("rm", "--all", "--force", "--time=0")
         podman.end()
         shutil.rmtree(folder, ignore_errors=True)
 

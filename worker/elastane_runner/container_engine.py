@@ -325,7 +325,8 @@ class ContainerEngine:
                 if (started_at := self._client.state(container).started_at) is not None:
                     rank = folder / "ranks" / str(labels.rank)
                     rank.mkdir(exist_ok=True, mode=0o700)
-                    write_record(rank / PROCESS, {"started": started_at})
+                    if not (rank / PROCESS).exists():
+                        write_record(rank / PROCESS, {"started": started_at})
                     started.append(labels.rank)
         return started
 

@@ -487,7 +487,8 @@ async def _kill_launch_at(bench: Bench, line: int) -> None:
     await engine.stop("run", 1, 0)
 
 
-KILLED_AT = (1, 40, 80, 100, 110, 120)
+#: Before anything, before, between and after the containers are created, started and recorded.
+KILLED_AT = (1, 80, 114, 117, 118, 119, 120)
 
 
 @pytest.mark.parametrize("line", KILLED_AT)

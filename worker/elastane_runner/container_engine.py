@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 from elastane_runner.container_client import (
     ContainerClient,
     ContainerMissingError,
+    ContainerState,
     EngineUnreachableError,
     take_back,
 )
@@ -301,7 +302,11 @@ class ContainerEngine:
             if not (folder / LAUNCHED).exists():
                 write_record(folder / LAUNCHED, {})
             containers = {one.rank: _Container(id, one.log_cap_bytes) for one, id in labelled.items()}
-            running = self._adopt_ranks(folder, plan["ranks"], containers)
+            running = {
+                rank: containers[rank]
+                for rank in plan["ranks"]
+                if self._adopt_rank(folder / "ranks" / str(rank), containers.get(rank), started.get(rank))
+            }
         else:
             write_record(folder / CLOSED, {})
             running = {}
@@ -317,37 +322,31 @@ class ContainerEngine:
         )
         return record, running
 
-    def _started(self, folder: Path, labelled: dict[RankLabels, str]) -> list[int]:
-        """Return the ranks whose containers have been started; their folders are there afterwards."""
-        started = []
+    def _started(self, folder: Path, labelled: dict[RankLabels, str]) -> dict[int, ContainerState]:
+        """Return the states of the ranks that have been started; their folders are there afterwards."""
+        started = {}
         for labels, container in labelled.items():
             with contextlib.suppress(ContainerMissingError):
-                if (started_at := self._client.state(container).started_at) is not None:
+                state = self._client.state(container)
+                if state.started_at is not None:
                     rank = folder / "ranks" / str(labels.rank)
                     rank.mkdir(exist_ok=True, mode=0o700)
                     if not (rank / PROCESS).exists():
-                        write_record(rank / PROCESS, {"started": started_at})
-                    started.append(labels.rank)
+                        write_record(rank / PROCESS, {"started": state.started_at})
+                    started[labels.rank] = state
         return started
 
-    def _adopt_ranks(
-        self, folder: Path, ranks: list[int], containers: dict[int, _Container]
-    ) -> dict[int, _Container]:
-        """Record the ends of the ranks that have ended, and return the others' containers."""
-        running = {}
-        for rank in ranks:
-            rank_folder = folder / "ranks" / str(rank)
-            if (rank_folder / EXIT).exists():
-                continue
-            rank_folder.mkdir(exist_ok=True, mode=0o700)
-            container = containers.get(rank)
-            if container is None:  # somebody has removed it
-                record_end(rank_folder, End(None, None), log_bytes(rank_folder))
-                continue
-            log = ContainerLog(self._client, container.id, rank_folder, container.log_cap_bytes)
-            if log.collect() is None:
-                running[rank] = container
-        return running
+    def _adopt_rank(self, folder: Path, container: _Container | None, state: ContainerState | None) -> bool:
+        """Record the end of a rank that has ended; True if it runs."""
+        if (folder / EXIT).exists():
+            return False
+        if container is None or state is None:  # somebody has removed it
+            folder.mkdir(exist_ok=True, mode=0o700)
+            record_end(folder, End(None, None), log_bytes(folder))
+            return False
+        if state.is_running:
+            return True
+        return ContainerLog(self._client, container.id, folder, container.log_cap_bytes).collect() is None
 
     def _go_on_stopping(self, run: str, attempt: int) -> None:
         """Take up a stop that the runner before has begun."""

@@ -121,7 +121,7 @@ async def test_a_launch_is_prepared_started_and_reported_with_times_and_code(tmp
 
 
 async def test_what_bears_an_older_fence_is_refused(tmp_path: Path) -> None:
-    async with attended(tmp_path) as (master, _):
+    async with attended(tmp_path) as (master, serving):
         await launch(master, prepare(tmp_path, "sh", "-c", WAITS, attempt=key(5)))
         master.send(prepare=prepare(tmp_path, "sh", "-c", WAITS, attempt=key(4)))
         failed = (await master.next("launch_failed")).launch_failed
@@ -130,6 +130,7 @@ async def test_what_bears_an_older_fence_is_refused(tmp_path: Path) -> None:
         assert (await master.next("launch_failed")).launch_failed.attempt == key(4)
         master.send(stop=training_pb2.RunnerStop(attempt=key(4)))
         assert (await master.next("stopped")).stopped.attempt == key(4)  # of what is not known
+        assert [one.fence for one in serving.runner._launches] == [5]
 
 
 async def test_a_newer_launch_of_a_run_ends_the_one_before(tmp_path: Path) -> None:

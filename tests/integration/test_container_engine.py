@@ -36,6 +36,10 @@ from elastane_runner.container_client import (  # noqa: E402
 from elastane_runner.container_engine import ContainerEngine  # noqa: E402
 from elastane_runner.container_plan import ATTEMPT, FENCE, RANK, RUN, RUNNER, ContainerOptions  # noqa: E402
 
+pytestmark = pytest.mark.skipif(
+    os.environ.get("ELASTANE_TEST_CONTAINERS") != "1", reason="starts containers: make test-containers"
+)
+
 SOURCES = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "container_engine_process.py"
 

@@ -14,10 +14,11 @@ import patience
 from elastane_common import layout
 from elastane_common.storage import Folder
 from elastane_master.app import Master
+from elastane_master.store.keys import RUNS, JobKeys
 from elastane_proto.training import training_service_pb2 as chapter_pb2
 from elastane_proto.training import training_service_pb2_grpc as chapter_grpc
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, training_pb2, training_pb2_grpc
-from integration.master_support import reason_of, serving_master
+from integration.master_support import private_store, reason_of, serving_master
 from integration.scripted_runner import ScriptedRunner
 
 STATES = training_pb2.RunState
@@ -233,6 +234,31 @@ async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await get(channel, run.run_id)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("lost", ["snapshot", "fence", "all"])
+async def test_runs_of_which_a_part_is_lost_are_held_until_the_loss_is_accepted(
+    tmp_path: Path, lost: str
+) -> None:
+    keys = JobKeys.of(RUNS)
+    async with service(tmp_path, slots=0) as (_, channel, _):
+        await train(channel)
+    async with private_store(tmp_path) as store:
+        await store.redis.delete(*(keys.all if lost == "all" else [getattr(keys, lost)]))
+    async with serving_master(tmp_path) as (_, channel):
+        jobs = job_pb2_grpc.JobServiceStub(channel)
+        await jobs.List(job_pb2.JobServiceListRequest())  # what is whole is served
+        for call in (
+            stub(channel).List(training_pb2.TrainingServiceListRequest()),
+            jobs.Repair(job_pb2.JobServiceRepairRequest(name=RUNS)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert reason_of(refused.value)[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "DAMAGED")
+        repaired = await jobs.Repair(job_pb2.JobServiceRepairRequest(name=RUNS, accept_loss=True))
+        assert repaired.accepted and not repaired.removed
+        async with ScriptedRunner(channel):
+            assert (await train(channel)).run_id >= 1
 
 
 async def test_finished_runs_are_kept_as_long_as_jobs_and_their_models_longer(tmp_path: Path) -> None:

@@ -117,7 +117,16 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Companion(Protocol):
-    """What a master serves beside its jobs, taken over and given up together with them."""
+    """What a master serves beside its jobs, taken over and given up together with them.
+
+    name: by which it is repaired; no job can have it.
+    """
+
+    name: str
+
+    async def repair(self, *, accept_loss: bool) -> tuple[Damage, ...]:
+        """Try again to serve it if it is held; return the accepted damages. Raises as `JobServers.repair`."""
+        ...
 
     async def read(self, may_lead: Callable[[], bool]) -> None:
         """Read what is stored. Raises as `JobServers.start`."""
@@ -474,7 +483,9 @@ class JobServers(JobServerOwner):
         await asyncio.shield(self._delete_asked(checked_job_name(name), request_id, force))
 
     async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobServer | None, tuple[Damage, ...]]:
-        """Try again to serve a held job; return its host (None: nothing was left) and the accepted damages.
+        """Try again to serve a held job; return its host and the accepted damages.
+
+        The host is None if nothing was left, and for a companion.
 
         accept_loss: continue without the lost data; otherwise JobDamaged is raised if any is missing. A job
         that is served is left unchanged, and so is one that only a newer master can read. Raises Rejection,
@@ -482,6 +493,9 @@ class JobServers(JobServerOwner):
         """
         async with self._creating:
             self.require_serving()
+            for companion in self.companions:
+                if companion.name == name:
+                    return None, await companion.repair(accept_loss=accept_loss)
             if name not in self._held:
                 return await self.find(name), ()
             try:

@@ -68,6 +68,7 @@ class TrainingRuns(RunServerOwner):
         log_options: LogOptions,
         limits: Limits,
     ) -> None:
+        self.name = RUNS
         self.options = options
         self._hosts = hosts
         self._log_options = replace(
@@ -95,19 +96,47 @@ class TrainingRuns(RunServerOwner):
 
     async def read(self, may_lead: Callable[[], bool]) -> None:
         """Take the runs over. Raises StoreError and redis errors."""
-        redis = self._hosts.store.redis
-        is_stored = bool(await redis.exists(RUNS_STORED_KEY))
         self._server, self._held = None, None
         try:
-            log, recovered = await JobLog.open(redis, RUNS, self._log_options)
-            if is_stored and not recovered.exists:
-                raise JobDamaged(RUNS, [Damage(JobKeys.of(RUNS).fence, 1, "it and every other key are gone")])
-            machine = self._replayed(recovered.snapshot, recovered.records)
+            self._server, _ = await self._open(accept_loss=False)
         except (JobDamaged, JobTooNew) as error:
             self._hold(error)
-            return
+
+    async def repair(self, *, accept_loss: bool) -> tuple[Damage, ...]:
+        """Serve runs that are held; return the accepted damages, () if they are served. Raises StoreError."""
+        if self._held is None:
+            return ()
+        try:
+            server, accepted = await self._open(accept_loss=accept_loss)
+        except (JobDamaged, JobTooNew) as error:
+            self._hold(error)
+            raise
+        self._hosts.require_serving()
+        self._server, self._held = server, None
+        await self.serve()
+        logger.warning("the runs are served again", lost="; ".join(str(damage) for damage in accepted))
+        return accepted
+
+    async def _open(self, *, accept_loss: bool) -> tuple[RunServer, tuple[Damage, ...]]:
+        """Take the log over, and replay it; with accept_loss as far as that is possible."""
+        redis = self._hosts.store.redis
+        is_stored = bool(await redis.exists(RUNS_STORED_KEY))
+        log, recovered = await JobLog.open(redis, RUNS, self._log_options, accept_loss=accept_loss)
+        accepted = recovered.damages
+        if is_stored and not recovered.exists:
+            gone = Damage(JobKeys.of(RUNS).fence, 1, "it and every other key are gone")
+            if not accept_loss:
+                raise JobDamaged(RUNS, [gone])
+            accepted = (*accepted, gone)
+        try:
+            machine = self._replayed(recovered.snapshot, recovered.records)
+        except JobDamaged as error:
+            if not accept_loss:
+                raise
+            accepted = (*accepted, *error.damages)
+            machine = RunsMachine.create(self.options.settings)
         log.measures = self._hosts.measures
-        self._server = RunServer(machine, log, self._hosts.clock, self, self._limits)
+        return RunServer(machine, log, self._hosts.clock, self, self._limits), accepted
 
     async def serve(self) -> None:
         """Serve the runs that were read."""

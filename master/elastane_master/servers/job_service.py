@@ -38,7 +38,7 @@ from elastane_master.servers.translate_job import (
     job_message,
     job_settings,
 )
-from elastane_master.store.keys import checked_job_name
+from elastane_master.store.keys import RUNS, checked_job_name
 from elastane_proto.v1 import job_pb2
 
 WATCH_SECONDS_MIN = 0.05
@@ -186,7 +186,7 @@ class JobServicer:
         host, accepted = await self._hosts.repair(request.name, accept_loss=request.accept_loss)
         return job_pb2.JobServiceRepairResponse(
             job=_job(host) if host is not None else None,
-            removed=host is None,
+            removed=host is None and request.name != RUNS,
             accepted=[damage_message(damage) for damage in accepted],
         )
 

@@ -196,7 +196,8 @@ class JobServiceServicer:
         """Looks again at a job in phase DAMAGED, and serves it if it is whole now; else it is refused as DAMAGED.
         With accept_loss it is served as far as it can be followed, and commits beyond that leave its history, since
         their tasks are done again. Where no state is left, the job is removed, and may be created again. A job that
-        is served is left as it is, and one in phase TOO_NEW, too, which is refused.
+        is served is left as it is, and one in phase TOO_NEW, too, which is refused. The name @runs means the runs of
+        the training service.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

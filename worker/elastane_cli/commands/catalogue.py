@@ -51,7 +51,9 @@ COMMANDS: Final = {
         "Rehearse the reclaim of spot nodes with your own script: does it leave in time, with the same bits?",
     ),
     "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
-    "service": Entry("service", "Run", "Run a training service on this machine: a master and a runner."),
+    "service": Entry(
+        "service", "Run", "Run a training service on this machine: a master and a runner in one command."
+    ),
     "runner": Entry("runner", "Run", "Start the processes of the training service's runs on this machine."),
     "status": Entry("jobs", "Look", "Show a job with its workers, or a run with its ranks and its history."),
     "jobs": Entry(

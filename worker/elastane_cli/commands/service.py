@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from elastane_cli.commands.common import command
-from elastane_common.backoff import backoff_seconds
 
 HELP = "\n\n".join(
     (
@@ -143,6 +142,8 @@ class _Keeper:
 
     async def keep(self) -> int:
         """Start the process, again and again; return its exit code once that says that it would end again."""
+        from elastane_common.backoff import backoff_seconds
+
         loop = asyncio.get_running_loop()
         failures = 0
         while True:

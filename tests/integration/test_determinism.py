@@ -22,7 +22,7 @@ import torch
 import patience
 from compared_runs import compare_runs
 from elastane_agent.supervisor.master_process import EmbeddedMaster
-from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.cluster import ClusterError, LocalCluster, local_cluster
 from elastane_cli.rehearse.results import leader_report
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.client import MasterClient
@@ -112,7 +112,13 @@ def test_at_d0_unlike_workers_train_together_and_their_mixture_decides(tmp_path:
     with local_cluster(tmp_path, settings(Level.D0), [str(SCRIPT)]) as cluster:
         cluster.add_worker()
         cluster.add_worker(environment=OLDER)
-        differing = unequal(cluster, reference(Level.D0))
+        try:
+            differing = unequal(cluster, reference(Level.D0))
+        except ClusterError as stopped:
+            # On some processors the optimizer's own arithmetic depends on the instruction set: workers drift
+            # apart, and that must be noticed.
+            assert "hold different state" in str(stopped)
+            return
     assert "weights" in differing and "logged values" in differing
     mixture = leader_report(cluster.reports)["fingerprint"]["weights"]
     assert mixture not in (weights(reference(Level.D0)), weights(reference(Level.D0, older=True)))

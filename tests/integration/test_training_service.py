@@ -14,6 +14,11 @@ import patience
 from elastane_common import layout
 from elastane_common.storage import Folder
 from elastane_master.app import Master
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.runs.spec import CodeRef, RunSpec
+from elastane_master.security.tokens import Principal, Quotas
+from elastane_master.servers import callers
+from elastane_master.servers.training_service import submit
 from elastane_master.store.keys import RUNS, JobKeys
 from elastane_proto.training import training_service_pb2 as chapter_pb2
 from elastane_proto.training import training_service_pb2_grpc as chapter_grpc
@@ -234,6 +239,19 @@ async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await get(channel, run.run_id)
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_quota_of_runs_does_not_refuse_the_repetition_of_what_was_accepted(tmp_path: Path) -> None:
+    ours = RunSpec(output_model_name="m", code=CodeRef(installed=True), command=("true",), framework="plain")
+    async with serving_master(tmp_path) as (master, _):
+        assert master.runs is not None
+        callers.principal.set(Principal("ci", frozenset({"submitter"}), (), Quotas(runs_max=1)))
+        first = await submit(master.runs, ours, "once", client_key="key")
+        assert (await submit(master.runs, ours, "once")).run_id == first.run_id
+        assert (await submit(master.runs, ours, "other", client_key="key")).run_id == first.run_id
+        with pytest.raises(Rejection) as refused:
+            await submit(master.runs, ours, "second")
+        assert refused.value.reason == "quota_exceeded"
 
 
 @pytest.mark.parametrize("lost", ["snapshot", "fence", "all"])

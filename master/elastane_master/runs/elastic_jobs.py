@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -67,10 +67,10 @@ class ElasticJobs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, job: str, work: object) -> None:
+    def _begin(self, job: str, work: Coroutine[Any, Any, None]) -> None:
         if (running := self._tasks.pop(job, None)) is not None:
             running.cancel()
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        task = asyncio.create_task(work, name=f"job {job} of a run")
         self._tasks[job] = task
         task.add_done_callback(lambda done: self._done(job, done))
 
@@ -88,8 +88,7 @@ class ElasticJobs:
                     seen = host.changed.count
                     if host.stopping or host.log.failure is not None:
                         return  # another master follows it
-                    if host.machine.state.phase not in OVER:
-                        await host.changed.beyond(seen)
+                    await host.changed.beyond(seen)
                 await host.log.settled()
                 state = host.machine.state
                 self._report(run_id, job, _PHASES.get(state.phase, "failed"), state.reason)

@@ -85,6 +85,11 @@ class QuotaBook:
             _require(caller, "datasets", len(datasets), caller.quotas.datasets_max)
 
 
+def require_runs(caller: Principal, alive: int) -> None:
+    """Raise Rejection if the token may have no further run beside the `alive` ones that are not over."""
+    _require(caller, "runs", alive, caller.quotas.runs_max)
+
+
 def _require(caller: Principal, what: str, taken: int, most: int) -> None:
     if most and taken >= most:
         raise Rejection(

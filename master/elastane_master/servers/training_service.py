@@ -20,11 +20,12 @@ from elastane_master.decisions.runs.events import (
     RunSubmitted,
     Submitted,
 )
+from elastane_master.decisions.runs.requests import was_submitted
 from elastane_master.decisions.runs.run import OVER, Run, RunState
 from elastane_master.decisions.runs.spec import RunSpec, owner_of
-from elastane_master.jobs.limits import require_room
 from elastane_master.runs.run_server import RunnerSession, RunServer
 from elastane_master.runs.service import TrainingRuns
+from elastane_master.security.quotas import require_runs
 from elastane_master.servers import callers
 from elastane_master.servers.binding import Context
 from elastane_master.servers.translate import checked_length, checked_request_id
@@ -185,10 +186,9 @@ async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, *, client_k
     """Resolve the dataset of a run, and submit it on its owner's account. Raises Rejection."""
     server, caller = runs.server, callers.principal.get()
     owner = owner_of(spec, caller.name, caller.covers_owner(spec.owner))
-    quotas = caller.quotas
-    if quotas.runs_max:
-        alive = sum(run.owner == owner and not run.over for run in server.machine.state.runs.values())
-        require_room("runs_max", alive, quotas.runs_max, f"runs of {owner} that are not over")
+    state = server.machine.state
+    if caller.quotas.runs_max and not was_submitted(state, owner, request_id, client_key):
+        require_runs(caller, sum(run.owner == owner and not run.over for run in state.runs.values()))
     verdict: DataVerdict = "ready"
     url = reason = ""
     if spec.dataset is not None:

@@ -18,6 +18,7 @@ from elastane_master.decisions.runs.events import (
     Submitted,
 )
 from elastane_master.decisions.runs.run import OVER, RUN_ID_MAX, Ending, Run
+from elastane_master.decisions.runs.state import RunsState
 
 REQUESTS_MAX = 20_000
 """Request ids that are remembered: of some seconds at the highest rate of submissions."""
@@ -234,6 +235,12 @@ def _run(ctx: RunsContext, run_id: int) -> Run:
             "not_found", f"there is no run {run_id}", hint="it may have been deleted", run_id=run_id
         )
     return run
+
+
+def was_submitted(state: RunsState, owner: str, request_id: str, client_key: str) -> bool:
+    """True if a run was accepted under this request id or client key: the request takes nothing new."""
+    known = request_id and f"submit\0{owner}\0{request_id}" in state.requests
+    return bool(known or (client_key and f"{owner}\0{client_key}" in state.client_keys))
 
 
 def _repeated(ctx: RunsContext, kind: str, owner: str, request_id: str) -> int | None:

@@ -134,9 +134,9 @@ class Master:
         self.hosts = leadership.hosts
         self.runs = TrainingRuns(self.hosts, settings.service_options(), settings.log_options(), settings)
         self.hosts.companions.append(self.runs)
-        self.hosts.retention = Retention.parse(settings.keep_finished)
-        self.hosts.close_seconds = settings.close_finished_seconds
-        self._tracer = self.hosts.tracer = tracing.open_tracer("elastane-master", self.address)
+        self.hosts.finished.retention = Retention.parse(settings.keep_finished)
+        self.hosts.finished.close_seconds = settings.close_finished_seconds
+        self._tracer = self.hosts.opening.tracer = tracing.open_tracer("elastane-master", self.address)
         self._gate.hosts = self.hosts
         names = self._add_services(self._server, self.hosts, self.runs)
         await leadership.start()

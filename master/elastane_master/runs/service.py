@@ -135,7 +135,7 @@ class TrainingRuns(RunServerOwner):
                 raise
             accepted = (*accepted, *error.damages)
             machine = RunsMachine.create(self.options.settings)
-        log.measures = self._hosts.measures
+        log.measures = self._hosts.opening.measures
         return RunServer(machine, log, self._hosts.clock, self, self._limits), accepted
 
     async def serve(self) -> None:
@@ -234,7 +234,7 @@ class TrainingRuns(RunServerOwner):
 
     async def delete_overdue(self, server: RunServer) -> None:
         """Delete finished runs that are kept no longer, with their logs; models and records stay."""
-        for run_id in views.overdue(server.machine, self._hosts.retention, server.clock()):
+        for run_id in views.overdue(server.machine, self._hosts.finished.retention, server.clock()):
             try:
                 await self.artifacts.remove_logs(run_id)
                 await server.submit(RunDeleted(run_id))

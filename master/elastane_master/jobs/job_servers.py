@@ -144,7 +144,7 @@ class JobServers(JobServerOwner):
             self._table,
             self.opening,
             require_serving=self.require_serving,
-            on_fenced=on_failed,
+            on_fenced=self.lead_lost,
         )
         self._reads = asyncio.Semaphore(self._limits.store_reads_max)
         self._refusal: Callable[[], Rejection | None] = lambda: None
@@ -454,8 +454,8 @@ class JobServers(JobServerOwner):
             del self._table.serving[server.name]
             self._table.hold(error)
 
-    def companion_failed(self, error: StoreError) -> None:
-        """Handle an error that ended the service of a companion: it ends that of the jobs, too."""
+    def lead_lost(self, error: StoreError) -> None:
+        """Give up leading: another master has what a companion or a closed job stored."""
         self._on_failed(error)
 
     def store_reachable(self, server: DurableServer[Any], reachable: bool) -> None:

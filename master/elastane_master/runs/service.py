@@ -265,7 +265,7 @@ class TrainingRuns(RunServerOwner):
 
     def server_failed(self, server: RunServer, error: StoreError) -> None:
         if not isinstance(error, JobDamaged):
-            self._hosts.companion_failed(error)
+            self._hosts.lead_lost(error)
         elif server is self._server:
             self._server = None
             self._hold(error)

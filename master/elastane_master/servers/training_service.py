@@ -193,7 +193,9 @@ async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, *, client_k
     url = reason = ""
     if spec.dataset is not None:
         verdict, url, reason = await runs.datasets.resolve(spec.dataset)
-    event = RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason)
+    # A token speaks for the quota of its own name only.
+    slots_max = caller.quotas.slots_max if owner == caller.name else None
+    event = RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason, slots_max)
     return cast("Submitted", await server.submit(event))
 
 

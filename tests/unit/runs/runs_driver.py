@@ -76,8 +76,15 @@ class RunsDriver:
         assert due is not None
         self.do(events.Tick(), after=max(0.0, due - self.now))
 
-    def submit(self, owner: str = "ann", request_id: str = "", client_key: str = "", **changes: Any) -> int:
-        event = events.RunSubmitted(spec(**changes), owner, request_id, client_key)
+    def submit(
+        self,
+        owner: str = "ann",
+        request_id: str = "",
+        client_key: str = "",
+        slots_max: int | None = None,
+        **changes: Any,
+    ) -> int:
+        event = events.RunSubmitted(spec(**changes), owner, request_id, client_key, slots_max=slots_max)
         result: events.Submitted = self.do(event)
         return result.run_id
 

@@ -64,6 +64,8 @@ class RankReport(msgspec.Struct, frozen=True):
 class RunSubmitted(RunsEvent, frozen=True, tag=True):
     """A run. owner: on whose account (`spec.owner_of`). data: what the resolver said of its dataset.
 
+    slots_max: the owner's quota from now on; 0: none; None: as it was.
+
     Its result is a `Submitted`.
     """
 
@@ -74,6 +76,7 @@ class RunSubmitted(RunsEvent, frozen=True, tag=True):
     data: DataVerdict = "ready"
     data_url: str = ""
     data_reason: str = ""
+    slots_max: int | None = None
 
 
 class DataResolved(RunsEvent, frozen=True, tag=True):

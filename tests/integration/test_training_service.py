@@ -213,6 +213,26 @@ async def test_logs_come_from_the_runner_and_a_slow_reader_is_sent_no_more_than_
         assert await stream.read() is grpc.aio.EOF
 
 
+async def test_a_code_archive_is_there_when_its_run_is_submitted(tmp_path: Path) -> None:
+    digest = "a" * 64
+    code = training_pb2.CodeRef(archive_sha256=digest)
+    async with serving_master(tmp_path, artifact_url=str(tmp_path / "artifacts")) as (master, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await train(channel, algorithm="", command=["a"], code=code)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "there is no code archive" in (refused.value.details() or "")
+        Folder(str(tmp_path / "artifacts")).write(layout.code_archive(digest), [b"zip"])
+        run = await train(channel, algorithm="", command=["a"], code=code)
+        for _ in range(3):
+            await master.runs.code_archives.sweep()
+        assert Folder(str(tmp_path / "artifacts")).size(layout.code_archive(digest))
+        await stub(channel).Cancel(training_pb2.TrainingServiceCancelRequest(run_id=run.run_id))
+        await stub(channel).Delete(training_pb2.TrainingServiceDeleteRequest(run_id=run.run_id))
+        for _ in range(2):
+            await master.runs.code_archives.sweep()
+        assert Folder(str(tmp_path / "artifacts")).size(layout.code_archive(digest)) is None
+
+
 async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path: Path) -> None:
     async with service(tmp_path) as (_, channel, runner):
         run = await train(channel)

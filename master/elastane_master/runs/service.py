@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 from redis.exceptions import RedisError
 
+from elastane_common.errors import ElastaneError
 from elastane_master.cancellation import cancel
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import machine as runs_machine
@@ -24,6 +25,7 @@ from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import Limits
 from elastane_master.runs import records
 from elastane_master.runs.artifacts import RunArtifacts
+from elastane_master.runs.code_archives import CodeArchives
 from elastane_master.runs.datasets import Datasets
 from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
 from elastane_master.runs.run_server import RunServer, RunServerOwner
@@ -43,6 +45,9 @@ logger = structlog.get_logger(__name__)
 
 OVERDUE_SECONDS = 60.0
 """Interval of checks for finished runs that are kept no longer."""
+
+SWEEP_SECONDS = 3600.0
+"""Interval of checks for code archives that no run needs."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class TrainingRuns(RunServerOwner):
         self._jobs = ElasticJobs(hosts, self._job_ended)
         self.datasets = Datasets(options.dataset_root)
         self.artifacts = RunArtifacts(options.artifact_url)
+        self.code_archives = CodeArchives(options.artifact_url, self._archives_used)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -147,6 +153,7 @@ class TrainingRuns(RunServerOwner):
         self._tasks = [
             asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs"),
             asyncio.create_task(self._keep_deleting(self._server), name="finished runs"),
+            asyncio.create_task(self._keep_sweeping(), name="code archives"),
         ]
 
     async def stop(self, refusal: Rejection) -> None:
@@ -241,6 +248,23 @@ class TrainingRuns(RunServerOwner):
                 logger.info("finished run deleted", run=run_id, reason="kept no longer")
             except (Rejection, StoreError, RedisError, MachineBroken) as error:
                 logger.info("a finished run stays for now", run=run_id, error=str(error))
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.code_archives.sweep()
+            except ElastaneError as error:
+                logger.info("code archives stay for now", error=str(error))
+
+    def _archives_used(self) -> Collection[str]:
+        if self._server is None:
+            return ()
+        return {
+            run.spec.code.archive_sha256
+            for run in self._server.machine.state.runs.values()
+            if run.spec.code is not None and run.spec.code.archive_sha256 is not None
+        }
 
     # ---------------------------------------------------------------- elastic jobs
 

@@ -26,6 +26,7 @@ from elastane_master.jobs.limits import Limits
 from elastane_master.runs import records
 from elastane_master.runs.artifacts import RunArtifacts
 from elastane_master.runs.code_archives import CodeArchives
+from elastane_master.runs.data_service import FILE_URL, DataService
 from elastane_master.runs.datasets import Datasets
 from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
 from elastane_master.runs.run_server import RunServer, RunServerOwner
@@ -55,11 +56,14 @@ class ServiceOptions:
     """Settings of the training service.
 
     artifact_url: fsspec URL of the folder of code archives and artifacts. dataset_root: of the folder of all
-    datasets; empty: submissions name a URL. settings: what decisions depend on.
+    datasets; empty: submissions name a URL. data_service: HOST:PORT of the service that prepares datasets;
+    empty: none. data_service_url: URL of what it names. settings: what decisions depend on.
     """
 
     artifact_url: str = ""
     dataset_root: str = ""
+    data_service: str = ""
+    data_service_url: str = FILE_URL
     settings: ServiceSettings = field(default_factory=ServiceSettings)
 
 
@@ -83,7 +87,10 @@ class TrainingRuns(RunServerOwner):
         self._server: RunServer | None = None
         self._held: HeldError | None = None
         self._jobs = ElasticJobs(hosts, self._job_ended)
-        self.datasets = Datasets(options.dataset_root)
+        service = None
+        if options.data_service:
+            service = DataService(options.data_service, options.data_service_url)
+        self.datasets = Datasets(options.dataset_root, service=service)
         self.artifacts = RunArtifacts(options.artifact_url)
         self.code_archives = CodeArchives(options.artifact_url, self._archives_used)
         self._tasks: list[asyncio.Task[None]] = []
@@ -182,6 +189,7 @@ class TrainingRuns(RunServerOwner):
         await cancel(*self._tasks)
         self._tasks = []
         await self._jobs.close()
+        await self.datasets.close()
 
     def _started(self) -> MasterStarted:
         return MasterStarted(self._hosts.master, self.options.settings)

@@ -233,7 +233,7 @@ class Checkers:
                 for name, at in self.contact.items()
             )
         )
-        leaving = any(runner.leaving for runner in self.runners.values())
+        leaving = any(runner.said_leaving for runner in self.runners.values())
         if not lost and not leaving and truth.gang:
             self.world.fail("nothing is stopped without a cause", f"run {run.run_id}: {run.reason}")
 

@@ -411,7 +411,7 @@ class Simulation:
                 runner.deaf = True
                 self.world.after(rng.uniform(10, 60), lambda: self.cure(runner))
             case "runner leaves":
-                runner.leaving = True
+                runner.leaving = runner.said_leaving = True
                 runner.send(events.RunnerLeft(runner.name, runner.session, "scaled down"))
                 self.world.after(rng.uniform(20, 60), lambda: self.restart_runner(runner))
             case "master killed" if self.master.up:

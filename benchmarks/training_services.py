@@ -31,7 +31,16 @@ INTERPRETER = [str(Path(sys.executable).resolve()), "-I"]
 GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL, on both sides."""
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 60.0
+RAY_PORTS = (
+    "",
+    "dashboard-agent-listen-",
+    "dashboard-agent-grpc-",
+    "runtime-env-agent-",
+    "metrics-export-",
+    "ray-client-server-",
+)
+"""Of a head: free ones, for the fixed ones may still be those of the head before."""
 T = TypeVar("T")
 
 
@@ -202,14 +211,15 @@ class Ray:
         self._python = peer_python("ray")
         self.folder, self._slots = folder, slots
         self._mark = uuid.uuid4().hex
-        self._port, self._gcs = free_port(), free_port()
+        self._port = free_port()
         self._client: subprocess.Popen[str] | None = None
         self.start()
 
     def start(self) -> None:
         """Start the head, and a client once jobs can be submitted."""
         command = [str(Path(self._python).with_name("ray")), "start", "--head", "--disable-usage-stats"]
-        command += [f"--port={self._gcs}", "--node-ip-address=127.0.0.1", f"--num-cpus={self._slots}"]
+        command += ["--node-ip-address=127.0.0.1", f"--num-cpus={self._slots}"]
+        command += [f"--{name}port={free_port()}" for name in RAY_PORTS]
         command += ["--dashboard-host=127.0.0.1", f"--dashboard-port={self._port}"]
         command += [f"--temp-dir={self.folder}", "--object-store-memory=100000000"]
         with (self.folder / "start.log").open("ab") as log:
@@ -237,6 +247,8 @@ class Ray:
         assert client is not None and client.stdin is not None and client.stdout is not None
         client.stdin.write(json.dumps({"do": do, **request}) + "\n")
         client.stdin.flush()
+        if not select.select([client.stdout], [], [], PATIENCE_SECONDS)[0]:
+            raise TimeoutError(f"Ray's client of jobs did not answer to {do} within {PATIENCE_SECONDS:g} s")
         answer = client.stdout.readline()
         if not answer:
             raise RuntimeError(f"Ray's client of jobs ended during {do}")

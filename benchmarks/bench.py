@@ -45,6 +45,7 @@ BENCHMARKS = (
     "allreduce",
     "startup",
     "succession",
+    "training_service",
     "micro",
 )
 """Benchmarks in the order of the page: files beside this one; "micro" is a folder for pytest-benchmark."""

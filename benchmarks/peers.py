@@ -17,9 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PEERS = {
     # Without the extra k8s the master does not start, although no cluster is used.
     "dlrover": ["dlrover[k8s]==0.6.1", "protobuf"],
+    "ray": ["ray[default]==2.60.0"],
     # The only package with Python bindings of its coordinator and manager; the release that was measured.
     "torchft": ["torchft-nightly==2026.10.26", "torch", "numpy"],
 }
+
+SAME_TORCH = {"torchft"}
+"""Peers that train with the torch that Elastane does; dependencies of the others are not constrained."""
 
 
 def peer_python(name: str) -> str:
@@ -32,9 +36,8 @@ def peer_python(name: str) -> str:
         return str(python)
     print(f"installing {' '.join(PEERS[name])} into {folder}", file=sys.stderr)
     venv.create(folder, with_pip=True, clear=True)
-    # The peers train with the same torch as Elastane; dlrover's other dependencies are not constrained.
     environment = dict(os.environ)
-    if name != "dlrover":
+    if name in SAME_TORCH:
         environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
     subprocess.run(
         [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PEERS[name]],

@@ -261,6 +261,21 @@ async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_change_of_a_run_wakes_its_own_watchers_and_the_end_of_the_service_all(
+    tmp_path: Path,
+) -> None:
+    async with service(tmp_path, slots=0) as (master, channel, _):
+        for _ in range(2):
+            await train(channel, code={"installed": True}, command=["train"])
+        assert master.runs is not None
+        server = master.runs.server
+        with server.watching(1) as one, server.watching(2) as two:
+            await stub(channel).Cancel(training_pb2.TrainingServiceCancelRequest(run_id=2))
+            assert (one.count, two.count > 0) == (0, True)
+            server.pause(Rejection("store_unavailable", "a moment"))
+            assert one.count == 1
+
+
 async def test_a_quota_of_runs_does_not_refuse_the_repetition_of_what_was_accepted(tmp_path: Path) -> None:
     ours = RunSpec(output_model_name="m", code=CodeRef(installed=True), command=("true",), framework="plain")
     async with serving_master(tmp_path) as (master, _):

@@ -20,6 +20,9 @@ from sim.world import World
 EPSILON = 1e-6
 SETTLING_SECONDS = 4.0
 """What a few messages and the next look take together."""
+BESIDE = ("runs beside its successor", "runs beside its successor in the same launch")
+"""Counted when an instance starts while one that was given up lives elsewhere: of another launch, or of the
+same launch of an elastic run."""
 
 
 @dataclass
@@ -43,7 +46,10 @@ class RunTruth:
 
 @dataclass
 class Checkers:
-    """See the module. contact: when a master last heard each runner; gaps: ends of silences of a lease."""
+    """See the module. contact: when a master last heard each runner; gaps: ends of silences of a lease.
+
+    stopped_at: when the last master ended.
+    """
 
     world: World
     lease_seconds: float
@@ -51,6 +57,7 @@ class Checkers:
     runs: dict[int, RunTruth] = field(default_factory=dict)
     contact: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, float] = field(default_factory=dict)
+    stopped_at: float = 0.0
     unanswered: dict[tuple[str, AttemptKey], float] = field(default_factory=dict)
     stopping: dict[int, float] = field(default_factory=dict)
     ending: set[int] = field(default_factory=set)
@@ -67,11 +74,17 @@ class Checkers:
             self.gaps[runner] = now
         self.contact[runner] = now
 
+    def master_stopped(self) -> None:
+        """From now on no lease runs out."""
+        self.stopped_at = self.world.now
+
     def master_started(self) -> None:
         """Leases begin anew, and so does the wait for a stop."""
         self.stopping.clear()
-        for runner in self.contact:
-            self.heard(runner)
+        for runner, at in self.contact.items():
+            if self.stopped_at - at >= self.lease_seconds - EPSILON:
+                self.gaps[runner] = self.stopped_at
+            self.contact[runner] = self.world.now
 
     def may_be_given_up(self, runner: str, process: Process) -> bool:
         """True if a process may have been given up: a lease without contact, or an unanswered stop."""
@@ -99,8 +112,11 @@ class Checkers:
             for one in other.processes.values():
                 if one is process or one.state != "running" or one.key.run_id != run.run_id:
                     continue
-                twice = one.key.fence != process.key.fence or one.rank == process.rank
-                if twice and not self.may_be_given_up(other.name, one):
+                same_launch = one.key.fence == process.key.fence
+                if same_launch and one.rank != process.rank:
+                    continue
+                self.counts[BESIDE[same_launch]] += 1
+                if not self.may_be_given_up(other.name, one):
                     self.world.fail(
                         "nothing runs twice",
                         f"run {run.run_id} starts rank {process.rank} of fence {process.key.fence} on"
@@ -181,6 +197,17 @@ class Checkers:
         if here and not runner.lied:
             self.world.fail("launches are made in time", f"run {run_id}: {reason}")
 
+    def counted_once(self, machine: RunsMachine) -> None:
+        """However many processes there are of an instance, the master counts one as running."""
+        seen: set[tuple[int, int]] = set()
+        for runner in machine.state.runners.values():
+            for holding in runner.holds.values():
+                for rank in holding.ranks:
+                    if (holding.run_id, rank) in seen:
+                        text = f"rank {rank} of run {holding.run_id}, the second time on {runner.runner_id}"
+                        self.world.fail("an instance is counted once", text)
+                    seen.add((holding.run_id, rank))
+
     def noticed(self, machine: RunsMachine) -> None:
         """A runner that is lost, and a stop that is not answered, are noticed in time."""
         now, slack = self.world.now, SETTLING_SECONDS + self.set_back_seconds
@@ -206,7 +233,7 @@ class Checkers:
                 for name, at in self.contact.items()
             )
         )
-        leaving = any(runner.leaving for runner in self.runners.values())
+        leaving = any(runner.said_leaving for runner in self.runners.values())
         if not lost and not leaving and truth.gang:
             self.world.fail("nothing is stopped without a cause", f"run {run.run_id}: {run.reason}")
 
@@ -235,8 +262,9 @@ class Checkers:
         for name in ("by_wait", "by_priority"):
             if getattr(index.waiting, name) != getattr(fresh.waiting, name):
                 self.world.fail("the index is the state's", name)
-        if index.active != fresh.active or index.pending != fresh.pending:
-            self.world.fail("the index is the state's", "active, pending")
+        for name in ("active", "pending", "waiting_data", "alive_by_owner"):
+            if getattr(index, name) != getattr(fresh, name):
+                self.world.fail("the index is the state's", name)
         for run in state.runs.values():
             waits = run.waits or run.launch is not None or run.next_attempt_at is not None
             if run.state not in OVER and run.state != "waiting_data" and not waits:

@@ -145,6 +145,32 @@ MUTANTS = (
         "        pass\n",
     ),
     Mutant(
+        "an instance that is placed elsewhere goes on where it was",
+        f"{RUNS}.runners",
+        '        launch.send_stop_rank(ctx, run, runner, rank, "it was given up")\n',
+        "        pass\n",
+    ),
+    Mutant(
+        "an instance counts where it was, although it is placed elsewhere",
+        f"{RUNS}.launch",
+        "    if not 0 <= rank < len(run.ranks) or run.ranks[rank].runner_id != runner.runner_id:\n",
+        "    if not 0 <= rank < len(run.ranks):\n",
+    ),
+    Mutant(
+        "what lives where it was given up counts as running, beside its successor",
+        f"{RUNS}.runners",
+        "        holdings.hold_stale(\n"
+        "            ctx, runner, run.run_id, current.attempt, fence, run.demand.slots_per_instance, rank\n"
+        "        )\n",
+        "        holdings.hold(ctx, runner, run, [rank])\n",
+    ),
+    Mutant(
+        "what is given up with a lost runner is still charged",
+        f"{RUNS}.runners",
+        "    holdings.release_all(ctx, runner)\n",
+        "    pass\n",
+    ),
+    Mutant(
         "owners are charged for what has ended",
         f"{RUNS}.holdings",
         "            holding.ranks.remove(rank)\n            _uncharge(ctx, holding, 1)\n        elif",

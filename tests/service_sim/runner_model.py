@@ -39,6 +39,7 @@ class RunnerModel:
     """A runner on its host.
 
     session: of its stream; "" without one. lies: it starts nothing; lied: it did so. deaf: it stops nothing.
+    said_leaving: so, and has not begun a new stream since.
     """
 
     name: str
@@ -56,6 +57,7 @@ class RunnerModel:
     leaving: bool = False
     deaf: bool = False
     lied: bool = False
+    said_leaving: bool = False
     connected_at: float = 0.0
     processes: dict[tuple[AttemptKey, int], Process] = field(default_factory=dict)
     ports: int = 5000
@@ -68,6 +70,7 @@ class RunnerModel:
         self.sessions += 1
         self.session = f"{self.name}-{self.sessions}"
         self.connected_at = self.world.now
+        self.said_leaving = False
         ranks = tuple(
             RankReport(one.key, self.status(one))
             for one in self.processes.values()

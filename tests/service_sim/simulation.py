@@ -14,6 +14,7 @@ from elastane_master.decisions.runs.spec import CodeRef, RunSpec, resolved
 from elastane_master.decisions.runs.state import ServiceSettings
 from service_sim.checkers import Checkers, RunTruth
 from service_sim.master_model import MasterModel
+from service_sim.profiles import FAULTS, Profile, profile_of
 from service_sim.runner_model import RunnerModel
 from sim.world import BEGIN, SimulationError, World
 
@@ -43,20 +44,8 @@ BUSY_EVERY = 16
 """Of so many seeds one is of a service that is always busy."""
 BUSY_SECONDS = 400.0
 BUSY_RUN_SECONDS = 10.0
-FAULTS = (
-    "stream lost",
-    "runner restarted",
-    "runner silent",
-    "host died",
-    "process lost",
-    "runner lies",
-    "runner deaf",
-    "runner leaves",
-    "master killed",
-    "master killed in a decision",
-    "clock set back",
-    "old message",
-)
+INJECTED = (*FAULTS, "old message")
+"""Every fault that there is."""
 
 
 @dataclass
@@ -74,6 +63,7 @@ class Simulation:
     """A seed's world, put together. injected: faults that happened."""
 
     seed: int
+    profile: Profile = field(init=False)
     world: World = field(init=False)
     checkers: Checkers = field(init=False)
     master: MasterModel = field(init=False)
@@ -88,6 +78,7 @@ class Simulation:
     profiles: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.profile = profile_of(self.seed)
         self.world = World(random.Random(self.seed))
         self.checkers = Checkers(self.world, SETTINGS.lease_seconds)
         self.master = MasterModel(self.world, self.checkers, SETTINGS, self.carry, on_kill=self.streams_lost)
@@ -195,6 +186,7 @@ class Simulation:
 
     def streams_lost(self) -> None:
         """The master is gone: runners try again until there is one."""
+        self.checkers.master_stopped()
         for runner in self.runners.values():
             if runner.session:
                 runner.session = ""
@@ -210,6 +202,7 @@ class Simulation:
                     self.checkers.heard(runner.name)
         if self.master.up:
             self.checkers.noticed(self.master.machine)
+            self.checkers.counted_once(self.master.machine)
         self.look_for_stale()
         self.world.after(2.0, self.heartbeat)
 
@@ -280,8 +273,8 @@ class Simulation:
     def submit(self) -> None:
         """A user submits a run, and asks again if there is no answer."""
         rng = self.rng
-        elastic = rng.random() < 0.3
-        instances = rng.choice((1, 1, 2, 2, 3, 4))
+        elastic = rng.random() < self.profile.elastic_share
+        instances = rng.choice(self.profile.instances)
         spec = RunSpec(
             output_model_name="model",
             framework="elastane" if elastic else "plain",
@@ -317,7 +310,7 @@ class Simulation:
             self.checkers.runs[expected] = RunTruth(
                 expected, not demand.elastic, demand.instances, demand.retries_max
             )
-            seconds = self.rng.choice(((1.0, 25.0), (1.0, 25.0), (30.0, 70.0)))
+            seconds = self.rng.choice(self.profile.seconds)
             self.profiles[expected] = (self.rng.uniform(*seconds), self.rng.random())
         result: Any = self.master.handle(event)
         if self.ids.setdefault(event.request_id, result.run_id) != result.run_id:
@@ -388,7 +381,7 @@ class Simulation:
     def fault(self) -> None:
         """One random fault."""
         rng = self.rng
-        fault = rng.choice(FAULTS[:-1])
+        fault = rng.choice(self.profile.faults)
         runner = self.runners[rng.choice(sorted(self.runners))]
         if not runner.host_up and fault not in ("master killed", "clock set back"):
             return
@@ -418,7 +411,7 @@ class Simulation:
                 runner.deaf = True
                 self.world.after(rng.uniform(10, 60), lambda: self.cure(runner))
             case "runner leaves":
-                runner.leaving = True
+                runner.leaving = runner.said_leaving = True
                 runner.send(events.RunnerLeft(runner.name, runner.session, "scaled down"))
                 self.world.after(rng.uniform(20, 60), lambda: self.restart_runner(runner))
             case "master killed" if self.master.up:
@@ -464,11 +457,17 @@ class Simulation:
     def run(self) -> None:
         """Raises SimulationError if a property does not hold."""
         rng = self.rng
-        for number in range(rng.randint(1, 3)):
+        for number in range(rng.randint(*self.profile.runners)):
             name = f"r{number}"
             labels = {"gpu": "yes"} if number == 0 else {}
             runner = RunnerModel(
-                name, rng.randint(2, 6), "process", self.world, self.checkers, self.script, labels
+                name,
+                rng.randint(*self.profile.slots),
+                "process",
+                self.world,
+                self.checkers,
+                self.script,
+                labels,
             )
             self.runners[name] = runner
             self.world.after(rng.uniform(0, 3), lambda one=runner: self.connect(one))

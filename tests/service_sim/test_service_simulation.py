@@ -9,8 +9,9 @@ from collections import Counter
 
 import pytest
 
+from service_sim.checkers import BESIDE
 from service_sim.mutants import MUTANTS, hunt_in_process
-from service_sim.simulation import BUSY_EVERY, FAULTS, simulate
+from service_sim.simulation import BUSY_EVERY, INJECTED, simulate
 from sim.planting import TESTS
 from slow import slow_except
 
@@ -55,8 +56,8 @@ def test_the_faults_really_happen() -> None:
         outcome = simulate(seed)
         injected.update(outcome.injected)
         counts.update(outcome.checkers.counts)
-    assert set(injected) == set(FAULTS)
-    wanted = ("succeeded", "failed", "cancelled", "suspended", "master killed")
+    assert set(injected) == set(INJECTED)
+    wanted = ("succeeded", "failed", "cancelled", "suspended", "master killed", *BESIDE)
     assert all(counts[name] for name in wanted), counts
 
 

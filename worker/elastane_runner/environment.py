@@ -71,7 +71,7 @@ VARIABLES: Final = (
     Variable("MASTER_PORT", RANKED, f"port on which rank 0 listens; {MASTER_PORT_DEFAULT} unless set"),
     Variable("JOB_ID", EVERY, "id of the job, the same in all attempts"),
     Variable("JOB_ATTEMPT", EVERY, "number of this attempt, from 1"),
-    Variable("ALGORITHM_NAME", EVERY, "algorithm that was submitted"),
+    Variable("ALGORITHM_NAME", EVERY, "algorithm that was submitted; empty for code without one"),
     Variable("MODEL_NAME", EVERY, "name under which the trained model is registered"),
     Variable("TRAINING_DATASET_ID", EVERY, "id of the data set"),
     Variable("TRAINING_DATASET_VERSION_HASH", EVERY, "hash of the data set's version"),
@@ -163,7 +163,7 @@ def check(spec: LaunchSpec) -> None:
         raise LaunchSpecError(f"{spec.instances} instances have {len(spec.endpoints)} endpoints")
     if spec.attempt < 1:
         raise LaunchSpecError(f"attempt {spec.attempt} is not a number from 1")
-    for name in ("job_id", "algorithm", "model_name"):
+    for name in ("job_id", "model_name"):
         if not getattr(spec, name):
             raise LaunchSpecError(f"{name} is empty", hint="every job needs one")
     _check_ports(spec)

@@ -135,12 +135,12 @@ class RunRoutes:
             )
 
     async def _parts(self, call: HttpCall, run_id: int, rank: int, attempt: int) -> AsyncIterator[Parts]:
-        """Yield the parts of a run's page at each change, and every other second: its output grows."""
+        """Yield the parts of a run's page at its changes, and every other second: its output grows."""
         gatherer = self._gatherer()
         server = gatherer.server
-        with server.watching():
+        with server.watching(run_id) as changed:
             while True:
-                seen = server.changed.count
+                seen = changed.count
                 server.require_serving()
                 caller = call.caller  # its rights may have changed
                 gatherer.run(run_id, caller.covers_owner)
@@ -148,7 +148,7 @@ class RunRoutes:
                 await asyncio.sleep(PART_SECONDS_MIN)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOCK_SECONDS / 2):
-                        await server.changed.beyond(seen)
+                        await changed.beyond(seen)
 
     def _run_id(self, request: web.Request, caller: Principal) -> int:
         """Return the run of a request. Raises Rejection unless the caller may see it."""

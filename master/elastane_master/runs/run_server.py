@@ -19,6 +19,7 @@ from elastane_master.decisions.runs.effects import (
     CancelElasticJob,
     CreateElasticJob,
     LaunchFailureCounted,
+    RunChanged,
     RunEnded,
     RunnerMessage,
     RunsDecision,
@@ -37,7 +38,7 @@ from elastane_master.metrics.counters import RunCounters
 from elastane_master.runs import records
 from elastane_master.runs.log_relay import LogRelay
 from elastane_master.runs.records import StoredRunsEvent
-from elastane_master.signals import Signal
+from elastane_master.signals import Signal, SignalsByKey
 from elastane_master.store.errors import StoreError
 from elastane_master.store.log import JobLog
 from elastane_proto.v1 import training_pb2
@@ -103,6 +104,7 @@ class RunServer(DurableServer[AnyRunsEvent]):
         self._streams: dict[RunnerSession, None] = {}
         self.liveness = Liveness()
         self.changed = Signal()
+        self._runs_changed: SignalsByKey[int] = SignalsByKey()
         self.counters = RunCounters()
         self.relay = LogRelay(self.limits.run_log_readers_max)
         self._timer: asyncio.TimerHandle | None = None
@@ -152,13 +154,17 @@ class RunServer(DurableServer[AnyRunsEvent]):
         self._require_deciding()
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Count a watcher inside the block. Raises Rejection when there are too many."""
+    def watching(self, run_id: int) -> Iterator[Signal]:
+        """Count a watcher of a run inside the block, and give the signal of the run's durable changes.
+
+        The signal also announces the end of the service. Raises Rejection when there are too many watchers.
+        """
         maximum = self.limits.run_watchers_max
         require_room("run_watchers_max", self._watchers, maximum, "watchers of runs")
         self._watchers += 1
         try:
-            yield
+            with self._runs_changed.watching(run_id) as changed:
+                yield changed
         finally:
             self._watchers -= 1
 
@@ -170,6 +176,7 @@ class RunServer(DurableServer[AnyRunsEvent]):
             session.end(refusal)
             self.relay.session_over(session.id)
         self.changed.announce()
+        self._runs_changed.announce_all()
 
     # ---------------------------------------------------------------- runners
 
@@ -259,6 +266,8 @@ class RunServer(DurableServer[AnyRunsEvent]):
                 self._when_durable(partial(self._owner.create_job, effect))
             case CancelElasticJob():
                 self._when_durable(partial(self._owner.cancel_job, effect))
+            case RunChanged():
+                self._when_durable(partial(self._runs_changed.announce, effect.run_id))
             case RunEnded():
                 self._when_durable(partial(self._run_ended, effect.run_id))
             case LaunchFailureCounted():

@@ -223,7 +223,8 @@ class TrainingRuns(RunServerOwner):
         """Ask again for the datasets that runs wait for."""
 
         def waiting() -> list[Run]:
-            return [run for run in server.machine.state.runs.values() if run.state == "waiting_data"]
+            machine = server.machine
+            return [machine.state.runs[run_id] for run_id in sorted(machine.index.waiting_data)]
 
         while True:
             seen = server.changed.count

@@ -91,9 +91,9 @@ class TrainingServicer:
         server = self._runs.server
         run_of(server, request.run_id)
         revision = -1
-        with server.watching():
+        with server.watching(request.run_id) as changed:
             while True:
-                seen = server.changed.count
+                seen = changed.count
                 server.require_serving()
                 run = run_of(server, request.run_id)
                 if run.revision != revision:
@@ -105,7 +105,7 @@ class TrainingServicer:
                         if run.state in OVER and run.revision == revision:
                             return
                         await asyncio.sleep(WATCH_SECONDS_MIN)
-                await server.changed.beyond(seen)
+                await changed.beyond(seen)
 
     async def Cancel(
         self, request: training_pb2.TrainingServiceCancelRequest, context: Context
@@ -189,7 +189,7 @@ async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, *, client_k
     state = server.machine.state
     repeated = was_submitted(state, owner, request_id, client_key)
     if caller.quotas.runs_max and not repeated:
-        require_runs(caller, sum(run.owner == owner and not run.over for run in state.runs.values()))
+        require_runs(caller, server.machine.index.alive(owner))
     verdict: DataVerdict = "ready"
     url = reason = ""
     if spec.dataset is not None:

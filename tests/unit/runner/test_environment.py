@@ -187,7 +187,6 @@ def test_a_number_of_instances_out_of_range_is_refused(instances: int) -> None:
     ("changed", "words"),
     [
         ({"model_name": ""}, "model_name is empty"),
-        ({"algorithm": ""}, "algorithm is empty"),
         ({"job_id": ""}, "job_id is empty"),
         ({"attempt": 0}, "attempt 0"),
         ({"endpoints": ENDPOINTS[:2]}, "2 endpoints"),
@@ -207,3 +206,8 @@ def test_a_number_of_instances_out_of_range_is_refused(instances: int) -> None:
 def test_what_does_not_belong_together_is_refused(changed: dict[str, object], words: str) -> None:
     with pytest.raises(LaunchSpecError, match=words):
         environment(replace(spec_of(Framework.PLAIN), **changed), 0)  # type: ignore[arg-type]
+
+
+def test_code_that_came_without_an_algorithm_runs_with_an_empty_name_of_it() -> None:
+    """The master accepts such a run."""
+    assert environment(replace(spec_of(Framework.PLAIN), algorithm=""), 0)["ALGORITHM_NAME"] == ""

@@ -432,3 +432,23 @@ def test_a_confirmed_stop_is_stored_although_no_slot_was_held_any_more() -> None
     assert launch is not None and list(launch.awaited) == ["b"]
     driver.stopped("b", key)
     assert driver.state(run_id) == "cancelled"
+
+
+def test_what_is_prepared_after_its_rank_was_placed_elsewhere_is_stopped_and_takes_slots_until_then() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1)
+    driver.join("b", 1)
+    run_id = driver.submit(framework="elastane", instances=2, instances_min=1)
+    key = driver.key(run_id)
+    late = dict(driver.take_with_runner(effects.Prepare))["b"]
+    (rank,) = late.ranks
+    driver.join("c", 3)
+    driver.rank("b", key, rank, "lost")
+    assert driver.run(run_id).ranks[rank].runner_id == "c"
+    driver.prepared("b", late)
+    ((runner, stop),) = driver.take_with_runner(effects.Stop)
+    assert (runner, stop.rank, stop.attempt) == ("b", rank, key)
+    assert driver.runner("b").slots_used == 1
+    driver.rank("b", key, rank, "exited", 143)
+    assert driver.runner("b").slots_used == 0
+    assert driver.run(run_id).ranks[rank].runner_id == "c"

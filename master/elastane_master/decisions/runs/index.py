@@ -130,31 +130,60 @@ class Deadlines:
 
 class Index:
     """waiting, deadlines: see there. pending: runs that have not been launched, for whatever reason.
-    active: runs with a launch. ticked_at: time of the last Tick.
+    active: runs with a launch. waiting_data: runs that wait for their dataset. alive_by_owner: of each owner
+    those that are not over. ticked_at: time of the last Tick.
     """
 
-    __slots__ = ("active", "deadlines", "pending", "ticked_at", "waiting")
+    __slots__ = (
+        "_seen",
+        "active",
+        "alive_by_owner",
+        "deadlines",
+        "pending",
+        "ticked_at",
+        "waiting",
+        "waiting_data",
+    )
 
     def __init__(self, state: RunsState) -> None:
         self.waiting = Waiting()
         self.deadlines = Deadlines()
         self.active: set[int] = set()
         self.pending: set[int] = set()
+        self.waiting_data: set[int] = set()
+        self.alive_by_owner: dict[str, set[int]] = {}
         self.ticked_at = -math.inf
+        self._seen: dict[int, tuple[object, ...]] = {}
         for run in state.runs.values():
             self.update(run)
 
     def update(self, run: Run) -> None:
         """Take over what a run's record says now."""
-        if run.waits:
+        launched, waits = run.launch is not None, run.waits
+        seen = (run.state, launched, waits, run.priority, run.queued_at, run.waiting_since)
+        if self._seen.get(run.run_id) == seen:
+            return
+        self._seen[run.run_id] = seen
+        if waits:
             self.waiting.add(run)
         else:
             self.waiting.discard(run.run_id)
-        _put(self.active, run.run_id, run.launch is not None)
-        _put(self.pending, run.run_id, run.launch is None and run.state not in OVER)
+        over = run.state in OVER
+        _put(self.active, run.run_id, launched)
+        _put(self.pending, run.run_id, not launched and not over)
+        _put(self.waiting_data, run.run_id, run.state == "waiting_data")
+        alive = self.alive_by_owner.setdefault(run.owner, set())
+        _put(alive, run.run_id, not over)
+        if not alive:
+            del self.alive_by_owner[run.owner]
+
+    def alive(self, owner: str) -> int:
+        """Count the runs of an owner that are not over."""
+        return len(self.alive_by_owner.get(owner, ()))
 
     def remove(self, run_id: int) -> None:
         """A run was deleted."""
+        self._seen.pop(run_id, None)
         self.waiting.discard(run_id)
         self.active.discard(run_id)
         self.pending.discard(run_id)

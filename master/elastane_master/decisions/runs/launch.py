@@ -97,6 +97,8 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
         if record is not None and record.state == "pending":
             record.state, record.address, record.port = "prepared", endpoint.host, endpoint.port
             ready.append(endpoint.rank)
+        elif (record is None or record.state == "lost") and 0 <= endpoint.rank < len(run.ranks):
+            _stop_given_up_rank(ctx, run, runner, endpoint.rank)
     if not ready:
         return
     ctx.changed_run(run)
@@ -105,6 +107,14 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
     elif all(record.state == "prepared" for record in run.ranks):
         run.reason = "all instances are prepared, and start"
         _start(ctx, run, [record.rank for record in run.ranks])
+
+
+def _stop_given_up_rank(ctx: RunsContext, run: Run, runner: Runner, rank: int) -> None:
+    """Have a runner stop what it prepared of a rank that is given up; until it is gone it takes slots."""
+    assert run.launch is not None
+    fence, slots = run.launch.fence, run.demand.slots_per_instance
+    holdings.hold_stale(ctx, runner, run.run_id, run.launch.attempt, fence, slots, rank)
+    send_stop_rank(ctx, run, runner, rank, "it was given up")
 
 
 def _start(ctx: RunsContext, run: Run, ranks: Iterable[int]) -> None:

@@ -19,25 +19,13 @@ import docker.errors
 import requests
 import urllib3
 
-from elastane_runner.engine import EngineError
+from elastane_runner.engine import EngineError, EngineUnreachableError, ImageMissingError
 
 CALL_SECONDS_MAX: Final = 60
 
 #: What a connection that breaks raises, in the middle of an answer too.
 _BROKEN: Final = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, struct.error)
 _ENDED: Final = ("exited", "dead", "stopped")
-
-
-class EngineUnreachableError(EngineError):
-    """The container engine does not answer. It may do so later; what ran may still run."""
-
-    code = "ELA458"
-
-
-class ImageMissingError(EngineError):
-    """The image is not on this machine: the same launch will fail again."""
-
-    code = "ELA459"
 
 
 class ContainerMissingError(LookupError):

@@ -259,6 +259,8 @@ def launch_spec(
         checkpoint_url=record.checkpoint_url,
         metadata_store=settings.environ.get("MLFLOW_TRACKING_URI", ""),
         parameters=dict(spec.parameters),
+        chief=spec.chief,
+        parameter_servers=spec.parameter_servers,
         master_port=addresses[0].port,
         rendezvous=addresses[0] if framework is Framework.HOROVOD else None,
         elastane_masters=settings.masters,

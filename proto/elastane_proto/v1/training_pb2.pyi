@@ -91,7 +91,7 @@ class SecretRef(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., file: _Optional[str] = ..., kubernetes: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("algorithm", "name", "output_model_name", "dataset", "parameters", "framework", "instances", "instances_min", "code", "command", "slots_per_instance", "runner_labels", "labels", "priority", "retries_max", "run_time_max", "grace", "secrets", "job", "owner")
+    __slots__ = ("algorithm", "name", "output_model_name", "dataset", "parameters", "framework", "instances", "instances_min", "code", "command", "slots_per_instance", "runner_labels", "labels", "priority", "retries_max", "run_time_max", "grace", "secrets", "job", "owner", "chief", "parameter_servers")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,8 @@ class RunSpec(_message.Message):
     SECRETS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     algorithm: str
     name: str
     output_model_name: str
@@ -153,7 +155,9 @@ class RunSpec(_message.Message):
     secrets: _containers.RepeatedCompositeFieldContainer[SecretRef]
     job: _job_pb2.JobSettings
     owner: str
-    def __init__(self, algorithm: _Optional[str] = ..., name: _Optional[str] = ..., output_model_name: _Optional[str] = ..., dataset: _Optional[_Union[DatasetRef, _Mapping]] = ..., parameters: _Optional[_Mapping[str, str]] = ..., framework: _Optional[_Union[Framework, str]] = ..., instances: _Optional[int] = ..., instances_min: _Optional[int] = ..., code: _Optional[_Union[CodeRef, _Mapping]] = ..., command: _Optional[_Iterable[str]] = ..., slots_per_instance: _Optional[int] = ..., runner_labels: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., retries_max: _Optional[int] = ..., run_time_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., secrets: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., job: _Optional[_Union[_job_pb2.JobSettings, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
+    chief: bool
+    parameter_servers: int
+    def __init__(self, algorithm: _Optional[str] = ..., name: _Optional[str] = ..., output_model_name: _Optional[str] = ..., dataset: _Optional[_Union[DatasetRef, _Mapping]] = ..., parameters: _Optional[_Mapping[str, str]] = ..., framework: _Optional[_Union[Framework, str]] = ..., instances: _Optional[int] = ..., instances_min: _Optional[int] = ..., code: _Optional[_Union[CodeRef, _Mapping]] = ..., command: _Optional[_Iterable[str]] = ..., slots_per_instance: _Optional[int] = ..., runner_labels: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., retries_max: _Optional[int] = ..., run_time_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., secrets: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., job: _Optional[_Union[_job_pb2.JobSettings, _Mapping]] = ..., owner: _Optional[str] = ..., chief: _Optional[bool] = ..., parameter_servers: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "state", "runner_id", "host", "exit_code", "last_line", "started", "ended")

@@ -348,6 +348,18 @@ def test_a_worker_joins_the_runs_job_with_the_workers_token(tmp_path: Path) -> N
     }
 
 
+def test_tensorflow_knows_chief_and_parameter_servers(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path).new(record(tries={0: 1, 1: 1, 2: 1}))
+    roles = {"framework": "FRAMEWORK_TENSORFLOW", "instances": 3, "chief": True, "parameter_servers": 1}
+    launch.record.spec |= roles
+    endpoints = {rank: Endpoint("h0", 11 + rank) for rank in range(3)}
+    made = plan(launch, Preparation(tmp_path, ("t",), {}), [2], endpoints, SETTINGS)
+    assert json.loads(made.ranks[0].environment["TF_CONFIG"]) == {
+        "cluster": {"chief": ["h0:11"], "worker": ["h0:12"], "ps": ["h0:13"]},
+        "task": {"type": "ps", "index": 0},
+    }
+
+
 # ---------------------------------------------------------------- ranks with a network of their own
 
 OWN_NETWORK = replace(SETTINGS, has_own_network=True, interpreter="python")

@@ -62,11 +62,18 @@ class Bench:
         """When each container was started: different after a restart."""
         return [self.client.state(one).started_at for one in self.containers()]
 
-    def fifo(self, name: str) -> Path:
-        path = self.shared / name
-        os.mkfifo(path)
-        path.chmod(0o666)
-        return path
+    def gates(self, ranks: int = 1) -> str:
+        """Make one pipe for each rank; return the words by which a rank waits until its own is opened."""
+        for rank in range(ranks):
+            path = self.shared / f"go-{rank}"
+            os.mkfifo(path)
+            path.chmod(0o666)
+        return f"read _ < {self.shared}/go-$RANK"
+
+    async def open_gates(self, ranks: int = 1) -> None:
+        async with patience.within(60):
+            for rank in range(ranks):
+                await asyncio.to_thread((self.shared / f"go-{rank}").write_text, "\n")
 
 
 @asynccontextmanager
@@ -106,8 +113,7 @@ async def test_ranks_are_containers_with_limits_without_rights_and_meet_at_their
         "else until nc $MASTER_ADDR $MASTER_PORT < /dev/null; do sleep 0.05; done; fi; "
     )
     async with bench(tmp_path, podman, "--memory", "64M", "--cpus", "0.25", "--user", "1234:99") as made:
-        go = made.fifo("go")
-        script = f"{walls}{meet}read _ < {go}"
+        script = walls + meet + made.gates(2)
         run_id = await made.service.train("sh", "-c", script, instances=2, slots_per_instance=2)
         await made.service.until(run_id, "RUNNING")
         for container in made.containers():
@@ -116,8 +122,7 @@ async def test_ranks_are_containers_with_limits_without_rights_and_meet_at_their
             assert (host["Memory"], host["MemorySwap"], host["NanoCpus"]) == (2**27, 2**27, 500_000_000)
             assert host["ReadonlyRootfs"] and "no-new-privileges" in host["SecurityOpt"]
             assert found["Config"]["User"] == "1234:99"
-        for _ in range(2):
-            await asyncio.to_thread(go.write_text, "\n")
+        await made.open_gates(2)
         run = await made.service.until(run_id, "SUCCEEDED")
         assert [rank.exit_code for rank in run.ranks] == [0, 0]
         log = (await made.service.log(run_id, 1)).decode()
@@ -132,8 +137,9 @@ async def test_a_killed_runner_is_followed_by_one_that_adopts_its_containers(
     tmp_path: Path, podman: PodmanService
 ) -> None:
     async with bench(tmp_path, podman) as made:
-        go = made.fifo("go")
-        run_id = await made.service.train("sh", "-c", f"echo before; read _ < {go}; echo after", instances=3)
+        run_id = await made.service.train(
+            "sh", "-c", f"echo before; {made.gates(3)}; echo after", instances=3
+        )
         await made.service.until(run_id, "RUNNING")
         await made.runner.kill()
         before = made.started_at()
@@ -145,8 +151,7 @@ async def test_a_killed_runner_is_followed_by_one_that_adopts_its_containers(
         assert asyncio.get_running_loop().time() - begun < ADOPTION_SECONDS_MAX
         assert "ranks=3" in attending[2] or '"ranks": 3' in attending[2], attending[2]
         assert made.started_at() == before and len(before) == 3
-        for _ in range(3):
-            await asyncio.to_thread(go.write_text, "\n")
+        await made.open_gates(3)
         run = await made.service.until(run_id, "SUCCEEDED")
         assert run.attempt == 1
         for rank in range(3):
@@ -180,8 +185,7 @@ async def test_nothing_is_given_up_while_the_container_engine_is_away(
 ) -> None:
     """Nor by a runner that is started meanwhile."""
     async with bench(tmp_path, podman) as made:
-        go = made.fifo("go")
-        run_id = await made.service.train("sh", "-c", f"echo before; read _ < {go}; echo after; exit 3")
+        run_id = await made.service.train("sh", "-c", f"echo before; {made.gates()}; echo after; exit 3")
         await made.service.until(run_id, "RUNNING")
         before = made.started_at()
         await made.runner.kill()
@@ -192,7 +196,7 @@ async def test_nothing_is_given_up_while_the_container_engine_is_away(
                 while "adopted as they are recorded" not in made.runner.log_path.read_text():
                     await asyncio.sleep(0.02)
             await made.service.until(run_id, "RUNNING")
-            await asyncio.to_thread(go.write_text, "\n")
+            await made.open_gates()
         finally:
             podman.start()
         run = await made.service.until(run_id, "FAILED")

@@ -1,7 +1,8 @@
 """Attempts: which failures may pass, how long to wait for the next attempt, and how many there are.
 
 Exit codes mean what docs/exit-codes.md says: 0 success, 1 to 127 the same would happen again, 128 to 255 it
-may pass; so may a port that was taken, whatever the code. A lost runner or a launch that was taken back is not an attempt that failed.
+may pass; so may a port that was taken, whatever the code. A lost runner or a launch that was taken back is
+not an attempt that failed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,15 @@ from elastane_runner.code_folder import CodeCache
 from elastane_runner.engine import Engine, EngineError, EngineUnreachableError, RankEvent, RankState
 from elastane_runner.environment import Endpoint, LaunchSpecError
 from elastane_runner.held_ports import HeldPort, PortError
-from elastane_runner.launches import Launch, LaunchKey, LaunchRecord, LaunchStore, Rank, launch_of
+from elastane_runner.launches import (
+    Launch,
+    LaunchKey,
+    LaunchRecord,
+    LaunchStore,
+    Rank,
+    folder_id,
+    launch_of,
+)
 from elastane_runner.launching import LaunchError, LaunchSettings, Preparation
 from elastane_runner.log_sending import LogSender
 from elastane_runner.master_stream import MasterStream, Response
@@ -78,6 +86,7 @@ class Runner:
         self._engine = engine
         self._outcomes = outcomes
         self._store = LaunchStore(settings.folder)
+        self._folder_id = folder_id(settings.folder)
         self._cache = CodeCache(settings.folder)
         self._launches: dict[LaunchKey, Launch] = {}
         #: The newest fence of each run, that was seen last at the end.
@@ -167,6 +176,7 @@ class Runner:
             slots=settings.slots,
             labels=settings.labels,
             algorithms=sorted(settings.launch.algorithms),
+            folder_id=self._folder_id,
             ranks=[
                 self._report(launch, rank)
                 for launch in self._launches.values()

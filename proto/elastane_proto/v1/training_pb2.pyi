@@ -498,7 +498,7 @@ class RankReport(_message.Message):
     def __init__(self, attempt: _Optional[_Union[AttemptKey, _Mapping]] = ..., status: _Optional[_Union[RankStatus, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner_id", "host", "kind", "slots", "labels", "algorithms", "ranks")
+    __slots__ = ("runner_id", "host", "kind", "slots", "labels", "algorithms", "ranks", "folder_id")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +513,7 @@ class RunnerHello(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ALGORITHMS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     runner_id: str
     host: str
     kind: str
@@ -520,7 +521,8 @@ class RunnerHello(_message.Message):
     labels: _containers.ScalarMap[str, str]
     algorithms: _containers.RepeatedScalarFieldContainer[str]
     ranks: _containers.RepeatedCompositeFieldContainer[RankReport]
-    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., algorithms: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ...) -> None: ...
+    folder_id: str
+    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., algorithms: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., folder_id: _Optional[str] = ...) -> None: ...
 
 class RunnerHeartbeat(_message.Message):
     __slots__ = ()

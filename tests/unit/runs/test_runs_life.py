@@ -480,3 +480,29 @@ def test_a_confirmed_stop_is_stored_although_no_slot_was_held_any_more() -> None
     assert launch is not None and list(launch.awaited) == ["b"]
     driver.stopped("b", key)
     assert driver.state(run_id) == "cancelled"
+
+
+# ---------------------------------------------------------------- two runners of one name
+
+
+def test_a_second_runner_of_a_name_is_refused_while_the_first_one_attends() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1, folder_id="one")
+    run_id = driver.submit()
+    driver.start_all()
+    session = driver.sessions["a"]
+    with pytest.raises(Rejection, match="another runner attends as a, from host-a") as refused:
+        driver.join("a", 1, folder_id="two")
+    assert refused.value.reason == "already_exists" and driver.runner("a").session == session
+    assert driver.state(run_id) == "running" and driver.runner("a").slots_used == 1
+
+
+def test_a_runner_of_the_same_folder_replaces_its_own_stream_and_another_one_follows_a_lost_one() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1, folder_id="one")
+    driver.join("a", 1, folder_id="one")
+    driver.lose_stream("a")
+    driver.join("a", 1, folder_id="two")
+    assert driver.runner("a").folder_id == "two"
+    driver.join("a", 1)
+    assert driver.runner("a").session == driver.sessions["a"], "of a release that sends no id"

@@ -20,7 +20,8 @@ from podman_service import IMAGE, PYTHON_FOLDERS, PodmanService
 
 import patience
 from elastane_common import layout
-from elastane_common.artifacts import verify
+from elastane_common.artifacts import read_record, verify
+from elastane_common.run_record import spec_of
 from integration.master_support import serving_master
 from integration.runner_support import RunnerProcess, Service, running_runner, send_code
 
@@ -126,6 +127,14 @@ async def test_ranks_are_containers_with_limits_without_rights_and_meet_at_their
         run = await made.service.until(run_id, "SUCCEEDED")
         assert [rank.exit_code for rank in run.ranks] == [0, 0]
         log = (await made.service.log(run_id, 1)).decode()
+        async with patience.within(60):
+            while (record := read_record(run.artifact_url)) is None:
+                await asyncio.sleep(0.05)
+        assert record.code.image == IMAGE and record.code.image_digest.startswith("sha256:")
+        code = spec_of(record)["code"]
+        assert code["image"] == f"{IMAGE}@{record.code.image_digest}"
+        again = await made.service.train("sh", "-c", "true", code=code)
+        await made.service.until(again, "SUCCEEDED")
         for line in (
             "1234", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "read-only", "met",
             "rank 1 of 2 at 127.0.0.1, local 1",

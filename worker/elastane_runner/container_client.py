@@ -39,6 +39,13 @@ class Found(NamedTuple):
     labels: Mapping[str, str]
 
 
+class Image(NamedTuple):
+    """An image on the machine. digest: of its manifest, as in NAME@DIGEST; "" if it never was in a registry."""
+
+    id: str
+    digest: str
+
+
 class ContainerState(NamedTuple):
     """What the engine says of a container.
 
@@ -72,11 +79,12 @@ class ContainerClient:
         self._lock = threading.Lock()
         self._connected: Any = None
 
-    def image_id(self, name: str) -> str:
-        """Return the id of an image on the machine. Raises ImageMissingError."""
+    def image(self, name: str) -> Image:
+        """Return an image on the machine. Raises ImageMissingError."""
         with self._translated(f"find the image {name}"):
             try:
-                return str(self._api().inspect_image(name)["Id"])
+                found = self._api().inspect_image(_reference(name))
+                return Image(str(found["Id"]), _digest(found))
             except docker.errors.ImageNotFound:
                 raise ImageMissingError(
                     f"the image {name} is not on this machine",
@@ -181,6 +189,18 @@ def take_back(client: ContainerClient, containers: Iterable[str]) -> None:
     """Remove containers, the last one first: the others use the network of the first."""
     for container in reversed(list(containers)):
         client.remove(container)
+
+
+def _reference(name: str) -> str:
+    """Return NAME@DIGEST without a tag, which engines do not take beside a digest."""
+    path, at, digest = name.partition("@")
+    folder, slash, last = path.rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if at else name
+
+
+def _digest(image: Mapping[str, Any]) -> str:
+    known = [str(one).partition("@")[2] for one in image.get("RepoDigests") or ()]
+    return known[0] if known else ""
 
 
 def _seconds(time: str) -> float | None:

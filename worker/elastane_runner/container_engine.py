@@ -58,6 +58,7 @@ from elastane_runner.engine import (
     EngineError,
     EngineUnreachableError,
     RankEvent,
+    RankImage,
     RankRecord,
     RankState,
 )
@@ -143,6 +144,11 @@ class ContainerEngine:
         """Return the folder that has the log of a rank, for `rank_logs`."""
         return self._folder(run, attempt) / "ranks" / str(rank)
 
+    def image(self, run: str, attempt: int) -> RankImage | None:
+        """Return the image of an attempt; None if it is not known."""
+        found = (read_record(self._folder(run, attempt) / PLAN) or {}).get("image")
+        return RankImage(*found) if isinstance(found, list) else None
+
     def close(self) -> None:
         """Watch no longer, and let another engine use the folder. The ranks go on."""
         self._is_closed = True
@@ -194,15 +200,16 @@ class ContainerEngine:
         for folder in (plan.folder, *options.read_folders, *options.write_folders):
             if not folder.is_dir():
                 raise EngineError(f"{folder} is not a folder", hint="unpack the code first")
-        image = self._client.image_id(options.image)
+        image = self._client.image(options.image)
         arguments = {
-            rank.rank: container_arguments(plan, rank, options, runner=self._runner, image=image)
+            rank.rank: container_arguments(plan, rank, options, runner=self._runner, image=image.id)
             for rank in plan.ranks
         }
         folder = self._folder(plan.run, plan.attempt)
         try:
             (folder / "ranks").mkdir(parents=True, mode=0o700)
-            write_record(folder / PLAN, _plan_record(plan.fence, arguments, plan.log_cap_bytes))
+            record = _plan_record(plan.fence, arguments, plan.log_cap_bytes)
+            write_record(folder / PLAN, {**record, "image": [options.image, image.digest]})
             containers = {rank: self._client.create(given) for rank, given in arguments.items()}
             for rank, container in containers.items():
                 rank_folder = folder / "ranks" / str(rank)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from elastane_common.errors import ElastaneError
 
@@ -69,6 +69,13 @@ class AttemptPlan:
     image: str = ""
     slots_per_rank: int = 1
     log_cap_bytes: int = LOG_CAP_BYTES_DEFAULT
+
+
+class RankImage(NamedTuple):
+    """What containers were made of. digest: "sha256:..." by which registries and engines know it; "": none."""
+
+    name: str
+    digest: str = ""
 
 
 class RankState(StrEnum):
@@ -145,6 +152,9 @@ class Engine(Protocol):
 
     def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
         """Return the folder that has the log of a rank, for `rank_logs`."""
+
+    def image(self, run: str, attempt: int) -> RankImage | None:
+        """Return the image of an attempt's ranks; None for processes, and if it is not known."""
 
     async def remove(self, run: str, attempt: int) -> None:
         """Delete what is stored of an attempt, its logs too; nothing if there is none.

@@ -19,6 +19,7 @@ import docker.errors
 import requests
 import urllib3
 
+from elastane_runner.container_plan import image_reference
 from elastane_runner.engine import EngineError, EngineUnreachableError, ImageMissingError
 
 CALL_SECONDS_MAX: Final = 60
@@ -40,7 +41,7 @@ class Found(NamedTuple):
 
 
 class Image(NamedTuple):
-    """An image on the machine. digest: of its manifest, as in NAME@DIGEST; "" if it never was in a registry."""
+    """An image on the machine. digest: of its manifest, as in NAME@DIGEST; "": the engine has none."""
 
     id: str
     digest: str
@@ -83,7 +84,7 @@ class ContainerClient:
         """Return an image on the machine. Raises ImageMissingError."""
         with self._translated(f"find the image {name}"):
             try:
-                found = self._api().inspect_image(_reference(name))
+                found = self._api().inspect_image(image_reference(name))
                 return Image(str(found["Id"]), _digest(found))
             except docker.errors.ImageNotFound:
                 raise ImageMissingError(
@@ -189,13 +190,6 @@ def take_back(client: ContainerClient, containers: Iterable[str]) -> None:
     """Remove containers, the last one first: the others use the network of the first."""
     for container in reversed(list(containers)):
         client.remove(container)
-
-
-def _reference(name: str) -> str:
-    """Return NAME@DIGEST without a tag, which engines do not take beside a digest."""
-    path, at, digest = name.partition("@")
-    folder, slash, last = path.rpartition("/")
-    return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if at else name
 
 
 def _digest(image: Mapping[str, Any]) -> str:

@@ -92,6 +92,13 @@ def options_of(plan: AttemptPlan, options: ContainerOptions) -> ContainerOptions
     )
 
 
+def image_reference(name: str) -> str:
+    """Return the name of an image without its tag if it has a digest: engines do not take both."""
+    path, at, digest = name.partition("@")
+    folder, slash, last = path.rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if at else name
+
+
 def check_attempt(plan: AttemptPlan) -> None:
     """Refuse what no engine can start. Raises EngineError."""
     check_name(plan.run, "run")

@@ -72,7 +72,7 @@ class AttemptPlan:
 
 
 class RankImage(NamedTuple):
-    """What containers were made of. digest: "sha256:..." by which registries and engines know it; "": none."""
+    """What containers were made of. digest: "sha256:..." by which engines know it; "": there is none."""
 
     name: str
     digest: str = ""

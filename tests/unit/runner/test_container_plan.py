@@ -19,6 +19,7 @@ from elastane_runner.container_plan import (
     check_attempt,
     check_options,
     container_arguments,
+    image_reference,
     is_whole,
     labels,
     options_of,
@@ -146,3 +147,16 @@ def test_an_attempt_has_its_own_image_and_the_limits_of_all_its_slots() -> None:
     assert options_of(PLAN, OPTIONS) == OPTIONS
     free = options_of(replace(PLAN, slots_per_rank=3), ContainerOptions(image="i"))
     assert free == ContainerOptions(image="i")
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("digits:3", "digits:3"),
+        ("digits:3@sha256:ab", "digits@sha256:ab"),
+        ("registry:5000/team/digits:3@sha256:ab", "registry:5000/team/digits@sha256:ab"),
+        ("registry:5000/digits@sha256:ab", "registry:5000/digits@sha256:ab"),
+    ],
+)
+def test_an_image_with_a_digest_is_named_without_its_tag(name: str, reference: str) -> None:
+    assert image_reference(name) == reference

@@ -4,7 +4,7 @@
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
 #                     (tests/images/engine.py)
-# make test-containers    the runner's container engine, with real containers: needs podman and busybox-static
+# make test-containers    runners that start containers, with real ones: needs podman and busybox-static
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make controls    each detector switched off in turn: the script that it refuses then has other bits; ONLY=words
 # make gallery    public scripts, converted, beside their originals under kills: ONLY=a,b SEEDS=n KILLS=n
@@ -78,7 +78,7 @@ test-images: $(VENV)/.installed
 
 # Needs podman, and a static busybox on the PATH (Debian: busybox-static).
 test-containers: $(VENV)/.installed
-	ELASTANE_TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/integration/test_container_engine.py -rs
+	ELASTANE_TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/integration/test_container_engine.py tests/integration/test_container_runner.py -rs
 
 test-browser: $(VENV)/.installed
 	@PYTHONPATH=tests $(BIN)/python -c "from browser import chromium as c; raise SystemExit(c.MISSING if c.chromium_path() is None else 0)"

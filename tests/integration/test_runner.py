@@ -242,3 +242,22 @@ async def test_a_second_runner_on_one_folder_is_refused(tmp_path: Path) -> None:
         second.start()
         assert await second.ended() == 3
         assert "another runner uses" in second.log_path.read_text()
+
+
+async def test_a_second_runner_of_the_same_name_is_refused_and_the_first_ones_ranks_go_on(
+    tmp_path: Path,
+) -> None:
+    async with (
+        serving_master(tmp_path / "master") as (master, channel),
+        running_runner(master.address, tmp_path / "runner"),
+    ):
+        service = Service(channel)
+        run_id = await service.train(*lasting(tmp_path))
+        await service.until(run_id, "RUNNING")
+        second = RunnerProcess(master.address, tmp_path / "second")
+        second.start()
+        assert await second.ended() == 3
+        assert "another runner attends as r1" in second.log_path.read_text()
+        (tmp_path / "go").touch()
+        run = await service.until(run_id, "SUCCEEDED")
+        assert run.attempt == 1 and len((tmp_path / "starts").read_text().split()) == 1

@@ -31,6 +31,7 @@ from elastane_runner.engine import (
     AttemptRecord,
     EngineError,
     RankEvent,
+    RankImage,
     RankRecord,
     RankState,
 )
@@ -100,6 +101,10 @@ class ProcessEngine:
         self._adopting = self._has_launched = False
         self._events: asyncio.Queue[RankEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def image(self, run: str, attempt: int) -> RankImage | None:
+        """Return None: processes have no image."""
+        return None
 
     def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
         """Return the folder that has the log of a rank, for `rank_logs`."""

@@ -101,13 +101,15 @@ class RunOutcomes:
         if run.state not in run_records.FINAL:
             return
         url = launch.record.artifact_url
+        image = self._engine.image(*launch.record.unit_of(0))
         record = run_records.record_of(
             run,
             job=job,
             data_url=launch.record.data_url,
             model_url=run_records.stored_model(url),
             artifacts=run_records.stored_artifacts(url),
-            versions=run_records.installed_versions(),
+            versions=run_records.installed_versions() if image is None else {},
+            image=image,
         )
         write_record(url, record)
         if self._registry is not None:

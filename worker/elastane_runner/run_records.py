@@ -16,6 +16,7 @@ from elastane_common.file_manifest import FileEntry
 from elastane_common.run_record import CodeRecord, CostRecord, DatasetRecord, RunRecord
 from elastane_common.storage import Folder
 from elastane_proto.v1 import job_pb2, training_pb2
+from elastane_runner.engine import RankImage
 
 FINAL: Final = {
     training_pb2.RUN_STATE_SUCCEEDED: "succeeded",
@@ -35,11 +36,13 @@ def record_of(
     model_url: str,
     artifacts: Iterable[FileEntry],
     versions: Mapping[str, str],
+    image: RankImage | None = None,
 ) -> RunRecord:
     """Return the record of a run that is over. Pure.
 
     job: of an elastic run, if it is known. data_url: of its dataset, as it was resolved. model_url: of the
-    model's files; "": there are none.
+    model's files; "": there are none. versions: of packages where the ranks ran; empty if that is not known.
+    image: of containers.
     """
     spec = run.spec
     settings = job.settings if job is not None else spec.job
@@ -64,7 +67,8 @@ def record_of(
             archive_sha256=spec.code.archive_sha256,
             git_url=spec.code.git.url,
             git_commit=spec.code.git.commit,
-            image=spec.code.image,
+            image=spec.code.image if image is None else image.name,
+            image_digest="" if image is None else image.digest,
         ),
         dataset=DatasetRecord(
             id=spec.dataset.id, version_hash=spec.dataset.version_hash, url=data_url or spec.dataset.url

@@ -115,6 +115,13 @@ def test_the_script_its_folder_and_its_settings_are_sent(
     assert len(request.request_id) == 32
 
 
+def test_a_tensorflow_run_has_roles(training: FakeTraining, script: Path) -> None:
+    roles = ("--framework", "tensorflow", "--instances", "4", "--chief", "--parameter-servers", "2")
+    submit(training, "--model", "digits", "--detach", *roles, script)
+    spec = training.sent(Train)[0].spec
+    assert (spec.chief, spec.parameter_servers) == (True, 2)
+
+
 def test_what_is_not_given_is_left_to_the_service(training: FakeTraining, script: Path) -> None:
     submit(training, "--model", "digits", "--detach", script)
     spec = training.sent(Train)[0].spec

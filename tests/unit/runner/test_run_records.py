@@ -16,6 +16,7 @@ from elastane_common.outbox import Outbox
 from elastane_common.run_record import RunRecord, spec_of
 from elastane_common.storage import Folder
 from elastane_proto.v1 import job_pb2, training_pb2
+from elastane_runner.engine import RankImage
 from elastane_runner.launches import LaunchRecord, LaunchStore
 from elastane_runner.process_engine import ProcessEngine
 from elastane_runner.run_outcomes import AskRun, RunOutcomes
@@ -60,6 +61,22 @@ def test_a_record_has_what_the_same_bits_need() -> None:
     assert again["code"] == {"archive_sha256": "a" * 64} and again["parameters"] == {"LR": "0.1"}
     assert again["instances"] == 4 and "owner" not in again
     json_format.ParseDict(again, training_pb2.RunSpec())
+
+
+def test_the_record_of_a_containers_run_fixes_its_image() -> None:
+    run = run_message()
+    record = record_of(
+        run,
+        job=None,
+        data_url="",
+        model_url="",
+        artifacts=(),
+        versions={},
+        image=RankImage("i:1", "sha256:ab"),
+    )
+    assert (record.code.image, record.code.image_digest, record.versions) == ("i:1", "sha256:ab", {})
+    assert spec_of(record)["code"] == {"archive_sha256": "a" * 64, "image": "i:1@sha256:ab"}
+    assert made(run).code.image == ""
 
 
 def test_the_job_of_an_elastic_run_knows_its_settings_and_environment_best() -> None:

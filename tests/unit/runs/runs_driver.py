@@ -114,8 +114,16 @@ class RunsDriver:
         self.ports += len(endpoints)
         self.do(events.LaunchPrepared(runner, self.sessions[runner], prepare.attempt, endpoints))
 
-    def rank(self, runner: str, key: AttemptKey, rank: int, state: Any, exit_code: int = 0) -> None:
-        report = RankReport(key, RankStatus(rank, state, exit_code=exit_code))
+    def rank(
+        self,
+        runner: str,
+        key: AttemptKey,
+        rank: int,
+        state: Any,
+        exit_code: int = 0,
+        last_line: str = "",
+    ) -> None:
+        report = RankReport(key, RankStatus(rank, state, exit_code=exit_code, last_line=last_line))
         self.do(events.RankChanged(runner, self.sessions[runner], report))
 
     def stopped(self, runner: str, key: AttemptKey) -> None:

@@ -79,6 +79,54 @@ def test_exit_codes_say_whether_a_failure_may_pass(exit_code: int, state: str) -
     assert f"rank 1 ended with {exit_code}" in driver.run(run_id).reason
 
 
+@pytest.mark.parametrize(
+    ("last_line", "state"),
+    [
+        ("OSError: [Errno 98] Address already in use", "queued"),
+        ("port: 29500, code: -98, name: EADDRINUSE, message: address already in use", "queued"),
+        ("RuntimeError: no address", "failed"),
+    ],
+)
+def test_a_port_that_was_taken_is_a_failure_that_may_pass(last_line: str, state: str) -> None:
+    driver = RunsDriver()
+    driver.join("a", 1)
+    run_id = driver.submit(retries_max=1)
+    driver.start_all()
+    driver.rank("a", driver.key(run_id), 0, "exited", 1, last_line)
+    driver.stop_all()
+    assert driver.state(run_id) == state
+    if state == "queued":
+        driver.tick_due()
+        driver.start_all()
+        driver.rank("a", driver.key(run_id), 0, "exited", 1, last_line)
+        assert driver.state(run_id) == "failed", "a port of the script's own is taken each time"
+
+
+def test_parameter_servers_are_stopped_when_all_others_have_ended() -> None:
+    driver = RunsDriver()
+    driver.join("a", 4)
+    run_id = driver.submit(framework="tensorflow", instances=4, chief=True, parameter_servers=2)
+    driver.start_all()
+    key = driver.key(run_id)
+    driver.rank("a", key, 3, "exited")
+    driver.rank("a", key, 1, "exited")
+    assert driver.state(run_id) == "running" and not driver.take(effects.Stop)
+    driver.rank("a", key, 0, "exited")
+    driver.stop_all()
+    assert driver.state(run_id) == "succeeded"
+    assert driver.run(run_id).reason == "all instances but parameter servers ended with 0"
+
+
+def test_a_parameter_server_that_fails_fails_the_run() -> None:
+    driver = RunsDriver()
+    driver.join("a", 2)
+    run_id = driver.submit(framework="tensorflow", instances=2, parameter_servers=1)
+    driver.start_all()
+    driver.rank("a", driver.key(run_id), 1, "exited", 1)
+    driver.stop_all()
+    assert driver.state(run_id) == "failed"
+
+
 def test_retries_wait_longer_each_time_and_end_with_the_budget() -> None:
     driver = RunsDriver()
     driver.join("a", 1)
@@ -452,3 +500,29 @@ def test_what_is_prepared_after_its_rank_was_placed_elsewhere_is_stopped_and_tak
     driver.rank("b", key, rank, "exited", 143)
     assert driver.runner("b").slots_used == 0
     assert driver.run(run_id).ranks[rank].runner_id == "c"
+
+
+# ---------------------------------------------------------------- two runners of one name
+
+
+def test_a_second_runner_of_a_name_is_refused_while_the_first_one_attends() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1, folder_id="one")
+    run_id = driver.submit()
+    driver.start_all()
+    session = driver.sessions["a"]
+    with pytest.raises(Rejection, match="another runner attends as a, from host-a") as refused:
+        driver.join("a", 1, folder_id="two")
+    assert refused.value.reason == "already_exists" and driver.runner("a").session == session
+    assert driver.state(run_id) == "running" and driver.runner("a").slots_used == 1
+
+
+def test_a_runner_of_the_same_folder_replaces_its_own_stream_and_another_one_follows_a_lost_one() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1, folder_id="one")
+    driver.join("a", 1, folder_id="one")
+    driver.lose_stream("a")
+    driver.join("a", 1, folder_id="two")
+    assert driver.runner("a").folder_id == "two"
+    driver.join("a", 1)
+    assert driver.runner("a").session == driver.sessions["a"], "of a release that sends no id"

@@ -123,6 +123,8 @@ def spec_of(
         "slots_per_instance": options.slots,
         "priority": options.priority,
         "retries_max": options.retries,
+        "chief": options.chief or None,
+        "parameter_servers": options.parameter_servers,
     }.items():
         if value is not None:
             setattr(spec, name, value)

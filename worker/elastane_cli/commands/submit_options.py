@@ -135,6 +135,20 @@ class SubmitOptions:
     slots: Annotated[
         int | None, _option("--slots", "N", "Slots of a runner for each process.", _PROCESSES, "1", min=1)
     ] = None
+    chief: Annotated[
+        bool, _option("--chief", None, "Of a TensorFlow run: process 0 is the chief.", _PROCESSES)
+    ] = False
+    parameter_servers: Annotated[
+        int | None,
+        _option(
+            "--parameter-servers",
+            "N",
+            "Of a TensorFlow run: so many of its processes, the last ones, are parameter servers.",
+            _PROCESSES,
+            "0",
+            min=0,
+        ),
+    ] = None
     runner_label: Annotated[
         list[str] | None,
         _option("--runner-label", "K=V", "Only runners with this label; repeatable.", _PROCESSES),

@@ -122,8 +122,8 @@ class RunDeleted(RunsEvent, frozen=True, tag=True):
 class RunnerJoined(RunsEvent, frozen=True, tag=True):
     """Hello, with all instances that the runner has.
 
-    owners: patterns of those whose runs its token
-    allows; empty: everybody's.
+    owners: patterns of those whose runs its token allows; empty: everybody's. folder_id: tells runners of one
+    name apart.
     """
 
     runner_id: str
@@ -135,6 +135,7 @@ class RunnerJoined(RunsEvent, frozen=True, tag=True):
     algorithms: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     ranks: tuple[RankReport, ...] = ()
+    folder_id: str = ""
 
 
 class RunnerStreamLost(RunsEvent, frozen=True, tag=True):

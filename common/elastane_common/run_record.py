@@ -66,9 +66,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     spec: the RunSpec as submitted, in protobuf's JSON with the field names of the .proto. logical_workers: N
     of an elastic run, otherwise the number of instances. settings: of the elastic job (JobSettings), in the
     same JSON. environment: what else decides the bits, as the workers reported it (Job.environment).
-    versions: of packages and Python. metrics: the last value of each; None: not a finite number.
-    weights_sha256: the fingerprint of the weights (`elastane.state.fingerprint`); "" if no worker reported
-    one. artifacts: the files of the model and the logs, relative to the run's folder.
+    versions: of packages and Python. metrics: the last value of each that an elastic run has logged; None:
+    not a finite number. weights_sha256: content hash of the model's files (`file_manifest`), equal if and
+    only if they are, byte for byte; "" without a model. artifacts: the files of the model and the logs,
+    relative to the run's folder.
     """
 
     version: int = VERSION

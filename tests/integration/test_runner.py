@@ -226,6 +226,7 @@ async def test_an_elastic_run_trains_on_two_slots_and_its_model_is_there(tmp_pat
         assert (record.logical_workers, record.code.archive_sha256) == (2, digest)
         assert record.settings["ests"] == 2 and "torch" in record.versions and record.environment
         assert record.model_url.startswith(f"{run.artifact_url}/model/")
+        assert record.weights_sha256 == verify(layout.model_url(run.artifact_url)).content_hash
         assert b"the model is saved" in await service.log(run_id, 0) + await service.log(run_id, 1)
 
 

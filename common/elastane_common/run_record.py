@@ -19,6 +19,8 @@ from elastane_common.file_manifest import FileEntry
 VERSION: Final = 1
 #: Settings of an elastic job that decide its result, beside the number of logical workers.
 RESULT_SETTINGS: Final = ("seed", "determinism", "torch_threads")
+#: Settings that are off in a message that does not mention them, while the service has them on.
+_FLAGS: Final = ("audit_samples",)
 #: What a later submission does not take over: on whose account it runs, and before which others.
 _CALLERS_OWN: Final = ("owner", "priority")
 
@@ -137,7 +139,7 @@ def spec_of(record: RunRecord) -> dict[str, Any]:
         }
         spec["dataset"] = {**spec.get("dataset", {}), **dataset}
     spec["code"] = _code(record.code, spec.get("code", {}))
-    fixed = {name: record.settings[name] for name in RESULT_SETTINGS if name in record.settings}
+    fixed = {name: record.settings[name] for name in (*RESULT_SETTINGS, *_FLAGS) if name in record.settings}
     if record.seed is not None:
         fixed["seed"] = record.seed
     if fixed:

@@ -122,6 +122,21 @@ async def test_what_was_accepted_is_there_after_the_master_is_killed_and_its_ran
             assert (await until(channel, 1, "SUCCEEDED")).attempt == 1
 
 
+async def test_an_elastic_job_has_the_settings_that_are_given_and_defaults_for_the_others(
+    tmp_path: Path,
+) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        settings = {"seed": 3, "audit_samples": True}
+        run = await train(channel, framework="FRAMEWORK_ELASTANE", instances=2, job=settings)
+        assert (await runner.next("prepare")).prepare.spec.job.seed == 3
+        assert run.spec.job.determinism == job_pb2.DETERMINISM_LEVEL_D1
+        given = (await created(channel, "run-1-1")).settings
+        assert (given.ests, given.seed, given.torch_threads, given.audit_samples) == (2, 3, 1, True)
+        assert given.determinism == job_pb2.DETERMINISM_LEVEL_D1 and given.heartbeat_timeout.seconds == 3
+        with pytest.raises(grpc.aio.AioRpcError, match=r"spec\.job\.determinism"):
+            await train(channel, framework="FRAMEWORK_ELASTANE", job={"determinism": 77})
+
+
 async def test_a_cancel_stops_all_ranks_and_is_kept_while_no_runner_is_there(tmp_path: Path) -> None:
     async with serving_master(tmp_path) as (_, channel):
         async with ScriptedRunner(channel) as runner:

@@ -158,6 +158,8 @@ def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
 
     if options.framework not in (None, "elastane"):
         spec.ClearField("job")
+    if not spec.HasField("job") and any(getattr(options, name) is not None for name in _OF_THE_JOB):
+        spec.job.audit_samples = True  # as of a run that says nothing of its job
     if options.seed is not None:
         spec.job.seed = options.seed
     if options.threads is not None:

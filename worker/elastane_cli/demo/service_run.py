@@ -29,7 +29,7 @@ from elastane_common.artifacts import ArtifactError, read_record, verify
 from elastane_common.errors import ElastaneError, RefusedError
 from elastane_common.run_record import RunRecord
 from elastane_common.training_client import FINAL_STATES
-from elastane_proto.v1 import training_pb2
+from elastane_proto.v1 import job_pb2, training_pb2
 
 SEED: Final = 7
 TASKS: Final = 2
@@ -146,23 +146,23 @@ class _Play:
         wanted = {RankKey(self.runs[name], rank) for name in self.runs for rank in range(self._size(name))}
         self.service.wait_for(lambda: self.service.ranks().keys() >= wanted, "all ranks", _END_SECONDS)
         self.service.wait_for(
-            lambda: self._step() >= KILL_STEP, "the elastic run's first steps", _END_SECONDS
+            lambda: self._job().step >= KILL_STEP, "the elastic run's first steps", _END_SECONDS
         )
 
     def kill_rank(self) -> RankKill:
-        """Kill the last rank of the elastic run; wait until it is there again, and the others have trained on."""
-        rank, step, before = RankKey(self.runs[ELASTIC], self.ests - 1), self._step(), self.service.ranks()
-        self.say(f">>> kill -9 rank {rank.rank} of run {rank.run_id} after step {step}")
+        """Kill the last rank of the elastic run; wait until it is there again and the others train on."""
+        rank, job, before = RankKey(self.runs[ELASTIC], self.ests - 1), self._job(), self.service.ranks()
+        self.say(f">>> kill -9 rank {rank.rank} of run {rank.run_id} after step {job.step}")
         at = time.monotonic()
         self.service.kill_rank(rank)
         self.service.wait_for(
             lambda: self.service.ranks().get(rank, before[rank]) != before[rank], "the killed rank"
         )
-        self.service.wait_for(lambda: self._trains_on(step), "the next step of the elastic run")
+        self.service.wait_for(lambda: self._trains_on(job), "the next step of the elastic run")
         seconds, after = time.monotonic() - at, self.service.ranks()
         others = [key for key in before if key != rank and after.get(key) != before[key]]
         self.say(f"rank {rank.rank} is there again, and the others train on, after {seconds:.1f} s")
-        return RankKill(rank=rank.rank, step=step, seconds=seconds, others_restarted=len(others))
+        return RankKill(rank=rank.rank, step=job.step, seconds=seconds, others_restarted=len(others))
 
     def kill(self, part: Part) -> Kill:
         """Kill master or runner, and wait until all is served again."""
@@ -209,16 +209,15 @@ class _Play:
     def _size(self, name: str) -> int:
         return TASKS if name == TENSORFLOW else self.ests
 
-    def _step(self) -> int:
-        """Return the steps that the elastic run has committed."""
-        run = self.service.training.get(self.runs[ELASTIC])
-        return self.service.client.get_job(run.job).step if run.job else 0
+    def _job(self) -> job_pb2.Job:
+        """Return the job of the elastic run, which runs."""
+        return self.service.client.get_job(self.service.training.get(self.runs[ELASTIC]).job)
 
-    def _trains_on(self, step: int) -> bool:
-        """True if the elastic run has committed a further step, or all those before the epoch of the wait."""
-        run = self.service.training.get(self.runs[ELASTIC])
-        job = self.service.client.get_job(run.job)
-        return job.step > step or job.step >= job.steps_per_epoch * (self.epochs // 2)
+    def _trains_on(self, before: job_pb2.Job) -> bool:
+        """True if a later ring of the elastic run has committed a step, or all before the epoch of the wait."""
+        job = self._job()
+        is_held = job.step >= job.steps_per_epoch * (self.epochs // 2)
+        return job.generation > before.generation and (job.step > before.step or is_held)
 
     def _look_at_runs(self) -> None:
         """Show each change of a run. Raises ServiceError if one has failed: nothing else will come then."""

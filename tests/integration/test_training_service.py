@@ -12,6 +12,7 @@ import pytest
 
 import patience
 from elastane_common import layout
+from elastane_common.artifacts import read_record
 from elastane_common.storage import Folder
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
@@ -154,6 +155,18 @@ async def test_a_cancel_stops_all_ranks_and_is_kept_while_no_runner_is_there(tmp
             back.stopped(prepare.attempt)
             await until(channel, run.run_id, "CANCELLED")
         assert (await stub(channel).Cancel(request)).run.state == STATES.RUN_STATE_CANCELLED
+
+
+async def test_a_run_that_is_cancelled_while_it_waits_has_a_record(tmp_path: Path) -> None:
+    async with service(tmp_path, slots=0) as (_, channel, _):
+        run = await train(channel, parameters={"LR": "0.1"}, labels={"team": "a"})
+        await stub(channel).Cancel(training_pb2.TrainingServiceCancelRequest(run_id=run.run_id))
+        async with patience.within(30):
+            while (record := read_record(run.artifact_url)) is None:
+                await asyncio.sleep(0.02)
+        assert (record.state, record.reason) == ("cancelled", "cancelled by anybody")
+        assert record.parameters == {"LR": "0.1"} and record.spec["labels"] == {"team": "a"}
+        assert record.ended_at is not None and record.started_at is None
 
 
 async def test_the_same_key_gives_the_same_run_and_another_spec_is_refused_by_field(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ class Simulation:
                 self.world.after(0.01, lambda: self.create_job(run_id, job))
             case effects.CancelElasticJob(run_id, job):
                 self.world.after(0.01, lambda: self.end_job(run_id, job, "cancelled"))
+            case effects.WriteRecord(run_id):
+                self.world.after(self.delay(), lambda: self.master.deliver(events.RecordWritten(run_id)))
 
     def delay(self) -> float:
         """Messages of one stream keep their order: all take equally long."""

@@ -432,3 +432,56 @@ def test_a_confirmed_stop_is_stored_although_no_slot_was_held_any_more() -> None
     assert launch is not None and list(launch.awaited) == ["b"]
     driver.stopped("b", key)
     assert driver.state(run_id) == "cancelled"
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_the_master_writes_the_record_of_a_run_that_is_cancelled_in_the_queue() -> None:
+    driver = RunsDriver()
+    run_id = driver.submit()
+    driver.cancel(run_id)
+    assert effects.WriteRecord(run_id) in driver.effects
+    driver.restart()
+    assert effects.WriteRecord(run_id) in driver.effects  # the one before may have been lost with its master
+    driver.do(events.RecordWritten(run_id))
+    driver.do(events.RecordWritten(run_id))
+    driver.restart()
+    assert effects.WriteRecord(run_id) not in driver.effects
+
+
+def test_the_master_writes_the_record_of_a_run_that_is_cancelled_between_two_attempts() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    run_id = driver.submit()
+    driver.start_all()
+    driver.finish(run_id, 137)
+    driver.stop_all()
+    assert driver.state(run_id) == "queued"
+    driver.cancel(run_id)
+    assert driver.state(run_id) == "cancelled" and effects.WriteRecord(run_id) in driver.effects
+
+
+def test_the_runner_of_rank_0_writes_the_record_and_the_master_if_that_runner_is_lost() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    first, second = driver.submit(), driver.submit()
+    driver.start_all()
+    driver.finish(first)
+    driver.stop_all()
+    assert driver.state(first) == "succeeded" and not driver.machine.state.records_due
+    driver.cancel(second)
+    driver.lose("a")
+    driver.tick_due()
+    assert driver.state(second) == "cancelled" and driver.machine.state.records_due == [second]
+
+
+def test_no_record_is_due_of_a_run_that_is_queued_again_or_deleted() -> None:
+    driver = RunsDriver()
+    first, second = driver.submit(), driver.submit()
+    driver.cancel(first)
+    driver.cancel(second)
+    assert driver.machine.state.records_due == [first, second]
+    driver.do(events.RunRetryRequested(first))
+    driver.do(events.RunDeleted(second))
+    assert not driver.machine.state.records_due

@@ -214,7 +214,7 @@ class _Play:
         return self.service.client.get_job(self.service.training.get(self.runs[ELASTIC]).job)
 
     def _trains_on(self, before: job_pb2.Job) -> bool:
-        """True if a later ring of the elastic run has committed a step, or all before the epoch of the wait."""
+        """True if a later ring of the elastic run has committed a step, or all that precede the wait."""
         job = self._job()
         is_held = job.step >= job.steps_per_epoch * (self.epochs // 2)
         return job.generation > before.generation and (job.step > before.step or is_held)

@@ -48,7 +48,8 @@ class RunsState(msgspec.Struct):
     fence: of the newest launch. requests: request ids that took effect, oldest first, and their runs.
     client_keys: of the runs that exist. uses: by owner. reserved_turn: the last run to start had its slots
     reserved; the next in the ordinary order goes before a further reservation. jobs_to_cancel: elastic jobs
-    that were to be cancelled and have not ended yet. decided_at: the newest time seen; time never goes back.
+    that were to be cancelled and have not ended yet. records_due: runs over whose records the master has yet
+    to write. decided_at: the newest time seen; time never goes back.
     """
 
     settings: ServiceSettings = ServiceSettings()
@@ -63,3 +64,4 @@ class RunsState(msgspec.Struct):
     jobs_to_cancel: dict[str, int] = {}
     revision: int = 0
     decided_at: float = 0.0
+    records_due: list[int] = []

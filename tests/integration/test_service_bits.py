@@ -18,6 +18,8 @@ from elastane_proto.v1 import training_pb2
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
 EPOCHS = 4
 HOLD_EPOCH = 2
+WAIT_SECONDS = 3600.0
+"""The test's own limit, which is patient, comes before."""
 
 
 def submit(service: LocalService, *arguments: object) -> int:
@@ -34,7 +36,7 @@ def record_of(service: LocalService, run_id: int) -> RunRecord:
     """The record of a run that succeeds."""
     *_, run = service.training.watch(run_id)
     assert run.state == training_pb2.RUN_STATE_SUCCEEDED, run.reason
-    service.wait_for(lambda: read_record(run.artifact_url) is not None, "the record")
+    service.wait_for(lambda: read_record(run.artifact_url) is not None, "the record", WAIT_SECONDS)
     record = read_record(run.artifact_url)
     assert record is not None
     return record
@@ -50,13 +52,15 @@ def churn(service: LocalService, run_id: int) -> None:
     def step() -> int:
         return service.client.get_job(service.training.get(run_id).job).step
 
-    service.wait_for(lambda: len(workers()) == 2 and step() >= 1, "two workers", 150)
+    service.wait_for(lambda: len(workers()) == 2 and step() >= 1, "two workers", WAIT_SECONDS)
     (_, killed), *_ = sorted(workers().items())
     os.kill(killed, signal.SIGKILL)
-    service.wait_for(lambda: killed not in workers().values() and len(workers()) == 2, "its successor", 150)
+    service.wait_for(
+        lambda: killed not in workers().values() and len(workers()) == 2, "its successor", WAIT_SECONDS
+    )
     ranks = service.ranks()
     service.kill("runner")
-    service.wait_for(service.attends, "the next runner", 150)
+    service.wait_for(service.attends, "the next runner", WAIT_SECONDS)
     assert service.ranks() == ranks and RankKey(run_id, 0) in ranks
 
 

@@ -522,6 +522,8 @@ class Simulation:
         """Nothing of what users submitted is missing, and nothing is left behind."""
         machine = self.master.machine
         self.checkers.consistent(machine)
+        if machine.state.records_due:
+            self.world.fail("every end is recorded", f"runs {machine.state.records_due} have no record")
         for runner in self.runners.values():
             current = {run.launch.fence for run in machine.state.runs.values() if run.launch}
             left = [one for one in runner.processes.values() if one.lives and one.key.fence not in current]

@@ -37,7 +37,7 @@ TASKS: Final = 2
 GRACE_SECONDS: Final = 3
 KILL_STEP: Final = 3
 """A rank is killed once the elastic run has committed so many steps."""
-_END_SECONDS: Final = 300.0
+_END_SECONDS: Final = 600.0
 _RECORD_SECONDS: Final = 60.0
 
 Say = Callable[[str], None]

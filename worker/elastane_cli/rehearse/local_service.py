@@ -86,7 +86,7 @@ class LocalService:
         """True if the master answers and the runner attends it."""
         return any(runner.attends for runner in self.training.get_service().runners)
 
-    def wait_for(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 60.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, timeout_seconds: float = 300.0) -> None:
         """Look until the condition holds. what: for the error. Raises ServiceError, and as `on_look`."""
         deadline = time.monotonic() + timeout_seconds
         while not condition():

@@ -185,6 +185,7 @@ async def test_a_launch_that_would_fail_anywhere_fails_the_run_at_once(tmp_path:
         run_id = await service.train("true", code={"archive_sha256": "0" * 64})
         run = await service.until(run_id, "FAILED")
         assert "there is no archive" in run.reason and run.attempt == 1
+        assert (await record_of(run.artifact_url)).state == "failed"
 
 
 async def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:

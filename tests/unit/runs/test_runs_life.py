@@ -476,6 +476,16 @@ def test_the_runner_of_rank_0_writes_the_record_and_the_master_if_that_runner_is
     assert driver.state(second) == "cancelled" and driver.machine.state.records_due == [second]
 
 
+def test_the_master_writes_the_record_of_a_run_that_no_runner_could_prepare() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    run_id = driver.submit()
+    driver.do(
+        events.LaunchFailed("a", driver.sessions["a"], driver.key(run_id), "no such archive", permanent=True)
+    )
+    assert driver.state(run_id) == "failed" and driver.machine.state.records_due == [run_id]
+
+
 def test_no_record_is_due_of_a_run_that_is_queued_again_or_deleted() -> None:
     driver = RunsDriver()
     first, second = driver.submit(), driver.submit()

@@ -101,11 +101,18 @@ def conclude_if_gone(ctx: RunsContext, run: Run) -> None:
         runner = ctx.state.runners.get(runner_id)
         if runner is not None and launch.fence not in runner.holds:
             ctx.send(runner, Forget(key_of(run, launch)))
-    recorder = ctx.state.runners.get(run.ranks[0].runner_id)
-    recorded = recorder is not None and recorder.attends and launch.fence not in recorder.holds
+    recorded = _will_record(ctx, run, launch)
     run.launch = None
     ctx.capacity_grew = True
     _next_state(ctx, run, ending, recorded)
+
+
+def _will_record(ctx: RunsContext, run: Run, launch: Launch) -> bool:
+    """True if the runner of rank 0 is told to forget what it had prepared: it writes the record then."""
+    first = run.ranks[0]
+    runner = ctx.state.runners.get(first.runner_id)
+    is_told = runner is not None and runner.attends and launch.fence not in runner.holds
+    return is_told and bool(first.address)
 
 
 def _next_state(ctx: RunsContext, run: Run, ending: Ending, recorded: bool) -> None:

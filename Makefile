@@ -1,4 +1,5 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
+# make service-demo    three runs of the training service while rank, master and runner are killed: a table
 # make test    every promise once   make check   format, lint, types, layers, protos
 # make test-slow    the other tests: further cases, seeds and faults (tests/slow.py); make test-all: both
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
@@ -43,13 +44,16 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 
-.PHONY: demo test test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
+.PHONY: demo service-demo test test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
     service-sim service-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
+
+service-demo: $(VENV)/.installed
+	$(BIN)/elastane demo service
 
 # JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
 # files of few long tests come first then, and none of them is waited for at the end.

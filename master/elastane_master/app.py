@@ -38,6 +38,7 @@ from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.runner_service import RunnerServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.servers.training_service import TrainingServicer
+from elastane_master.servers.translate_run import run_message
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
 from elastane_master.store.lease import LeaderLease, LeaseCandidate, place_of
@@ -132,7 +133,9 @@ class Master:
             failed=self._fail,
         )
         self.hosts = leadership.hosts
-        self.runs = TrainingRuns(self.hosts, settings.service_options(), settings.log_options(), settings)
+        self.runs = TrainingRuns(
+            self.hosts, settings.service_options(), settings.log_options(), settings, run_message
+        )
         self.hosts.companions.append(self.runs)
         self.hosts.finished.retention = Retention.parse(settings.keep_finished)
         self.hosts.finished.close_seconds = settings.close_finished_seconds

@@ -185,6 +185,7 @@ async def test_a_launch_that_would_fail_anywhere_fails_the_run_at_once(tmp_path:
         run_id = await service.train("true", code={"archive_sha256": "0" * 64})
         run = await service.until(run_id, "FAILED")
         assert "there is no archive" in run.reason and run.attempt == 1
+        assert (await record_of(run.artifact_url)).state == "failed"
 
 
 async def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
@@ -226,6 +227,7 @@ async def test_an_elastic_run_trains_on_two_slots_and_its_model_is_there(tmp_pat
         assert (record.logical_workers, record.code.archive_sha256) == (2, digest)
         assert record.settings["ests"] == 2 and "torch" in record.versions and record.environment
         assert record.model_url.startswith(f"{run.artifact_url}/model/")
+        assert record.weights_sha256 == verify(layout.model_url(run.artifact_url)).content_hash
         assert b"the model is saved" in await service.log(run_id, 0) + await service.log(run_id, 1)
 
 

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
+from elastane_common.run_record import RankImage
 from elastane_runner.container_client import (
     ContainerClient,
     ContainerMissingError,
@@ -58,7 +59,6 @@ from elastane_runner.engine import (
     EngineError,
     EngineUnreachableError,
     RankEvent,
-    RankImage,
     RankRecord,
     RankState,
 )

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import ClassVar, Final, Protocol
 
 from elastane_common.errors import ElastaneError
+from elastane_common.run_record import RankImage
 
 LOG_CAP_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 
@@ -69,13 +70,6 @@ class AttemptPlan:
     image: str = ""
     slots_per_rank: int = 1
     log_cap_bytes: int = LOG_CAP_BYTES_DEFAULT
-
-
-class RankImage(NamedTuple):
-    """What containers were made of. digest: "sha256:..." by which engines know it; "": there is none."""
-
-    name: str
-    digest: str = ""
 
 
 class RankState(StrEnum):

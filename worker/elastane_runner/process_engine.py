@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from elastane_common.run_record import RankImage
 from elastane_runner.engine import (
     AttemptPlan,
     AttemptRecord,
     EngineError,
     RankEvent,
-    RankImage,
     RankRecord,
     RankState,
 )

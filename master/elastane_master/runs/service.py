@@ -11,15 +11,23 @@ import structlog
 from redis.exceptions import RedisError
 
 from elastane_common.errors import ElastaneError
+from elastane_common.record_writing import RunFacts
 from elastane_master.cancellation import cancel
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import machine as runs_machine
 from elastane_master.decisions.runs import views
-from elastane_master.decisions.runs.effects import CancelElasticJob, CreateElasticJob
-from elastane_master.decisions.runs.events import DataResolved, ElasticJobEnded, MasterStarted, RunDeleted
+from elastane_master.decisions.runs.effects import CancelElasticJob, CreateElasticJob, WriteRecord
+from elastane_master.decisions.runs.events import (
+    DataResolved,
+    ElasticJobEnded,
+    MasterStarted,
+    RecordWritten,
+    RunDeleted,
+)
 from elastane_master.decisions.runs.machine import RunsMachine
-from elastane_master.decisions.runs.run import Run
+from elastane_master.decisions.runs.run import OVER, Run
 from elastane_master.decisions.runs.state import ServiceSettings
+from elastane_master.decisions.runs.views import RunView
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import Limits
@@ -29,6 +37,7 @@ from elastane_master.runs.code_archives import CodeArchives
 from elastane_master.runs.data_service import FILE_URL, DataService
 from elastane_master.runs.datasets import Datasets
 from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
+from elastane_master.runs.record_writer import EndedRun, RecordWriter
 from elastane_master.runs.run_server import RunServer, RunServerOwner
 from elastane_master.store.errors import (
     Damage,
@@ -41,6 +50,7 @@ from elastane_master.store.errors import (
 )
 from elastane_master.store.keys import RUNS, RUNS_STORED_KEY, JobKeys
 from elastane_master.store.log import JobLog, LogOptions
+from elastane_proto.v1 import training_pb2
 
 logger = structlog.get_logger(__name__)
 
@@ -68,7 +78,10 @@ class ServiceOptions:
 
 
 class TrainingRuns(RunServerOwner):
-    """Runs and runners of a master's store. A companion of its jobs; used from one event loop."""
+    """Runs and runners of a master's store. A companion of its jobs; used from one event loop.
+
+    message_of: makes the message of a run and its artifact URL, for records.
+    """
 
     def __init__(
         self,
@@ -76,8 +89,10 @@ class TrainingRuns(RunServerOwner):
         options: ServiceOptions,
         log_options: LogOptions,
         limits: Limits,
+        message_of: Callable[[RunView, str], training_pb2.Run],
     ) -> None:
         self.name = RUNS
+        self._message_of = message_of
         self.options = options
         self._hosts = hosts
         self._log_options = replace(
@@ -87,6 +102,7 @@ class TrainingRuns(RunServerOwner):
         self._server: RunServer | None = None
         self._held: HeldError | None = None
         self._jobs = ElasticJobs(hosts, self._job_ended)
+        self._records = RecordWriter(self._ended_run, self._record_written)
         service = None
         if options.data_service:
             service = DataService(options.data_service, options.data_service_url)
@@ -190,6 +206,7 @@ class TrainingRuns(RunServerOwner):
         self._tasks = []
         await self._jobs.close()
         await self.datasets.close()
+        await self._records.close()
 
     def _started(self) -> MasterStarted:
         return MasterStarted(self._hosts.master, self.options.settings)
@@ -293,6 +310,28 @@ class TrainingRuns(RunServerOwner):
             self._server.begin(event)
         except (Rejection, StoreError, MachineBroken) as error:
             logger.warning("the end of a run's job could not be recorded", job=event.job, error=str(error))
+
+    # ---------------------------------------------------------------- records
+
+    def write_record(self, effect: WriteRecord) -> None:
+        self._records.begin(effect.run_id)
+
+    def _ended_run(self, run_id: int) -> EndedRun | None:
+        """Return a run that is over, and what is known of it."""
+        server = self._server
+        view = views.run_view(server.machine, run_id, server.clock()) if server is not None else None
+        if view is None or view.state not in OVER:
+            return None
+        url = self.artifacts.run_url(run_id)
+        return EndedRun(RunFacts(self._message_of(view, url)), url, view.data_url)
+
+    def _record_written(self, run_id: int) -> None:
+        if self._server is None:
+            return
+        try:
+            self._server.begin(RecordWritten(run_id))
+        except (Rejection, StoreError, MachineBroken) as error:
+            logger.info("that a run's record is written could not be recorded", run=run_id, error=str(error))
 
     # ---------------------------------------------------------------- from the server
 

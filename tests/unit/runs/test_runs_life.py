@@ -526,3 +526,66 @@ def test_a_runner_of_the_same_folder_replaces_its_own_stream_and_another_one_fol
     assert driver.runner("a").folder_id == "two"
     driver.join("a", 1)
     assert driver.runner("a").session == driver.sessions["a"], "of a release that sends no id"
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_the_master_writes_the_record_of_a_run_that_is_cancelled_in_the_queue() -> None:
+    driver = RunsDriver()
+    run_id = driver.submit()
+    driver.cancel(run_id)
+    assert effects.WriteRecord(run_id) in driver.effects
+    driver.restart()
+    assert effects.WriteRecord(run_id) in driver.effects  # the one before may have been lost with its master
+    driver.do(events.RecordWritten(run_id))
+    driver.do(events.RecordWritten(run_id))
+    driver.restart()
+    assert effects.WriteRecord(run_id) not in driver.effects
+
+
+def test_the_master_writes_the_record_of_a_run_that_is_cancelled_between_two_attempts() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    run_id = driver.submit()
+    driver.start_all()
+    driver.finish(run_id, 137)
+    driver.stop_all()
+    assert driver.state(run_id) == "queued"
+    driver.cancel(run_id)
+    assert driver.state(run_id) == "cancelled" and effects.WriteRecord(run_id) in driver.effects
+
+
+def test_the_runner_of_rank_0_writes_the_record_and_the_master_if_that_runner_is_lost() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    first, second = driver.submit(), driver.submit()
+    driver.start_all()
+    driver.finish(first)
+    driver.stop_all()
+    assert driver.state(first) == "succeeded" and not driver.machine.state.records_due
+    driver.cancel(second)
+    driver.lose("a")
+    driver.tick_due()
+    assert driver.state(second) == "cancelled" and driver.machine.state.records_due == [second]
+
+
+def test_the_master_writes_the_record_of_a_run_that_no_runner_could_prepare() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    run_id = driver.submit()
+    driver.do(
+        events.LaunchFailed("a", driver.sessions["a"], driver.key(run_id), "no such archive", permanent=True)
+    )
+    assert driver.state(run_id) == "failed" and driver.machine.state.records_due == [run_id]
+
+
+def test_no_record_is_due_of_a_run_that_is_queued_again_or_deleted() -> None:
+    driver = RunsDriver()
+    first, second = driver.submit(), driver.submit()
+    driver.cancel(first)
+    driver.cancel(second)
+    assert driver.machine.state.records_due == [first, second]
+    driver.do(events.RunRetryRequested(first))
+    driver.do(events.RunDeleted(second))
+    assert not driver.machine.state.records_due

@@ -18,7 +18,6 @@ from elastane_cli.commands.runner_options import ContainerChoices, runner_option
 
 if TYPE_CHECKING:
     from elastane_common.outbox import Outbox
-    from elastane_proto.v1 import job_pb2, training_pb2
     from elastane_runner.container_plan import ContainerOptions
     from elastane_runner.engine import Engine
     from elastane_runner.run_outcomes import AskRun
@@ -179,19 +178,25 @@ def _engine(settings: RunnerSettings, containers: ContainerOptions | None, url: 
 
 
 def _asking(masters: str) -> AskRun:
-    """Return a function that asks the master for a run, and for its job if the token allows that."""
+    """Return a function that asks the master for a run, and for what its job says if that is allowed."""
     from elastane_common.client import MasterClient, RequestRefusedError
-    from elastane_proto.v1 import training_pb2, training_pb2_grpc
+    from elastane_common.record_writing import RunFacts
+    from elastane_proto.v1 import metric_pb2, metric_pb2_grpc, training_pb2, training_pb2_grpc
 
     client = MasterClient(masters)
 
-    def ask(run_id: int) -> tuple[training_pb2.Run, job_pb2.Job | None]:
+    def ask(run_id: int) -> RunFacts:
         request = training_pb2.TrainingServiceGetRequest(run_id=run_id)
         run = client.call(training_pb2_grpc.TrainingServiceStub, "Get", request).run
+        if not run.job:
+            return RunFacts(run)
+        wanted = metric_pb2.GetSeriesRequest(job=run.job, points_max=1)
         try:
-            return run, client.get_job(run.job) if run.job else None
+            job = client.get_job(run.job)
+            series = client.call(metric_pb2_grpc.MetricServiceStub, "GetSeries", wanted).series
         except RequestRefusedError:
-            return run, None
+            return RunFacts(run)
+        return RunFacts(run, job, {one.name: one.points[-1].last for one in series if one.points})
 
     return ask
 

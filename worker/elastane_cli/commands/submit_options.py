@@ -48,7 +48,12 @@ class SubmitOptions:
     ] = None
     like: Annotated[
         str | None,
-        _option("--like", "RUN", "Take over code, data and settings of a run; other options override.", _RUN),
+        _option(
+            "--like",
+            "RUN",
+            "What a run was, by its record, so that the bits are the same; other options override.",
+            _RUN,
+        ),
     ] = None
     algorithm: Annotated[
         str | None,
@@ -131,6 +136,24 @@ class SubmitOptions:
     instances_min: Annotated[
         int | None,
         _option("--instances-min", "N", "Of an elastic run: fewest workers.", _PROCESSES, "1", min=1),
+    ] = None
+    seed: Annotated[
+        int | None,
+        _option(
+            "--seed",
+            "S",
+            "Of an elastic run: logical worker R starts from S + R.",
+            _PROCESSES,
+            "the script's",
+        ),
+    ] = None
+    determinism: Annotated[
+        Literal["d0", "d1", "d2"] | None,
+        _option("--determinism", None, "Of an elastic run: what must repeat, and where.", _PROCESSES, "d1"),
+    ] = None
+    threads: Annotated[
+        int | None,
+        _option("--threads", "T", "Of an elastic run: threads of torch per worker.", _PROCESSES, "1", min=1),
     ] = None
     slots: Annotated[
         int | None, _option("--slots", "N", "Slots of a runner for each process.", _PROCESSES, "1", min=1)

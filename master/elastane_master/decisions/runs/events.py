@@ -200,6 +200,12 @@ class ElasticJobEnded(RunsEvent, frozen=True, tag=True):
     reason: str = ""
 
 
+class RecordWritten(RunsEvent, frozen=True, tag=True):
+    """The record of a run is there that the master had to write, or there is nothing to write any more."""
+
+    run_id: int
+
+
 class MasterStarted(RunsEvent, frozen=True, tag=True):
     """A master took the service over: every stream is gone, and every lease begins anew."""
 
@@ -226,6 +232,7 @@ AnyRunsEvent = (
     | RankChanged
     | AttemptStopped
     | ElasticJobEnded
+    | RecordWritten
     | MasterStarted
     | Tick
 )

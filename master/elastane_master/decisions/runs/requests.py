@@ -203,6 +203,7 @@ def retry(ctx: RunsContext, event: RunRetryRequested) -> None:
     ctx.changed_run(run)
     run.failures = run.launch_failures = 0
     run.attempt_open, run.ended_at = False, None
+    life.forget_record(ctx, run.run_id)
     run.queued_at = run.waiting_since = ctx.now
     if run.data_ready:
         run.enter("queued", "queued again on request", ctx.now)
@@ -242,6 +243,7 @@ def delete(ctx: RunsContext, event: RunDeleted) -> None:
             phase=run.state,
         )
     ctx.touch()
+    life.forget_record(ctx, run.run_id)
     del ctx.state.runs[run.run_id]
     if run.client_key:
         ctx.state.client_keys.pop(f"{run.owner}\0{run.client_key}", None)

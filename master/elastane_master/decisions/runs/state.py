@@ -49,7 +49,8 @@ class RunsState(msgspec.Struct):
     client_keys: of the runs that exist. uses: by owner. slots_max: quotas of owners that have one.
     reserved_turn: the last run to start had its slots reserved; the next in the ordinary order goes before a
     further reservation. jobs_to_cancel: elastic jobs that were to be cancelled and have not ended yet.
-    decided_at: the newest time seen; time never goes back.
+    records_due: runs over whose records the master has yet to write. decided_at: the newest time seen; time
+    never goes back.
     """
 
     settings: ServiceSettings = ServiceSettings()
@@ -65,3 +66,4 @@ class RunsState(msgspec.Struct):
     jobs_to_cancel: dict[str, int] = {}
     revision: int = 0
     decided_at: float = 0.0
+    records_due: list[int] = []

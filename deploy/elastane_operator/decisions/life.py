@@ -138,14 +138,16 @@ def _cancel_and_let_go(ctx: Reconciliation) -> None:
     job, name = ctx.job, ctx.status.job_name
     if ctx.observed.master.reachable and (job is None or job.over):
         _let_go(ctx)
-    elif ctx.passed(ctx.identity.deleted, CANCEL_SECONDS):
+    elif ctx.passed(ctx.identity.deleted, CANCEL_SECONDS) and (job is None or ctx.observed.master.refused):
         why = ctx.observed.master.refused or ctx.observed.master.error
         ctx.note(
             "Warning", "LeftAtMaster", f"job {name} stays at its master, which could not cancel it: {why}"
         )
         _let_go(ctx)
     elif job is not None:
+        # However late: whoever was to ask in time may have been away.
         ctx.ask("Cancel", "the ElasticJob is being deleted and checkpoint.onDelete is Skip")
+        ctx.look_in(CANCEL_SECONDS)
     _release_all(ctx)
 
 

@@ -338,6 +338,15 @@ def test_deleting_never_waits_longer_than_told_for_a_master_that_is_away(
     assert cluster.said({"Save": "NotSaved", "Skip": "LeftAtMaster"}[on_delete])
 
 
+def test_an_operator_that_comes_late_to_a_deletion_still_cancels_the_job() -> None:
+    cluster = running(checkpoint={"url": "s3://b/d", "onDelete": "Skip"})
+    cluster.deleted = cluster.now
+    cluster.wait(60)
+    for _ in range(3):
+        cluster.look()
+    assert cluster.gone and cluster.asked[-1] == "Cancel" and not cluster.said("LeftAtMaster")
+
+
 def test_a_wrong_spec_begins_nothing_and_touches_nothing() -> None:
     problems = ["workers.min (4) must be at most workers.max (2)"]
     decision = refuse(identity(), Status(), problems, Cluster().now)

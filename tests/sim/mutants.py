@@ -418,8 +418,8 @@ MUTANTS = (
         "if unused_seconds is not None and not host.is_unused(unused_seconds):",
         "if False:",
     ),
-    # It may then apply the step that was prepared in its old ring. If history begins anew meanwhile, the claim
-    # that counts as of the old one is that of its Hello, and its Ready names a later step.
+    # It may then apply the step that was prepared in its old ring. If history begins anew meanwhile, what its
+    # Hello claimed is rejected, and its Ready names a later step.
     Mutant(
         "an evicted worker goes on",
         "elastane.runtime.protocol",

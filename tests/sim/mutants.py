@@ -330,6 +330,12 @@ MUTANTS = (
         "self.holds_state = True",
     ),
     Mutant(
+        "a leader claims what it has loaded before a Go confirms it",
+        "elastane.runtime.protocol",
+        "holds_state=self.holds_state and not self.unconfirmed,",
+        "holds_state=self.holds_state,",
+    ),
+    Mutant(
         "Prepare of the ring that a worker is in fences it again",
         "elastane.runtime.protocol",
         "if message.generation == self.fenced:  # an echo, after a reconnect",

@@ -14,7 +14,8 @@ history             committed steps are consecutive; history goes back only by a
 nothing lost        history is not rewound while a connected process holds it; a process that was away when a
                     checkpoint was loaded holds an abandoned run, although its bits are the same
 time                times of what is stored do not go back, whichever master decided it
-no false alarm      a master is fenced only by a newer one
+no false alarm      a master is fenced only by a newer one; a store is called behind only if it has lost
+                    something
 fenced              a worker does not begin to change its weights for a ring from which it was evicted, or
                     once it knows a newer one; nor does it say then what it loaded
 no write lost       what was acknowledged to a caller is in the store; at the end the history is complete
@@ -121,6 +122,7 @@ class Checkers:
     _reached: dict[str, int] = field(default_factory=dict)
     _trained_in: dict[str, int] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
+    _has_lost: bool = False
     _holders: dict[tuple[int, int, int], str] = field(default_factory=dict)
     _newest_lease: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     _first_rng: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -416,6 +418,8 @@ class Checkers:
                 self.lost_before = -1
             if note.kind == "ring_formed":
                 self._formed.add(note.generation)
+            if note.kind == "store_behind" and not self._has_lost:
+                self._broken("no false alarm", f"the store has lost nothing, and {note.reason}")
             if note.kind == "checkpoint_loaded":
                 self.loaded_generation = note.generation
             if note.kind == "history_rewound":
@@ -466,6 +470,7 @@ class Checkers:
 
     def store_lost(self, key: bytes, payloads: list[bytes]) -> None:
         """Record entries of a stream that a power cut has erased; they must be written again, in order."""
+        self._has_lost = True
         self._lost.setdefault(key, deque()).extendleft(reversed(payloads))
         self._newest_times.pop(key, None)
 
@@ -475,6 +480,7 @@ class Checkers:
         The generation of a lost ring may be used again. Returns the newest generation that the store knows.
         """
         self._lost.clear()
+        self._has_lost = True
         self._newest_times.clear()
         self.next_step, self.loaded_generation, self.standing = 0, 0, {}
         self.decided_before = -1

@@ -163,7 +163,7 @@ class Cluster:
             check_granted(self.world, self.masters_alive, holder)
 
     def _scripted(self, text: str, process: str, done: bool) -> None:
-        if done and text == ACQUIRE:
+        if done and text == ACQUIRE and self.started:  # else the job is being created
             self._reader = process
             self.follow_up("acquired")
 

@@ -330,6 +330,12 @@ MUTANTS = (
         "self.holds_state = True",
     ),
     Mutant(
+        "a leader claims what it has loaded before a Go confirms it",
+        "elastane.runtime.protocol",
+        "holds_state=self.holds_state and not self.unconfirmed,",
+        "holds_state=self.holds_state,",
+    ),
+    Mutant(
         "Prepare of the ring that a worker is in fences it again",
         "elastane.runtime.protocol",
         "if message.generation == self.fenced:  # an echo, after a reconnect",
@@ -418,8 +424,8 @@ MUTANTS = (
         "if unused_seconds is not None and not server.is_unused(unused_seconds):",
         "if False:",
     ),
-    # It may then apply the step that was prepared in its old ring. If history begins anew meanwhile, the claim
-    # that counts as of the old one is that of its Hello, and its Ready names a later step.
+    # It may then apply the step that was prepared in its old ring. If history begins anew meanwhile, what its
+    # Hello claimed is rejected, and its Ready names a later step.
     Mutant(
         "an evicted worker goes on",
         "elastane.runtime.protocol",

@@ -23,8 +23,8 @@ class FollowUp:
     """A fault that follows an event. share: of the events that it follows. seconds: delays to draw from.
 
     event: kind of a message that a master sends ("go", "load", ...), "last prepared" for the Prepared of the
-    script's last step, "acquired" for a master that has acquired a job, which it reads next, or "takeover" for
-    one that has taken the jobs over.
+    script's last step, "acquired" for a master that has acquired a job, which it reads next, or "takeover"
+    for one that has taken the jobs over.
     """
 
     event: str
@@ -95,9 +95,8 @@ LOST_HISTORIES = Profile(
     ),
     loses_all=True,
 )
-"""History is given up as a whole, or behind the back of a worker that comes to the script's end alone.
-
-All workers are evicted at once in the middle of a step, too."""
+"""History is given up as a whole, or behind the back of a worker that comes to the script's end alone; all
+workers are evicted at once in the middle of a step."""
 
 LOST_RUNS = Profile(
     "lost runs",

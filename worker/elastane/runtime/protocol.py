@@ -48,7 +48,7 @@ class WorkerProtocol:
     holds_state: bool = False
     #: Generation in which the history of these weights began or was last rewound; 0: not known.
     history_generation: int = 0
-    #: That history begins with what this worker has loaded, and no Go of it has come: the master may not know.
+    #: That history begins with what this worker has loaded, and no Go has confirmed it.
     unconfirmed: bool = False
     #: Generation of the ring that this worker runs in; 0: none.
     generation: int = 0

@@ -25,6 +25,10 @@
 # make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
+# Where it is set (containers, CI), each process of the tests would compile all that it imports, and each of pytest's
+# workers all tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin

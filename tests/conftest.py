@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -38,6 +40,22 @@ hypothesis.settings.load_profile("elastane")
 multiprocessing.set_forkserver_preload(
     ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint"]
 )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m slow` leaves out the files without slow tests, which are most: importing them takes seconds in
+    every worker of xdist."""
+    if config.option.markexpr != "slow" or not collection_path.name.startswith("test_"):
+        return None
+    return "slow" not in collection_path.read_text() or None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays to the end. No collection of garbage looks at it again, and no
+    child of a fork copies it by doing so."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

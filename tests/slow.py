@@ -1,8 +1,9 @@
 """Tests that `make test` leaves to `make test-slow`.
 
 `make test` shows every promise at least once, with real processes. Slow are further cases of what a case of
-`make test` shows already: the rest of a matrix, the same fault at other places, one seed more, and what takes
-minutes and guards no promise of its own. `.ci/run` and `make test-all` run both.
+`make test` shows already: pairs out of the rest of a matrix, the same fault at other places, one seed more,
+and what takes minutes and guards no promise of its own. `.ci/run` and `make test-all` run both. `-m slow`
+looks for them only in files that have the word `slow` (conftest).
 """
 
 from __future__ import annotations

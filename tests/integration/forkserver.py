@@ -17,6 +17,8 @@ import array
 import atexit
 import contextlib
 import ctypes
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -256,8 +258,13 @@ def fork_servers(per_environment: int = SERVERS_PER_ENVIRONMENT) -> Iterator[For
 # ---------------------------------------------------------------------- the server's own process
 
 
-def serve(channel: socket.socket) -> dict[str, Any]:
-    """Answer requests until the other side is gone; returns only in a child: with its request."""
+def serve(
+    channel: socket.socket, prepare: Callable[[dict[str, Any]], None] = lambda request: None
+) -> dict[str, Any]:
+    """Answer requests until the other side is gone; returns only in a child: with its request.
+
+    prepare: called before each fork, in the server.
+    """
     while True:
         data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 8)
         if not data:
@@ -267,6 +274,7 @@ def serve(channel: socket.socket) -> dict[str, Any]:
             _, status = os.waitpid(request["pid"], 0)
             channel.send(json.dumps({"returncode": os.waitstatus_to_exitcode(status)}).encode())
             continue
+        prepare(request)
         threads = len(list(Path("/proc/self/task").iterdir()))
         assert threads == 1, f"the fork server has {threads} threads"
         parent = os.getpid()
@@ -293,6 +301,16 @@ def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], 
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # the server's own may be gone: it is that of the first run
+
+
+def _import_what_few_use(request: dict[str, Any]) -> None:
+    """scikit-learn, which takes longer than a small training, once a script comes that names it."""
+    if "sklearn" in sys.modules:
+        return
+    with contextlib.suppress(OSError, ImportError):
+        if b"sklearn" in Path(request["directory"], request["arguments"][0]).read_bytes():
+            importlib.import_module("sklearn.datasets")
+            gc.freeze()
 
 
 def _seed_anew() -> None:
@@ -345,18 +363,13 @@ def leave(code: int) -> NoReturn:
 
 def main(adapt: Callable[[], None] = lambda: None) -> None:
     """Serve on the socket that the command line names. adapt: called before any fork, with all imported."""
-    import gc
-    import importlib
-
     trains = len(sys.argv) < 3
     for name in _PRELOAD if trains else _PRELOAD_OF[sys.argv[2]]:
         importlib.import_module(name)
-    if trains:
-        with contextlib.suppress(ImportError):
-            importlib.import_module("sklearn.datasets")
     adapt()
     gc.freeze()  # or the first collection in a child would copy the memory
-    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    request = serve(channel, _import_what_few_use) if trains else serve(channel)
     if trains:
         _seed_anew()
     leave(run(request["arguments"]))

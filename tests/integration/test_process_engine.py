@@ -625,19 +625,29 @@ async def test_an_attempt_without_a_plan_is_none(tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.fixture(scope="module")
+def lines_of_a_launch(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many lines a launch takes that is not cut, whose ranks are adopted."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    async def launch() -> int:
+        whole = Runner(folder, SLEEP, SLEEP)
+        lines = await whole.launched()
+        await whole.kill()
+        assert await outcome_of(folder) == "adopted"
+        return lines
+
+    return asyncio.run(launch())
+
+
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=slow) for part in range(1, 12))])
 async def test_a_runner_killed_at_any_line_of_a_launch_leaves_all_or_nothing(
-    tmp_path: Path, part: int
+    tmp_path: Path, lines_of_a_launch: int, part: int
 ) -> None:
-    """Every twelfth line in each part, and a launch that was not cut."""
-    (tmp_path / "whole").mkdir()
-    whole = Runner(tmp_path / "whole", SLEEP, SLEEP)
-    lines = await whole.launched()
-    await whole.kill()
-    assert lines > 60
-    assert await outcome_of(tmp_path / "whole") == "adopted"
+    """Every twelfth line in each part."""
+    assert lines_of_a_launch > 60
     outcomes = []
-    for kill_at in range(lines - part, 0, -12):
+    for kill_at in range(lines_of_a_launch - part, 0, -12):
         folder = tmp_path / str(kill_at)
         folder.mkdir()
         life = Life(folder / "life")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from elastane.data import BatchSource, current
 from elastane_common.errors import UnsupportedError
-from slow import slow_except
+from slow import slow
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -89,10 +89,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("loop_draws", slow_except([False, True], True))
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
-def test_items_that_the_dataset_uses(options: dict[str, Any], loop_draws: bool) -> None:
-    stock = check_elastic(build_of(loop_draws=loop_draws, **options), ests=2, epochs=3)
+#: Where the loop itself draws nothing, too.
+NO_DRAWS = ("in process", "persistent")
+
+
+@pytest.mark.parametrize(
+    ("case", "loop_draws"),
+    [*((case, True) for case in CASES), *(pytest.param(case, False, marks=slow) for case in NO_DRAWS)],
+)
+def test_items_that_the_dataset_uses(case: str, loop_draws: bool) -> None:
+    stock = check_elastic(build_of(loop_draws=loop_draws, **CASES[case]), ests=2, epochs=3)
     # Ranks share what a generator starts from, yet their batches are their own.
     assert stock[0].draws != stock[1].draws
 

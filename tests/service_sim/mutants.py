@@ -157,6 +157,12 @@ MUTANTS = (
         "    if not 0 <= rank < len(run.ranks):\n",
     ),
     Mutant(
+        "a late word on the instance before is taken for the next one's end",
+        f"{RUNS}.ranks",
+        '    if record.state == "pending" and run.demand.elastic and run.launch.ending is None:\n',
+        "    if False:\n",
+    ),
+    Mutant(
         "what lives where it was given up counts as running, beside its successor",
         f"{RUNS}.runners",
         "        holdings.hold_stale(\n"

@@ -71,14 +71,22 @@ def progress(text: str) -> None:
 
 
 def submissions(
-    service: Ours, clients: int, seconds: float, count: int = 1_000_000, name: str = "c"
+    service: Ours, clients: int, seconds: float, count: int = 1_000_000, name: str = "c", warm: int = 100
 ) -> tuple[float, float]:
-    """Return submissions a second of so many clients together, and their p99 in ms."""
+    """Return submissions a second of so many clients together, and their p99 in ms.
+
+    warm: submitted by each client before it is measured.
+    """
     script = str(SCRIPTS / "submit_client.py")
     results = run_clients(
         [
-            [sys.executable, script, service.master.address, str(seconds), str(count), f"{name}{number}"]
-            for number in range(clients)
+            [
+                sys.executable,
+                script,
+                service.master.address,
+                *map(str, (seconds, count, f"{name}{one}", warm)),
+            ]
+            for one in range(clients)
         ]
     )
     latencies = [latency for result in results for latency in result["latencies"]]
@@ -95,7 +103,7 @@ def echoes(clients: int, seconds: float) -> float:
 
 def fill(service: Ours, runs: int) -> None:
     """Submit so many runs."""
-    submissions(service, 4, 600.0, runs // 4, "f")
+    submissions(service, 4, 600.0, runs // 4, "f", warm=0)
     assert len(service.ids()) == runs
 
 

@@ -61,9 +61,17 @@ TWO_PLACES = Profile(
 )
 """Long runs, and runners away for longer than a lease: what was given up lives beside its successor."""
 
-TWO_PLACES_EVERY = 8
+LOST_EFFECTS = Profile(
+    "lost effects",
+    faults=(*FAULTS, *("master killed in a decision",) * 8),
+    elastic_share=0.8,
+)
+"""Elastic runs, whose jobs are created and cancelled, and masters that are killed before they do so."""
+
+PROFILES = {3: TWO_PLACES, 5: LOST_EFFECTS}
+"""By seed modulo 8; the others are even."""
 
 
 def profile_of(seed: int) -> Profile:
     """Return the profile of a seed."""
-    return TWO_PLACES if seed % TWO_PLACES_EVERY == 3 else EVEN
+    return PROFILES.get(seed % 8, EVEN)

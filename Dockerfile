@@ -30,6 +30,7 @@ COPY master master
 COPY worker worker
 COPY deploy/elastane_operator deploy/elastane_operator
 COPY examples/digits_cnn.py examples/digits_cnn.py
+COPY examples/service examples/service
 
 FROM source AS master-build
 RUN /opt/pip/bin/pip --python /opt/elastane/bin/python install '.[tracing]' \

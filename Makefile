@@ -1,10 +1,11 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
+# make service-demo    three runs of the training service while rank, master and runner are killed: a table
 # make test    every promise once   make check   format, lint, types, layers, protos
 # make test-slow    the other tests: further cases, seeds and faults (tests/slow.py); make test-all: both
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
 #                     (tests/images/engine.py)
-# make test-containers    the runner's container engine, with real containers: needs podman and busybox-static
+# make test-containers    runners that start containers, with real ones: needs podman and busybox-static
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make controls    each detector switched off in turn: the script that it refuses then has other bits; ONLY=words
 # make gallery    public scripts, converted, beside their originals under kills: ONLY=a,b SEEDS=n KILLS=n
@@ -43,13 +44,16 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 
-.PHONY: demo test test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
+.PHONY: demo service-demo test test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
     service-sim service-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
+
+service-demo: $(VENV)/.installed
+	$(BIN)/elastane demo service
 
 # JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
 # files of few long tests come first then, and none of them is waited for at the end.
@@ -78,7 +82,7 @@ test-images: $(VENV)/.installed
 
 # Needs podman, and a static busybox on the PATH (Debian: busybox-static).
 test-containers: $(VENV)/.installed
-	ELASTANE_TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/integration/test_container_engine.py -rs
+	ELASTANE_TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/integration/test_container_engine.py tests/integration/test_container_runner.py -rs
 
 test-browser: $(VENV)/.installed
 	@PYTHONPATH=tests $(BIN)/python -c "from browser import chromium as c; raise SystemExit(c.MISSING if c.chromium_path() is None else 0)"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+CODE: Final = "code"
 MODEL: Final = "model"
 RECORD: Final = "record.json"
 ATTEMPTS: Final = "attempts"
@@ -30,7 +31,13 @@ def code_archive(sha256: str) -> str:
     """Return the path of a code archive. Raises ValueError if `sha256` is not 64 hexadecimal digits."""
     if not _SHA256.fullmatch(sha256):
         raise ValueError(f"{sha256[:80]!r} is not a sha256 in 64 lower-case hexadecimal digits")
-    return f"code/{sha256}.zip"
+    return f"{CODE}/{sha256}.zip"
+
+
+def archive_digest(name: str) -> str | None:
+    """Return the digest of a file in the folder of code archives; None for any other file."""
+    digest, _, ending = name.rpartition(".")
+    return digest if ending == "zip" and _SHA256.fullmatch(digest) else None
 
 
 def run_folder(run_id: int) -> str:

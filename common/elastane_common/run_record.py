@@ -8,7 +8,7 @@ record of a higher `version` is refused, because its known fields mean something
 from __future__ import annotations
 
 import copy
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,8 @@ from elastane_common.file_manifest import FileEntry
 VERSION: Final = 1
 #: Settings of an elastic job that decide its result, beside the number of logical workers.
 RESULT_SETTINGS: Final = ("seed", "determinism", "torch_threads")
+#: Settings that are off in a message that does not mention them, while the service has them on.
+_FLAGS: Final = ("audit_samples",)
 #: What a later submission does not take over: on whose account it runs, and before which others.
 _CALLERS_OWN: Final = ("owner", "priority")
 
@@ -28,6 +30,13 @@ class RunRecordError(ElastaneError):
 
     code = "ELA462"
     exit_code = EXIT_REFUSED
+
+
+class RankImage(NamedTuple):
+    """What containers were made of. digest: "sha256:..." by which engines know it; "": there is none."""
+
+    name: str
+    digest: str = ""
 
 
 class CodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +75,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     spec: the RunSpec as submitted, in protobuf's JSON with the field names of the .proto. logical_workers: N
     of an elastic run, otherwise the number of instances. settings: of the elastic job (JobSettings), in the
     same JSON. environment: what else decides the bits, as the workers reported it (Job.environment).
-    versions: of packages and Python. metrics: the last value of each; None: not a finite number.
-    weights_sha256: the fingerprint of the weights (`elastane.state.fingerprint`); "" if no worker reported
-    one. artifacts: the files of the model and the logs, relative to the run's folder.
+    versions: of packages and Python. metrics: the last value of each that an elastic run has logged; None:
+    not a finite number. weights_sha256: content hash of the model's files (`file_manifest`), equal if and
+    only if they are, byte for byte; "" without a model. artifacts: the files of the model and the logs,
+    relative to the run's folder.
     """
 
     version: int = VERSION
@@ -136,7 +146,7 @@ def spec_of(record: RunRecord) -> dict[str, Any]:
         }
         spec["dataset"] = {**spec.get("dataset", {}), **dataset}
     spec["code"] = _code(record.code, spec.get("code", {}))
-    fixed = {name: record.settings[name] for name in RESULT_SETTINGS if name in record.settings}
+    fixed = {name: record.settings[name] for name in (*RESULT_SETTINGS, *_FLAGS) if name in record.settings}
     if record.seed is not None:
         fixed["seed"] = record.seed
     if fixed:

@@ -38,6 +38,7 @@ from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.runner_service import RunnerServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.servers.training_service import TrainingServicer
+from elastane_master.servers.translate_run import run_message
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
 from elastane_master.store.lease import LeaderLease, LeaseCandidate, place_of
@@ -132,11 +133,13 @@ class Master:
             failed=self._fail,
         )
         self.hosts = leadership.hosts
-        self.runs = TrainingRuns(self.hosts, settings.service_options(), settings.log_options(), settings)
+        self.runs = TrainingRuns(
+            self.hosts, settings.service_options(), settings.log_options(), settings, run_message
+        )
         self.hosts.companions.append(self.runs)
-        self.hosts.retention = Retention.parse(settings.keep_finished)
-        self.hosts.close_seconds = settings.close_finished_seconds
-        self._tracer = self.hosts.tracer = tracing.open_tracer("elastane-master", self.address)
+        self.hosts.finished.retention = Retention.parse(settings.keep_finished)
+        self.hosts.finished.close_seconds = settings.close_finished_seconds
+        self._tracer = self.hosts.opening.tracer = tracing.open_tracer("elastane-master", self.address)
         self._gate.hosts = self.hosts
         names = self._add_services(self._server, self.hosts, self.runs)
         await leadership.start()

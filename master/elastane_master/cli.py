@@ -121,6 +121,13 @@ def main(
             metavar="URL",
         ),
     ] = None,
+    data_service: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of a data management service that is asked for datasets without a URL. [none]",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option(

@@ -11,6 +11,7 @@ from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
 from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_master.jobs.limits import Limits
+from elastane_master.runs.data_service import FILE_URL
 from elastane_master.runs.service import ServiceOptions
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.store_access import StoreAccess
@@ -68,6 +69,14 @@ class MasterSettings(Limits):
         description="URL of the folder of datasets, ID/HASH/manifest.json; without it runs name a URL below "
         "the artifact URL",
     )
+    data_service: str = Field(
+        default="",
+        description="HOST:PORT of a data management service that is asked for datasets without a URL",
+    )
+    data_service_url: str = Field(
+        default=FILE_URL,
+        description="URL of what the data service names by bucket and path",
+    )
     runner_lease_seconds: float = Field(
         default=60.0,
         gt=0,
@@ -99,19 +108,29 @@ class MasterSettings(Limits):
             raise ValueError("must be HOST:PORT with a port from 0 to 65535")
         return listen
 
+    @field_validator("data_service_url")
+    @classmethod
+    def _names_a_file(cls, data_service_url: str) -> str:
+        try:
+            data_service_url.format(bucket="", path="")
+        except (LookupError, ValueError, AttributeError) as error:
+            raise ValueError(f"may hold {{bucket}} and {{path}}, and no other braces: {error}") from error
+        return data_service_url
+
     @field_validator("keep_finished")
     @classmethod
     def _is_retention(cls, keep_finished: str) -> str:
         Retention.parse(keep_finished)
         return keep_finished
 
-    @field_validator("advertise")
+    @field_validator("advertise", "data_service")
     @classmethod
-    def _is_address(cls, advertise: str) -> str:
-        host, _, port = advertise.rpartition(":")
-        if advertise and not (host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
-            raise ValueError("must be HOST:PORT as workers and clients reach it")
-        return advertise
+    def _is_address(cls, address: str, info: ValidationInfo) -> str:
+        host, _, port = address.rpartition(":")
+        if address and not (host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            whom = "workers and clients reach" if info.field_name == "advertise" else "this master reaches"
+            raise ValueError(f"must be HOST:PORT as {whom} it")
+        return address
 
     @model_validator(mode="after")
     def _can_stand_by(self) -> MasterSettings:
@@ -158,6 +177,8 @@ class MasterSettings(Limits):
         return ServiceOptions(
             artifact_url=self.artifact_url or (self.state_dir.absolute() / "artifacts").as_uri(),
             dataset_root=self.dataset_root,
+            data_service=self.data_service,
+            data_service_url=self.data_service_url,
             settings=ServiceSettings(lease_seconds=self.runner_lease_seconds),
         )
 

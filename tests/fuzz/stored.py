@@ -37,7 +37,7 @@ def read(stored: Stored) -> JobMachine | None:
         state = decode_snapshot(snapshot).state
         records = [record for batch in batches for record in decode_batch(batch).records]
         hosts = JobServers(SimpleNamespace(redis=None), LogOptions())  # type: ignore[arg-type]
-        machine = hosts._replay("job", Recovered(1, 1, state, records))
+        machine = hosts.opening.replay("job", Recovered(1, 1, state, records))
     except StoreFormatUnknown:
         return None
     return machine

@@ -1,5 +1,7 @@
 """A podman service of a test's own, with storage of its own, and an image that is made of busybox alone.
 
+The image's `python` is this Python: it works in containers that see the folders `PYTHON_FOLDERS`.
+
 ELASTANE_TEST_PODMAN          podman's command; default: the one on the PATH
 ELASTANE_TEST_BUSYBOX         a static busybox; default: the one on the PATH (Debian: busybox-static)
 """
@@ -12,9 +14,11 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +27,12 @@ import pytest
 import patience
 
 IMAGE = "localhost/elastane-test:latest"
+#: All that this Python and its packages need, with the system's libraries.
+PYTHON_FOLDERS = tuple(dict.fromkeys(
+    Path(folder) for folder in ("/usr", sys.base_prefix, sys.prefix, Path(__file__).parents[2])
+))  # fmt: skip
 _APPLETS = ("cat", "echo", "env", "grep", "head", "id", "kill", "ls", "nc", "printf", "seq", "sh", "sleep",
-            "touch")  # fmt: skip
+            "test", "touch")  # fmt: skip
 #: crun refuses machines that have both hierarchies of control groups: the second one is hidden from it.
 _HIDE = 'umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
 
@@ -128,6 +136,14 @@ def _image(path: Path, busybox: str) -> None:
             entry = tarfile.TarInfo(f"bin/{applet}")
             entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
             archive.addfile(entry)
+        for name in ("lib", "lib64"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
+            archive.addfile(entry)
+        script = f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode()
+        entry = tarfile.TarInfo("bin/python")
+        entry.size, entry.mode = len(script), 0o755
+        archive.addfile(entry, BytesIO(script))
 
 
 def _executable(entry: tarfile.TarInfo) -> Any:

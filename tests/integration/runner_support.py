@@ -128,6 +128,11 @@ class Service:
     async def artifact_url(self) -> str:
         return (await self.stub.GetService(training_pb2.TrainingServiceGetServiceRequest())).artifact_url
 
+    async def runners_attend(self) -> bool:
+        """True if a runner attends the master."""
+        service = await self.stub.GetService(training_pb2.TrainingServiceGetServiceRequest())
+        return any(runner.attends for runner in service.runners)
+
     async def get(self, run_id: int) -> training_pb2.Run:
         return (await self.stub.Get(training_pb2.TrainingServiceGetRequest(run_id=run_id))).run
 

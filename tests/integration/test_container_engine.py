@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,15 @@ import pytest
 from podman_service import IMAGE, PodmanService
 
 import patience
-from elastane_runner.engine import AttemptPlan, EngineError, RankEvent, RankPlan, RankState
+from elastane_runner.engine import (
+    AttemptPlan,
+    EngineError,
+    EngineUnreachableError,
+    ImageMissingError,
+    RankEvent,
+    RankPlan,
+    RankState,
+)
 from elastane_runner.process_records import LAUNCHED
 from elastane_runner.rank_logs import follow
 from slow import slow
@@ -28,11 +37,7 @@ from slow import slow
 docker = pytest.importorskip(
     "docker", reason="no client of container engines: pip install 'elastane[containers]'"
 )
-from elastane_runner.container_client import (  # noqa: E402
-    ContainerClient,
-    EngineUnreachableError,
-    ImageMissingError,
-)
+from elastane_runner.container_client import ContainerClient  # noqa: E402
 from elastane_runner.container_engine import ContainerEngine  # noqa: E402
 from elastane_runner.container_plan import ATTEMPT, FENCE, RANK, RUN, RUNNER, ContainerOptions  # noqa: E402
 
@@ -530,9 +535,9 @@ async def test_an_engine_that_is_away_may_come_back(bench: Bench, tmp_path: Path
         options=lambda _: ContainerOptions(image=IMAGE),
         url=f"unix://{tmp_path}/nobody.sock",
     )
-    for call in (away.adopt(), away.launch(bench.plan(SLEEP))):
-        with pytest.raises(EngineUnreachableError, match=r"nobody\.sock cannot be reached: No such file"):
-            await call
+    assert await away.adopt() == []
+    with pytest.raises(EngineUnreachableError, match=r"nobody\.sock cannot be reached: No such file"):
+        await away.launch(bench.plan(SLEEP))
     assert list((tmp_path / "away" / "runs").iterdir()) == []
     away.close()
 
@@ -557,6 +562,42 @@ async def test_ranks_whose_engine_is_away_are_neither_ended_nor_lost(bench: Benc
     assert (ended.rank, ended.returncode) == (0, 3)
     assert await log_of(engine) == b"before\nafter\n"
     await said(engine, b"term", 1)
+    await engine.stop("run", 1, 0)
+    await stop
+
+
+async def test_ranks_are_adopted_while_the_engine_is_away(bench: Bench) -> None:
+    """They count as running until it answers: then their ends are known, and what was cut is gone."""
+    go = fifo(bench, "go")
+    engine = bench.engine()
+    await engine.launch(bench.plan(f"echo before; read _ < {go}; echo after; exit 3", STUBBORN))
+    await said(engine, b"before")
+    await said(engine, b"up", 1)
+    await engine.launch(bench.plan(SLEEP, run="cut"))
+    (engine.rank_folder("cut", 1, 0).parents[1] / LAUNCHED).unlink()
+    await engine.launch(bench.plan(SLEEP, run="lost"))
+    bench.close(engine)
+    shutil.rmtree(bench.root / "runs" / "lost")
+    started_at = bench.started_at()
+    bench.podman.end()
+    try:
+        await asyncio.to_thread(go.write_text, "\n")
+        engine = bench.engine()
+        whole, cut = sorted(await engine.adopt(), key=lambda record: record.run, reverse=True)
+        assert (whole.run, whole.launched, cut.run, cut.launched) == ("run", True, "cut", False)
+        assert [rank.state for rank in whole.ranks] == [RankState.RUNNING, RankState.RUNNING]
+        assert whole.fence == 5 and whole.ranks[0].started_at is not None
+        stop = asyncio.create_task(engine.stop("run", 1, 600))
+    finally:
+        bench.podman.start()
+    ended = await next_end(engine.watch())
+    assert (ended.run, ended.rank, ended.returncode) == ("run", 0, 3)
+    assert await log_of(engine) == b"before\nafter\n"
+    await said(engine, b"term", 1)
+    async with patience.within(60):
+        while len(bench.containers()) > 2:
+            await asyncio.sleep(0.05)
+    assert bench.started_at() < started_at, "none was started again, and those of no plan are removed"
     await engine.stop("run", 1, 0)
     await stop
 

@@ -13,7 +13,6 @@ import grpc
 import pytest
 from redis.exceptions import ConnectionError
 
-import elastane_master.jobs.job_servers as hosts_module
 import patience
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
@@ -178,7 +177,7 @@ async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api) -> None:
 async def test_what_is_changed_after_a_record_was_made_counts(api: Api) -> None:
     await api.finish("j")
     await api.all_closed()
-    api.hosts.close_seconds = 3600
+    api.hosts.finished.close_seconds = 3600
     prices = job_pb2.JobServiceSetPricesRequest(name="j", spot_price_micros=7)
     await api.jobs.SetPrices(prices)  # opens it again
     assert [host.name for host in api.hosts.all()] == ["j"]
@@ -191,15 +190,15 @@ async def test_what_is_changed_after_a_record_was_made_counts(api: Api) -> None:
 
 async def test_a_store_that_lost_the_last_write_is_given_it_again(api: Api) -> None:
     await api.finish("j")
-    close, asked = api.hosts._records.close, asyncio.Event()
+    close, asked = api.hosts.finished.records.close, asyncio.Event()
 
     async def lost(job: str, token: int, sequence: int, record: bytes) -> bool:
-        api.hosts._records.close = close
+        api.hosts.finished.records.close = close
         await api.redis.delete(JobKeys.of(job).snapshot)
         asked.set()
         return await close(job, token, sequence + 1, record)
 
-    api.hosts._records.close = lost
+    api.hosts.finished.records.close = lost
     await patience.wait_for(asked.wait(), 30)
     async with patience.within(30):
         while "snapshot" not in await api.keys("j"):  # the store tells nobody
@@ -222,7 +221,7 @@ async def test_a_leader_whose_job_is_taken_while_it_writes_it_anew_gives_up_lead
     async def taken(*args: object, **options: object) -> None:
         raise Fenced("another master took it", job="j", token=1, holder="2")
 
-    api.hosts._records.close = lost
+    api.hosts.finished.records.close = lost
     assert isinstance(await patience.wait_for(failed, 30), Fenced)
 
 
@@ -283,7 +282,7 @@ async def test_a_deletion_that_was_cut_off_is_ended_by_the_next_master(api: Api)
     await api.finish("j")
     await api.all_closed()
     (job,) = api.hosts.closed()
-    await api.hosts._records.delete("j", job.stored.token, "")
+    await api.hosts.finished.records.delete("j", job.stored.token, "")
     await api.hosts.abandon(stopping())
     await api.hosts.start()
     api.hosts.refuse(None)
@@ -297,24 +296,24 @@ async def test_a_deletion_whose_answer_was_lost_is_ended_by_whoever_asks_next(
     for name in ("asked", "again"):
         await api.finish(name)
     await api.all_closed()
-    recover = hosts_module.JobLog.open
+    recover = JobLog.open
 
     async def cut_off(*arguments: object, **options: object) -> None:
         await recover(*arguments, **options)
         raise ConnectionError("connection reset")
 
-    delete = api.hosts._records.delete
+    delete = api.hosts.finished.records.delete
 
     async def lost(job: str, token: int, request_id: str) -> None:
         await delete(job, token, request_id)
         raise ConnectionError("connection reset")
 
     with monkeypatch.context() as store:
-        store.setattr(hosts_module.JobLog, "open", cut_off)
+        store.setattr(JobLog, "open", cut_off)
         for name in ("asked", "again"):
             with pytest.raises(ConnectionError):
                 await api.hosts.find(name)
-        store.setattr(api.hosts._records, "delete", lost)
+        store.setattr(api.hosts.finished.records, "delete", lost)
         for name in ("asked", "again"):
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
                 await api.delete(name, request_id="r")
@@ -330,7 +329,7 @@ async def test_a_deletion_whose_answer_was_lost_is_ended_by_whoever_asks_next(
 
 
 async def test_a_job_is_not_closed_when_somebody_comes_while_the_store_is_asked(api: Api) -> None:
-    api.hosts.close_seconds = 3600
+    api.hosts.finished.close_seconds = 3600
     await api.finish("j")
     (host,) = api.hosts.all()
     confirm, visits = host.confirm, []
@@ -341,8 +340,8 @@ async def test_a_job_is_not_closed_when_somebody_comes_while_the_store_is_asked(
 
     host.confirm = visited
     await until(lambda: host.is_unused(0.01))
-    api.hosts.close_seconds = 0.01
-    await api.hosts._close_unused()
+    api.hosts.finished.close_seconds = 0.01
+    await api.hosts.finished.close_unused()
     assert len(visits) == 1 and api.hosts.all() == [host] and not host.stopping
 
 

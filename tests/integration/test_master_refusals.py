@@ -133,9 +133,8 @@ async def test_the_clock_goes_on_from_the_newest_decision(store: Store, hosts: J
     await host.submit(ScaleRequested("r", 1, 2))
     host.log.snapshot_soon()
     await host.log.append(None)
-    successor = JobServers(store, QUIET)
     behind = host.clock() - 3600
-    successor.clock = Clock(wall=lambda: behind)
+    successor = JobServers(store, QUIET, clock=Clock(wall=lambda: behind))
     await successor.start()
     assert successor.clock() >= JobMachine.restore(host.machine.snapshot()).state.decided_at > behind
     await successor.stop(stopping())

@@ -185,6 +185,7 @@ async def test_a_launch_that_would_fail_anywhere_fails_the_run_at_once(tmp_path:
         run_id = await service.train("true", code={"archive_sha256": "0" * 64})
         run = await service.until(run_id, "FAILED")
         assert "there is no archive" in run.reason and run.attempt == 1
+        assert (await record_of(run.artifact_url)).state == "failed"
 
 
 async def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
@@ -226,6 +227,7 @@ async def test_an_elastic_run_trains_on_two_slots_and_its_model_is_there(tmp_pat
         assert (record.logical_workers, record.code.archive_sha256) == (2, digest)
         assert record.settings["ests"] == 2 and "torch" in record.versions and record.environment
         assert record.model_url.startswith(f"{run.artifact_url}/model/")
+        assert record.weights_sha256 == verify(layout.model_url(run.artifact_url)).content_hash
         assert b"the model is saved" in await service.log(run_id, 0) + await service.log(run_id, 1)
 
 
@@ -242,3 +244,22 @@ async def test_a_second_runner_on_one_folder_is_refused(tmp_path: Path) -> None:
         second.start()
         assert await second.ended() == 3
         assert "another runner uses" in second.log_path.read_text()
+
+
+async def test_a_second_runner_of_the_same_name_is_refused_and_the_first_ones_ranks_go_on(
+    tmp_path: Path,
+) -> None:
+    async with (
+        serving_master(tmp_path / "master") as (master, channel),
+        running_runner(master.address, tmp_path / "runner"),
+    ):
+        service = Service(channel)
+        run_id = await service.train(*lasting(tmp_path))
+        await service.until(run_id, "RUNNING")
+        second = RunnerProcess(master.address, tmp_path / "second")
+        second.start()
+        assert await second.ended() == 3
+        assert "another runner attends as r1" in second.log_path.read_text()
+        (tmp_path / "go").touch()
+        run = await service.until(run_id, "SUCCEEDED")
+        assert run.attempt == 1 and len((tmp_path / "starts").read_text().split()) == 1

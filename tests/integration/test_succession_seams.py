@@ -133,7 +133,7 @@ async def test_takeovers_end_with_the_one_that_fails(monkeypatch: pytest.MonkeyP
         await go_on.wait()
         taken.append(name)
 
-    monkeypatch.setattr(hosts, "_take_over", take_over)
+    monkeypatch.setattr(hosts.opening, "read", take_over)
     with pytest.raises(StoreGone):
         await hosts.start()
     go_on.set()

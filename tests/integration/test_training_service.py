@@ -12,6 +12,7 @@ import pytest
 
 import patience
 from elastane_common import layout
+from elastane_common.artifacts import read_record
 from elastane_common.storage import Folder
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
@@ -122,6 +123,21 @@ async def test_what_was_accepted_is_there_after_the_master_is_killed_and_its_ran
             assert (await until(channel, 1, "SUCCEEDED")).attempt == 1
 
 
+async def test_an_elastic_job_has_the_settings_that_are_given_and_defaults_for_the_others(
+    tmp_path: Path,
+) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        settings = {"seed": 3, "audit_samples": True}
+        run = await train(channel, framework="FRAMEWORK_ELASTANE", instances=2, job=settings)
+        assert (await runner.next("prepare")).prepare.spec.job.seed == 3
+        assert run.spec.job.determinism == job_pb2.DETERMINISM_LEVEL_D1
+        given = (await created(channel, "run-1-1")).settings
+        assert (given.ests, given.seed, given.torch_threads, given.audit_samples) == (2, 3, 1, True)
+        assert given.determinism == job_pb2.DETERMINISM_LEVEL_D1 and given.heartbeat_timeout.seconds == 3
+        with pytest.raises(grpc.aio.AioRpcError, match=r"spec\.job\.determinism"):
+            await train(channel, framework="FRAMEWORK_ELASTANE", job={"determinism": 77})
+
+
 async def test_a_cancel_stops_all_ranks_and_is_kept_while_no_runner_is_there(tmp_path: Path) -> None:
     async with serving_master(tmp_path) as (_, channel):
         async with ScriptedRunner(channel) as runner:
@@ -139,6 +155,18 @@ async def test_a_cancel_stops_all_ranks_and_is_kept_while_no_runner_is_there(tmp
             back.stopped(prepare.attempt)
             await until(channel, run.run_id, "CANCELLED")
         assert (await stub(channel).Cancel(request)).run.state == STATES.RUN_STATE_CANCELLED
+
+
+async def test_a_run_that_is_cancelled_while_it_waits_has_a_record(tmp_path: Path) -> None:
+    async with service(tmp_path, slots=0) as (_, channel, _):
+        run = await train(channel, parameters={"LR": "0.1"}, labels={"team": "a"})
+        await stub(channel).Cancel(training_pb2.TrainingServiceCancelRequest(run_id=run.run_id))
+        async with patience.within(30):
+            while (record := read_record(run.artifact_url)) is None:
+                await asyncio.sleep(0.02)
+        assert (record.state, record.reason) == ("cancelled", "cancelled by anybody")
+        assert record.parameters == {"LR": "0.1"} and record.spec["labels"] == {"team": "a"}
+        assert record.ended_at is not None and record.started_at is None
 
 
 async def test_the_same_key_gives_the_same_run_and_another_spec_is_refused_by_field(tmp_path: Path) -> None:
@@ -211,6 +239,26 @@ async def test_logs_come_from_the_runner_and_a_slow_reader_is_sent_no_more_than_
         chunk(6, b"\xff\x1b", end=True)
         assert (await stream.read()).data == b"\xff\x1b"
         assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_code_archive_is_there_when_its_run_is_submitted(tmp_path: Path) -> None:
+    digest = "a" * 64
+    code = training_pb2.CodeRef(archive_sha256=digest)
+    async with serving_master(tmp_path, artifact_url=str(tmp_path / "artifacts")) as (master, channel):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await train(channel, algorithm="", command=["a"], code=code)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "there is no code archive" in (refused.value.details() or "")
+        Folder(str(tmp_path / "artifacts")).write(layout.code_archive(digest), [b"zip"])
+        run = await train(channel, algorithm="", command=["a"], code=code)
+        for _ in range(3):
+            await master.runs.code_archives.sweep()
+        assert Folder(str(tmp_path / "artifacts")).size(layout.code_archive(digest))
+        await stub(channel).Cancel(training_pb2.TrainingServiceCancelRequest(run_id=run.run_id))
+        await stub(channel).Delete(training_pb2.TrainingServiceDeleteRequest(run_id=run.run_id))
+        for _ in range(2):
+            await master.runs.code_archives.sweep()
+        assert Folder(str(tmp_path / "artifacts")).size(layout.code_archive(digest)) is None
 
 
 async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ class Simulation:
                 self.world.after(0.01, lambda: self.create_job(run_id, job))
             case effects.CancelElasticJob(run_id, job):
                 self.world.after(0.01, lambda: self.end_job(run_id, job, "cancelled"))
+            case effects.WriteRecord(run_id):
+                self.world.after(self.delay(), lambda: self.master.deliver(events.RecordWritten(run_id)))
 
     def delay(self) -> float:
         """Messages of one stream keep their order: all take equally long."""
@@ -531,6 +533,8 @@ class Simulation:
         """Nothing of what users submitted is missing, and nothing is left behind."""
         machine = self.master.machine
         self.checkers.consistent(machine)
+        if machine.state.records_due:
+            self.world.fail("every end is recorded", f"runs {machine.state.records_due} have no record")
         for runner in self.runners.values():
             current = {run.launch.fence for run in machine.state.runs.values() if run.launch}
             left = [one for one in runner.processes.values() if one.lives and one.key.fence not in current]

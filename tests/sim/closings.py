@@ -43,8 +43,8 @@ class Closings:
 
     def apply(self, master: MasterModel) -> None:
         """To a master that starts."""
-        master.hosts.close_seconds = self.close_seconds
-        master.hosts.retention = Retention(newest=self.newest)
+        master.hosts.finished.close_seconds = self.close_seconds
+        master.hosts.finished.retention = Retention(newest=self.newest)
 
 
 def draw(seed: int) -> Closings | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastane_master.store.log import LogOptions
+from elastane_master.store.scripts import ACQUIRE
 from sim.callers import Operator
 from sim.checkers import KEYS, Checkers
 from sim.closings import Closings
@@ -33,6 +34,7 @@ OF_PROFILES = (
     "one worker cut off and all others killed",
     "master and a worker restarted",
     "rival master",
+    "reading master overtaken",
 )
 """Faults that happen only in runs with a profile that asks for them."""
 
@@ -102,10 +104,13 @@ class Cluster:
     started: int = 0
     injected: dict[str, int] = field(default_factory=dict)
     _healed_at: int = 0
+    #: The process that has acquired a job last, and reads it.
+    _reader: str = ""
 
     def __post_init__(self) -> None:
         if self.takeovers is not None:
             self.server.renamed = self._renamed
+        self.server.scripted = self._scripted
         self.operator = Operator(self.world, self.network, self.checkers, self.serving, "operator")
 
     def begin(self, workers: int) -> None:
@@ -156,6 +161,11 @@ class Cluster:
         forgot = self.world.now - self.server.forgot_at < self.takeovers.lease_seconds
         if key == LEASE and not forgot:
             check_granted(self.world, self.masters_alive, holder)
+
+    def _scripted(self, text: str, process: str, done: bool) -> None:
+        if done and text == ACQUIRE:
+            self._reader = process
+            self.follow_up("acquired")
 
     def start(self, name: str) -> None:
         """Start a worker process, unless one of that name runs or the job is over."""
@@ -361,6 +371,7 @@ class Cluster:
             ("one worker cut off and all others killed", self._strand_one, 0),
             ("master and a worker restarted", self._restart_pair, 0),
             ("rival master", self._rival_master, 0),
+            ("reading master overtaken", self._overtake_reading, 0),
         ]  # fmt: skip
 
     def _worker(self, action: Callable[[WorkerModel], object]) -> None:
@@ -392,6 +403,14 @@ class Cluster:
         if leader is None or not self.store_is_whole or len(self.masters_alive) > 2:
             return
         self.network.cut(leader.name, [PLACE], self.world.rng.choice(CUTS_SECONDS[1:4]))
+        self.start_master()
+
+    def _overtake_reading(self) -> None:
+        """Stop a master while it reads a job; another one takes the job over and writes meanwhile."""
+        reader = next((master for master in self.masters_alive if master.name == self._reader), None)
+        if reader is None or not self.store_is_whole or len(self.masters_alive) > 4:
+            return
+        reader.process.freeze(self.world.rng.choice(FREEZES_SECONDS[1:4]))
         self.start_master()
 
     def _third_master(self) -> None:

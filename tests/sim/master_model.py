@@ -125,10 +125,10 @@ class MasterModel:
             LIMITS,
             lease=lease,
             failed=self._failed,
+            clock=Clock(self.process.wall, self.process.time),
+            master=self.name,
         )
         self.hosts = self.leadership.hosts
-        self.hosts.clock = Clock(self.process.wall, self.process.time)
-        self.hosts.master = self.name
         if self._closings is not None:
             self._closings.apply(self)
         servicers = (

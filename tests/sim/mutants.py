@@ -282,7 +282,7 @@ MUTANTS = (
     ),
     Mutant(
         "the clock of a new master is its machine's",
-        "elastane_master.jobs.job_servers",
+        "elastane_master.jobs.job_opening",
         "self.clock.at_least(machine.state.decided_at)",
         "pass",
     ),
@@ -385,14 +385,14 @@ MUTANTS = (
     ),
     Mutant(
         "a job is taken off the list before what is stored of it is deleted",
-        "elastane_master.jobs.job_servers",
+        "elastane_master.jobs.finished_jobs",
         "        with self._fenced_steps_down():\n"
-        "            await self._records.delete(closed.name, closed.stored.token, request_id)\n"
-        "        self.require_serving()  # a new leader took it off the list, and may have it again\n"
-        "        await self.store.remove_job(closed.name)\n",
-        "        await self.store.remove_job(closed.name)\n"
+        "            await self.records.delete(closed.name, closed.stored.token, request_id)\n"
+        "        self._require_serving()  # a new leader took it off the list, and may have it again\n"
+        "        await self._store.remove_job(closed.name)\n",
+        "        await self._store.remove_job(closed.name)\n"
         "        with self._fenced_steps_down():\n"
-        "            await self._records.delete(closed.name, closed.stored.token, request_id)\n",
+        "            await self.records.delete(closed.name, closed.stored.token, request_id)\n",
     ),
     Mutant(
         "who deleted a job forgets that it was its own",
@@ -402,22 +402,24 @@ MUTANTS = (
     ),
     Mutant(
         "a closed job is opened although its deletion may have happened",
-        "elastane_master.jobs.job_servers",
+        "elastane_master.jobs.finished_jobs",
         "if (request_id := self._deleting.get(name)) is not None:",
         "if (request_id := None) is not None:",
     ),
     Mutant(
         "a closed job that is opened again is still answered from its record",
-        "elastane_master.jobs.job_servers",
-        "        del self._closed[name]\n        host = self._make_host(machine, log, recovered)\n",
-        "        host = self._make_host(machine, log, recovered)\n",
+        "elastane_master.jobs.finished_jobs",
+        "        del self._table.closed[name]\n        server = self._opening.server(",
+        "        server = self._opening.server(",
     ),
     Mutant(
         "a finished job is closed although somebody came while the store was asked",
-        "elastane_master.jobs.job_servers",
-        "if unused_seconds is not None and not host.is_unused(unused_seconds):",
+        "elastane_master.jobs.finished_jobs",
+        "if unused_seconds is not None and not server.is_unused(unused_seconds):",
         "if False:",
     ),
+    # It may then apply the step that was prepared in its old ring. If history begins anew meanwhile, the claim
+    # that counts as of the old one is that of its Hello, and its Ready names a later step.
     Mutant(
         "an evicted worker goes on",
         "elastane.runtime.protocol",

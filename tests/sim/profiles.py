@@ -23,7 +23,8 @@ class FollowUp:
     """A fault that follows an event. share: of the events that it follows. seconds: delays to draw from.
 
     event: kind of a message that a master sends ("go", "load", ...), "last prepared" for the Prepared of the
-    script's last step, or "takeover" for a master that has taken the jobs over.
+    script's last step, "acquired" for a master that has acquired a job, which it reads next, or "takeover" for
+    one that has taken the jobs over.
     """
 
     event: str
@@ -62,10 +63,12 @@ RIVAL_MASTERS = Profile(
     "rival masters",
     {"rival master": 8.0, "second master": 4.0, "calls lost and doubled": 3.0},
     others=0.4,
+    follow_ups=(FollowUp("acquired", "reading master overtaken", 0.3, AT_ONCE),),
     registers=True,
     latecomers=True,
 )
-"""A master that cannot reach the store does not know yet that another one leads; both are asked."""
+"""A master that cannot reach the store, or stands still while it reads a job, does not know yet that another
+one leads; both are asked."""
 
 BROKEN_CHANGES = Profile(
     "broken changes",
@@ -88,10 +91,13 @@ LOST_HISTORIES = Profile(
     others=0.1,
     follow_ups=(
         FollowUp("last prepared", "one worker cut off and all others killed", 0.6, (0.02, 0.1, 0.5)),
+        FollowUp("prepared", "all connections reset", 0.05, (0.005, 0.02)),
     ),
     loses_all=True,
 )
-"""History is given up as a whole, or behind the back of a worker that comes to the script's end alone."""
+"""History is given up as a whole, or behind the back of a worker that comes to the script's end alone.
+
+All workers are evicted at once in the middle of a step, too."""
 
 LOST_RUNS = Profile(
     "lost runs",

@@ -59,6 +59,14 @@ def test_the_demo_trains_the_script_of_the_wheel(installed: Path) -> None:
     assert script.read_text() == (ROOT / "examples" / "digits_cnn.py").read_text()
 
 
+def test_the_services_demo_submits_the_scripts_of_the_wheel(installed: Path) -> None:
+    code = "from elastane_cli.demo.service_run import service_scripts; print(service_scripts())"
+    folder = Path(python(installed, "-c", code).stdout.strip())
+    assert folder == installed / "elastane_cli" / "demo" / "service"
+    ours = ROOT / "examples" / "service"
+    assert {one.name for one in folder.glob("*.py")} == {one.name for one in ours.glob("*.py")}
+
+
 def is_sent(path: Path) -> bool:
     """Whether .dockerignore lets a path of ours into a build; the last rule that matches decides."""
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")]

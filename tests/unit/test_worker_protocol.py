@@ -238,6 +238,56 @@ def test_an_echo_of_prepare_in_its_own_ring_breaks_nothing_off() -> None:
     assert not protocol.changing and protocol.planned is not None and protocol.begin_apply(4)
 
 
+def loading(generation: int = 1) -> WorkerProtocol:
+    """A leader that has said Loaded, and has no answer yet."""
+    protocol = WorkerProtocol()
+    protocol.prepare(ring_pb2.Prepare(generation=generation))
+    protocol.load_requested(ring_pb2.Load(generation=generation))
+    assert kinds(protocol.loaded(ring_pb2.Loaded(generation=generation, step=5))) == ["loaded"]
+    return protocol
+
+
+def go_of_history(generation: int, history: int) -> ring_pb2.Go:
+    return ring_pb2.Go(generation=generation, resume_step=5, history_generation=history)
+
+
+def test_a_history_that_no_go_has_confirmed_is_not_claimed_after_a_reconnect() -> None:
+    protocol = loading()
+    assert not protocol.hello(job="j").holds_state
+    protocol.go_ahead(go_of_history(1, 1))
+    assert protocol.hello(job="j").holds_state
+
+    protocol = loading()
+    protocol.welcome(ring_pb2.Welcome(generation=2))
+    ready = protocol.prepare(ring_pb2.Prepare(generation=2)).send[0].ready
+    assert not ready.holds_state, "this master has not said that it knows of the Load"
+    protocol.go_ahead(go_of_history(2, 0))  # to receive the state of others
+    assert not protocol.hello(job="j").holds_state
+    protocol.end_replace(2, 5)
+    assert protocol.hello(job="j").holds_state
+
+
+def test_what_was_loaded_is_said_again_after_a_reconnect_and_counts_once_it_is_confirmed() -> None:
+    protocol = loading()
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))) == ["loaded"]
+    assert kinds(protocol.load_requested(ring_pb2.Load(generation=1))) == ["loaded"]
+    protocol.go_ahead(go_of_history(1, 1))
+    assert protocol.prepare(ring_pb2.Prepare(generation=2)).send[0].ready.holds_state
+
+
+def test_a_change_while_a_load_is_unanswered_is_answered_with_what_is_loaded() -> None:
+    ready = loading().prepare(ring_pb2.Prepare(generation=2)).send[0].ready
+    assert (ready.applied_step, ready.holds_state) == (5, True), "the master had Loaded before, and decides"
+
+
+def test_a_master_that_has_forgotten_its_load_is_answered_ready() -> None:
+    protocol = loading()
+    protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))
+    outcome = protocol.prepare(ring_pb2.Prepare(generation=1))
+    assert kinds(outcome) == ["ready"] and not outcome.send[0].ready.holds_state
+    assert kinds(protocol.load_requested(ring_pb2.Load(generation=1))) == ["loaded"]
+
+
 def test_a_worker_that_was_evicted_waits_for_a_new_ring() -> None:
     protocol = reported_in_ring(step=7)
     protocol.prepared(ring_pb2.Prepared(generation=1, step=7))

@@ -3,7 +3,7 @@
 [digits]
 command = ["python", "train.py"]     of an elastic run: the script and its arguments
 folder = "/srv/digits"               that ranks are started in; relative to the file; empty: one of their own
-image = "registry/digits:3"          of containers; process runners ignore it
+image = "registry/digits:3"          of containers, unless the run names one; process runners ignore it
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ STANDBY_SECONDS_MAX: Final = 0.5
 HEARTBEAT_SECONDS_DEFAULT: Final = 1.0
 #: Status codes with which a master refuses a runner for good; after any other the runner connects again.
 PERMANENT_CODES: Final = frozenset(
-    {"INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED"}
+    {"ALREADY_EXISTS", "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED"}
 )
 
 

@@ -19,25 +19,14 @@ import docker.errors
 import requests
 import urllib3
 
-from elastane_runner.engine import EngineError
+from elastane_runner.container_plan import image_reference
+from elastane_runner.engine import EngineError, EngineUnreachableError, ImageMissingError
 
 CALL_SECONDS_MAX: Final = 60
 
 #: What a connection that breaks raises, in the middle of an answer too.
 _BROKEN: Final = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, struct.error)
 _ENDED: Final = ("exited", "dead", "stopped")
-
-
-class EngineUnreachableError(EngineError):
-    """The container engine does not answer. It may do so later; what ran may still run."""
-
-    code = "ELA458"
-
-
-class ImageMissingError(EngineError):
-    """The image is not on this machine: the same launch will fail again."""
-
-    code = "ELA459"
 
 
 class ContainerMissingError(LookupError):
@@ -49,6 +38,13 @@ class Found(NamedTuple):
 
     container: str
     labels: Mapping[str, str]
+
+
+class Image(NamedTuple):
+    """An image on the machine. digest: of its manifest, as in NAME@DIGEST; "": the engine has none."""
+
+    id: str
+    digest: str
 
 
 class ContainerState(NamedTuple):
@@ -84,11 +80,12 @@ class ContainerClient:
         self._lock = threading.Lock()
         self._connected: Any = None
 
-    def image_id(self, name: str) -> str:
-        """Return the id of an image on the machine. Raises ImageMissingError."""
+    def image(self, name: str) -> Image:
+        """Return an image on the machine. Raises ImageMissingError."""
         with self._translated(f"find the image {name}"):
             try:
-                return str(self._api().inspect_image(name)["Id"])
+                found = self._api().inspect_image(image_reference(name))
+                return Image(str(found["Id"]), _digest(found))
             except docker.errors.ImageNotFound:
                 raise ImageMissingError(
                     f"the image {name} is not on this machine",
@@ -193,6 +190,11 @@ def take_back(client: ContainerClient, containers: Iterable[str]) -> None:
     """Remove containers, the last one first: the others use the network of the first."""
     for container in reversed(list(containers)):
         client.remove(container)
+
+
+def _digest(image: Mapping[str, Any]) -> str:
+    known = [str(one).partition("@")[2] for one in image.get("RepoDigests") or ()]
+    return known[0] if known else ""
 
 
 def _seconds(time: str) -> float | None:

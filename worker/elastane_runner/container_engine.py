@@ -12,7 +12,8 @@ and its log until the container is removed. So a rank needs no parent of ours. I
 (`container_plan`); a runner that has lost its folder finds its ranks all the same. A thread for each rank
 copies its log (`container_log`) and learns of its end.
 
-An engine that does not answer says nothing about its containers: ranks count as running until it does.
+An engine that does not answer says nothing about its containers: ranks count as running until it does, also
+for a runner that is started meanwhile, which finds them by the folder.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import structlog
+
+from elastane_common.run_record import RankImage
 from elastane_runner.container_client import (
     ContainerClient,
     ContainerMissingError,
     ContainerState,
-    EngineUnreachableError,
     take_back,
 )
 from elastane_runner.container_log import ContainerLog, End, LogThread, log_bytes, record_end
@@ -54,6 +57,7 @@ from elastane_runner.engine import (
     AttemptPlan,
     AttemptRecord,
     EngineError,
+    EngineUnreachableError,
     RankEvent,
     RankRecord,
     RankState,
@@ -71,6 +75,8 @@ from elastane_runner.process_records import (
 )
 from elastane_runner.rank_logs import last_line
 from elastane_runner.rank_process import rank_record
+
+_log = structlog.get_logger(__name__)
 
 #: Time between two tries to reach an engine that does not answer, while something has to be ended.
 RETRY_SECONDS: Final = 0.5
@@ -138,6 +144,11 @@ class ContainerEngine:
         """Return the folder that has the log of a rank, for `rank_logs`."""
         return self._folder(run, attempt) / "ranks" / str(rank)
 
+    def image(self, run: str, attempt: int) -> RankImage | None:
+        """Return the image of an attempt; None if it is not known."""
+        found = (read_record(self._folder(run, attempt) / PLAN) or {}).get("image")
+        return RankImage(*found) if isinstance(found, list) else None
+
     def close(self) -> None:
         """Watch no longer, and let another engine use the folder. The ranks go on."""
         self._is_closed = True
@@ -189,21 +200,22 @@ class ContainerEngine:
         for folder in (plan.folder, *options.read_folders, *options.write_folders):
             if not folder.is_dir():
                 raise EngineError(f"{folder} is not a folder", hint="unpack the code first")
-        image = self._client.image_id(options.image)
+        image = self._client.image(options.image)
         arguments = {
-            rank.rank: container_arguments(plan, rank, options, runner=self._runner, image=image)
+            rank.rank: container_arguments(plan, rank, options, runner=self._runner, image=image.id)
             for rank in plan.ranks
         }
         folder = self._folder(plan.run, plan.attempt)
         try:
             (folder / "ranks").mkdir(parents=True, mode=0o700)
-            write_record(folder / PLAN, {"fence": plan.fence, "ranks": list(arguments)})
+            record = _plan_record(plan.fence, arguments, plan.log_cap_bytes)
+            write_record(folder / PLAN, {**record, "image": [options.image, image.digest]})
             containers = {rank: self._client.create(given) for rank, given in arguments.items()}
             for rank, container in containers.items():
                 rank_folder = folder / "ranks" / str(rank)
                 rank_folder.mkdir(mode=0o700)
                 self._client.start(container)
-                write_record(rank_folder / PROCESS, {"started": time.time()})
+                write_record(rank_folder / PROCESS, _process_record(container, time.time()))
             write_record(folder / LAUNCHED, {})
         except (OSError, EngineError, ContainerMissingError) as error:
             self._take_back(plan.run, plan.attempt)
@@ -238,14 +250,18 @@ class ContainerEngine:
     async def adopt(self) -> list[AttemptRecord]:
         """Find the attempts that are there; see `Engine`. What ended meanwhile is in the records only.
 
-        Raises EngineError after a launch: what is being launched would be taken back. Raises
-        EngineUnreachableError while the container engine does not answer.
+        While the container engine does not answer, the folder says what was launched. Raises EngineError
+        after a launch: what is being launched would be taken back.
         """
         if self._has_launched or self._adopting:
             raise EngineError("attempts are adopted once, before the first launch")
         self._adopting = True
         try:
-            found = await asyncio.to_thread(self._adopt)
+            try:
+                found, is_away = await asyncio.to_thread(self._adopt), False
+            except EngineUnreachableError as error:
+                _log.warning("ranks are adopted as they are recorded", reason=str(error))
+                found, is_away = await asyncio.to_thread(self._recorded), True
         finally:
             self._adopting = False
         for record, containers in found:
@@ -254,16 +270,58 @@ class ContainerEngine:
                 if key not in self._watched:
                     self._watch(key, container)
             self._go_on_stopping(record.run, record.attempt)
-        self._task(self._take_back_late([record for record, _ in found if not record.launched]))
+        taken_back = [record for record, _ in found if not record.launched]
+        if taken_back or is_away:
+            self._task(self._take_back_late(taken_back, was_away=is_away))
         return [record for record, _ in found]
 
-    async def _take_back_late(self, attempts: list[AttemptRecord]) -> None:
-        """Take back again what the engine was still starting for the runner before, when that was killed."""
-        for _ in range(LATE_TRIES if attempts else 0):
+    async def _take_back_late(self, attempts: list[AttemptRecord], *, was_away: bool) -> None:
+        """Take back again what the engine was still starting for the runner before, when that was killed.
+
+        was_away: it could not be asked what else there is; that is removed, too, as soon as it answers.
+        """
+        tries = 0
+        while tries < LATE_TRIES:
             await asyncio.sleep(LATE_SECONDS)
-            for one in attempts:
-                with contextlib.suppress(EngineError):
-                    await asyncio.to_thread(self._remove_containers, one.run, one.attempt)
+            with contextlib.suppress(EngineUnreachableError):
+                await asyncio.to_thread(self._remove_late, attempts, was_away)
+                tries += 1
+
+    def _remove_late(self, attempts: list[AttemptRecord], was_away: bool) -> None:
+        unknown = {(one.run, one.attempt) for one in attempts}
+        if was_away:
+            labels = [read_labels(one.labels) for one in self._client.find({RUNNER: self._runner})]
+            found = {(one.run, one.attempt) for one in labels if one is not None}
+            # Whatever is launched meanwhile has its plan before its first container.
+            unknown |= {one for one in found if not (self._folder(*one) / PLAN).exists()}
+        for run, attempt in unknown:
+            try:
+                self._remove_containers(run, attempt)
+            except EngineUnreachableError:
+                raise
+            except EngineError as error:
+                _log.warning("a launch is not taken back yet", run=run, reason=str(error))
+
+    def _recorded(self) -> list[tuple[AttemptRecord, dict[int, _Container]]]:
+        """Return all attempts as the folder has them, with the containers of ranks whose end is not known."""
+        found = []
+        for run in self._runs.iterdir():
+            for folder in self._attempts(run.name):
+                if (plan := read_record(folder / PLAN)) is None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    continue
+                is_launched = (folder / LAUNCHED).exists() and not (folder / CLOSED).exists()
+                if not is_launched:
+                    write_record(folder / CLOSED, {})
+                record = _attempt_record(folder, plan, is_launched)
+                running = {
+                    rank: _Container(process["container"], plan["log_cap_bytes"])
+                    for rank in (plan["ranks"] if is_launched else ())
+                    if not (folder / "ranks" / str(rank) / EXIT).exists()
+                    and (process := read_record(folder / "ranks" / str(rank) / PROCESS)) is not None
+                }
+                found.append((record, running))
+        return found
 
     def _adopt(self) -> list[tuple[AttemptRecord, dict[int, _Container]]]:
         """Return all attempts, with the containers of ranks that run."""
@@ -292,7 +350,7 @@ class ContainerEngine:
                 shutil.rmtree(folder, ignore_errors=True)
                 return None
             labels = next(iter(labelled))  # its folder was lost
-            plan = {"fence": labels.fence, "ranks": list(labels.ranks)}
+            plan = _plan_record(labels.fence, labels.ranks, labels.log_cap_bytes)
             (folder / "ranks").mkdir(parents=True, exist_ok=True, mode=0o700)
             write_record(folder / PLAN, plan)
         started = self._started(folder, labelled)
@@ -313,14 +371,7 @@ class ContainerEngine:
             self._remove_containers(run, attempt)
             for rank in started:
                 record_end(folder / "ranks" / str(rank), End(None, time.time()), 0)
-        record = AttemptRecord(
-            run=run,
-            attempt=attempt,
-            fence=plan["fence"],
-            launched=is_launched,
-            ranks=tuple(_rank_record(folder, rank, is_launched) for rank in plan["ranks"]),
-        )
-        return record, running
+        return _attempt_record(folder, plan, is_launched), running
 
     def _started(self, folder: Path, labelled: dict[RankLabels, str]) -> dict[int, ContainerState]:
         """Return the states of the ranks that have been started; their folders are there afterwards."""
@@ -332,7 +383,7 @@ class ContainerEngine:
                     rank = folder / "ranks" / str(labels.rank)
                     rank.mkdir(exist_ok=True, mode=0o700)
                     if not (rank / PROCESS).exists():
-                        write_record(rank / PROCESS, {"started": state.started_at})
+                        write_record(rank / PROCESS, _process_record(container, state.started_at))
                     started[labels.rank] = state
         return started
 
@@ -474,6 +525,24 @@ class ContainerEngine:
             found = [folder for folder in (self._runs / run).iterdir() if _NUMBER.fullmatch(folder.name)]
             return sorted(found, key=lambda folder: int(folder.name))
         return []
+
+
+def _plan_record(fence: int, ranks: Iterable[int], log_cap_bytes: int) -> dict[str, Any]:
+    return {"fence": fence, "ranks": list(ranks), "log_cap_bytes": log_cap_bytes}
+
+
+def _process_record(container: str, started_at: float) -> dict[str, Any]:
+    return {"started": started_at, "container": container}
+
+
+def _attempt_record(folder: Path, plan: dict[str, Any], is_launched: bool) -> AttemptRecord:
+    return AttemptRecord(
+        run=folder.parent.name,
+        attempt=int(folder.name),
+        fence=plan["fence"],
+        launched=is_launched,
+        ranks=tuple(_rank_record(folder, rank, is_launched) for rank in plan["ranks"]),
+    )
 
 
 def _rank_record(folder: Path, rank: int, is_launched: bool) -> RankRecord:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +76,27 @@ class RankLabels:
     ranks: tuple[int, ...]
     fence: int
     log_cap_bytes: int
+
+
+def options_of(plan: AttemptPlan, options: ContainerOptions) -> ContainerOptions:
+    """Return the options of an attempt: its own image if it names one, and limits for all slots of a rank.
+
+    options: of the runner. image: of attempts that name none. memory_bytes, cpus: of one slot.
+    """
+    slots = plan.slots_per_rank
+    return replace(
+        options,
+        image=plan.image or options.image,
+        memory_bytes=None if options.memory_bytes is None else options.memory_bytes * slots,
+        cpus=None if options.cpus is None else options.cpus * slots,
+    )
+
+
+def image_reference(name: str) -> str:
+    """Return the name of an image without its tag if it has a digest: engines do not take both."""
+    path, at, digest = name.partition("@")
+    folder, slash, last = path.rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}@{digest}" if at else name
 
 
 def check_attempt(plan: AttemptPlan) -> None:

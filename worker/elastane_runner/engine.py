@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from elastane_common.errors import ElastaneError
+from elastane_common.run_record import RankImage
 
 LOG_CAP_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 
@@ -21,6 +22,21 @@ class EngineError(ElastaneError):
     """An engine cannot do what it was asked for; the text says why. Nothing was started."""
 
     code = "ELA452"
+    is_permanent: ClassVar[bool] = False
+    """The same launch would fail again, anywhere."""
+
+
+class EngineUnreachableError(EngineError):
+    """What runs the ranks does not answer. It may do so later; what ran may still run."""
+
+    code = "ELA458"
+
+
+class ImageMissingError(EngineError):
+    """The image is not on this machine: the same launch will fail again."""
+
+    code = "ELA459"
+    is_permanent = True
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,9 @@ class AttemptPlan:
     """Ranks of an attempt that are started here together.
 
     run: its id. attempt: from 1. fence: grows with each lease of the run; a lower one than was seen is stale.
-    folder: the unpacked code, which the ranks are started in. log_cap_bytes: of each rank's log on disk.
+    folder: the unpacked code, which the ranks are started in. image: of containers; "": the runner's own.
+    slots_per_rank: slots that each rank takes, by which limits grow. log_cap_bytes: of each rank's log on
+    disk.
     """
 
     run: str
@@ -49,6 +67,8 @@ class AttemptPlan:
     fence: int
     folder: Path
     ranks: tuple[RankPlan, ...]
+    image: str = ""
+    slots_per_rank: int = 1
     log_cap_bytes: int = LOG_CAP_BYTES_DEFAULT
 
 
@@ -109,7 +129,8 @@ class Engine(Protocol):
     async def adopt(self) -> list[AttemptRecord]:
         """Find the attempts that are there, and watch their ranks; half-made launches are taken back.
 
-        Raises EngineError once something was launched.
+        What cannot be asked about its ranks yet is asked again in the background: they count as running
+        until their end comes by `watch`. Raises EngineError once something was launched.
         """
 
     async def stop(self, run: str, attempt: int, grace_seconds: float) -> None:
@@ -126,8 +147,14 @@ class Engine(Protocol):
     def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
         """Return the folder that has the log of a rank, for `rank_logs`."""
 
+    def image(self, run: str, attempt: int) -> RankImage | None:
+        """Return the image of an attempt's ranks; None for processes, and if it is not known."""
+
     async def remove(self, run: str, attempt: int) -> None:
         """Delete what is stored of an attempt, its logs too; nothing if there is none.
 
         Raises EngineError while a rank runs.
         """
+
+    def close(self) -> None:
+        """Watch no longer, and let another engine adopt the ranks, which go on."""

@@ -1,5 +1,6 @@
 """Launches on this runner: what is known of each, and what of it is kept on disk.
 
+    FOLDER/id                                        tells this runner from others of its name (`folder_id`)
     FOLDER/launches/RUN-ATTEMPT-FENCE/launch.json    a launch (`LaunchRecord`), written before its ranks start
                                       code/          what its ranks are started in, unless that is elsewhere
     FOLDER/engine/                                   the ranks, as their engine keeps them
@@ -14,6 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -195,6 +197,14 @@ class LaunchStore:
 
     def _path(self, key: LaunchKey) -> Path:
         return self._folder / f"{key.run_id}-{key.attempt}-{key.fence}"
+
+
+def folder_id(folder: Path) -> str:
+    """Return the id of a runner's folder, which is made the first time. Raises OSError."""
+    path = folder / "id"
+    if not path.exists():
+        write_record(path, {"id": uuid.uuid4().hex})
+    return str((read_record(path) or {}).get("id", ""))
 
 
 def _read(path: Path) -> LaunchRecord | None:

@@ -15,6 +15,7 @@ from typing import Final
 from google.protobuf import json_format
 
 from elastane_common import layout
+from elastane_common.addresses import parse_addresses, split_address
 from elastane_common.code_archive import ArchiveError
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import training_pb2
@@ -36,6 +37,7 @@ from elastane_runner.secret_files import read_secret
 
 #: How long a worker waits for the job that the service creates for its run.
 JOB_SECONDS: Final = 600
+LOOPBACK: Final = "127.0.0.1"
 #: Variables of the runner by which a worker of an elastic run reaches its master.
 WORKER_VARIABLES: Final = (
     "ELASTANE_TLS_CA", "ELASTANE_TLS_CERT", "ELASTANE_TLS_KEY", "ELASTANE_TLS_SERVER_NAME",
@@ -59,6 +61,8 @@ class LaunchSettings:
 
     host: under which other ranks reach this machine. masters: their addresses. secrets: folder of secret
     files. worker_token_file: of the workers of elastic runs; "": they have none. environ: of the runner.
+    interpreter: Python of those workers. has_own_network: ranks that are started together have a network
+    interface and a loopback of their own, where they do not meet others of their run.
     """
 
     host: str
@@ -68,15 +72,21 @@ class LaunchSettings:
     worker_token_file: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     limits: ArchiveLimits = field(default_factory=ArchiveLimits)
+    interpreter: str = sys.executable
+    has_own_network: bool = False
 
 
 @dataclass
 class Preparation:
-    """What the ranks of one launch are started with. ports: of those that are prepared and not started."""
+    """What the ranks of one launch are started with.
+
+    image: of containers; "": the runner's own. ports: of the ranks that are prepared and not started.
+    """
 
     folder: Path
     command: tuple[str, ...]
     secrets: Mapping[str, str]
+    image: str = ""
     ports: dict[int, HeldPort] = field(default_factory=dict)
 
     def release(self, ranks: Iterable[int] | None = None) -> None:
@@ -94,6 +104,30 @@ def spec_of(record: LaunchRecord) -> training_pb2.RunSpec:
 def is_elastic(spec: training_pb2.RunSpec) -> bool:
     """True if the ranks of a run are workers of a job of JobService."""
     return spec.framework in (training_pb2.FRAMEWORK_UNSPECIFIED, training_pb2.FRAMEWORK_ELASTANE)
+
+
+def check_network(record: LaunchRecord, ranks: Iterable[int], settings: LaunchSettings) -> None:
+    """Refuse ranks whose network would not reach what they need. Raises LaunchError.
+
+    ranks: those that are started here.
+    """
+    if not settings.has_own_network:
+        return
+    hint = "let this runner's ranks have the host's network, or choose runners by their labels"
+    if record.elastic:
+        if any(_is_loopback(split_address(one)[0]) for one in parse_addresses(settings.masters)):
+            raise LaunchError(
+                f"workers in a network of their own do not reach the master at {settings.masters}",
+                hint=f"give the runner an address of the master that they reach; or {hint}",
+            )
+        return
+    instances = spec_of(record).instances or 1
+    if (here := len(set(ranks))) < instances:
+        raise LaunchError(
+            f"{instances - here} of {instances} instances are elsewhere, and those of this runner "
+            "have a network of their own",
+            hint=hint,
+        )
 
 
 def prepare(launch: Launch, service_url: str, cache: CodeCache, settings: LaunchSettings) -> Preparation:
@@ -118,7 +152,8 @@ def prepare(launch: Launch, service_url: str, cache: CodeCache, settings: Launch
         raise
     except (OSError, ElastaneError) as error:
         raise LaunchError(str(error)) from error
-    return Preparation(folder, command, secrets)
+    image = spec.code.image or (algorithm.image if algorithm is not None else "")
+    return Preparation(folder, command, secrets, image)
 
 
 def _secret(secret: training_pb2.SecretRef, settings: LaunchSettings) -> str:
@@ -173,6 +208,8 @@ def plan(
     endpoints: where each rank of the run listens; of an elastic run they do not matter.
     """
     record = launch.record
+    if settings.has_own_network:
+        endpoints = {rank: Endpoint(LOOPBACK, one.port) for rank, one in endpoints.items()}
     spec = launch_spec(record, endpoints, settings)
     own = _of_worker(settings) if record.elastic else {}
     command = worker_command(record, preparation.command, settings) if record.elastic else preparation.command
@@ -183,6 +220,8 @@ def plan(
         attempt=unit.attempt,
         fence=record.fence,
         folder=preparation.folder,
+        image=preparation.image,
+        slots_per_rank=spec_of(record).slots_per_instance or 1,
         ranks=tuple(
             RankPlan(command, {**environment(spec, rank), **own, **preparation.secrets}, rank)
             for rank in chosen
@@ -220,6 +259,8 @@ def launch_spec(
         checkpoint_url=record.checkpoint_url,
         metadata_store=settings.environ.get("MLFLOW_TRACKING_URI", ""),
         parameters=dict(spec.parameters),
+        chief=spec.chief,
+        parameter_servers=spec.parameter_servers,
         master_port=addresses[0].port,
         rendezvous=addresses[0] if framework is Framework.HOROVOD else None,
         elastane_masters=settings.masters,
@@ -232,9 +273,14 @@ def worker_command(
 ) -> tuple[str, ...]:
     """Return the command of a worker of an elastic run: an agent that joins the run's job."""
     return (
-        sys.executable, "-P", "-m", "elastane_cli", "run", "--master", settings.masters, "--job", record.job,
-        "--job-timeout", str(JOB_SECONDS), "--local-workers", "1", "--exit-codes", "pod", *script,
+        settings.interpreter, "-P", "-m", "elastane_cli", "run", "--master", settings.masters,
+        "--job", record.job, "--job-timeout", str(JOB_SECONDS), "--local-workers", "1",
+        "--exit-codes", "pod", *script,
     )  # fmt: skip
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _of_worker(settings: LaunchSettings) -> dict[str, str]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from elastane_common.run_record import RankImage
 from elastane_runner.engine import (
     AttemptPlan,
     AttemptRecord,
@@ -100,6 +101,10 @@ class ProcessEngine:
         self._adopting = self._has_launched = False
         self._events: asyncio.Queue[RankEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def image(self, run: str, attempt: int) -> RankImage | None:
+        """Return None: processes have no image."""
+        return None
 
     def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
         """Return the folder that has the log of a rank, for `rank_logs`."""

@@ -14,15 +14,14 @@ from typing import IO
 
 import structlog
 
-from elastane_common import layout
+from elastane_common import layout, record_writing
 from elastane_common.artifacts import ArtifactError, write_record
 from elastane_common.client import RequestRefusedError
 from elastane_common.errors import ElastaneError
 from elastane_common.model_registry import entry_of
 from elastane_common.outbox import Outbox, doubling_wait
+from elastane_common.record_writing import RunFacts
 from elastane_common.storage import Folder
-from elastane_proto.v1 import job_pb2, training_pb2
-from elastane_runner import run_records
 from elastane_runner.engine import Engine
 from elastane_runner.launches import Launch, LaunchKey, Unit
 from elastane_runner.rank_logs import read
@@ -30,8 +29,8 @@ from elastane_runner.rank_logs import read
 _log = structlog.get_logger(__name__)
 
 
-#: Asks the master for a run, and for its job if it has one that this runner may see.
-AskRun = Callable[[int], tuple[training_pb2.Run, job_pb2.Job | None]]
+#: Asks the master for a run, and for its job and metrics if it has some that this runner may see.
+AskRun = Callable[[int], RunFacts]
 
 
 class RunOutcomes:
@@ -94,20 +93,21 @@ class RunOutcomes:
         """Write the record of the launch's run, and hand it to the registry, if the run is over."""
         assert self._ask is not None
         try:
-            run, job = self._ask(launch.key.run_id)
+            facts = self._ask(launch.key.run_id)
         except RequestRefusedError as error:  # it was deleted, or the master is of an older release
             _log.warning("the run's record is not written", run=launch.key.run_id, reason=str(error))
             return
-        if run.state not in run_records.FINAL:
+        if facts.run.state not in record_writing.FINAL:
             return
         url = launch.record.artifact_url
-        record = run_records.record_of(
-            run,
-            job=job,
+        image = self._engine.image(*launch.record.unit_of(0))
+        record = record_writing.record_of(
+            facts,
             data_url=launch.record.data_url,
-            model_url=run_records.stored_model(url),
-            artifacts=run_records.stored_artifacts(url),
-            versions=run_records.installed_versions(),
+            model=record_writing.stored_model(url),
+            artifacts=record_writing.stored_artifacts(url),
+            versions=record_writing.installed_versions() if image is None else {},
+            image=image,
         )
         write_record(url, record)
         if self._registry is not None:

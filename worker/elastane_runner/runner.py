@@ -28,10 +28,18 @@ from elastane_proto import message_codec
 from elastane_proto.v1 import training_pb2
 from elastane_runner import launching
 from elastane_runner.code_folder import CodeCache
-from elastane_runner.engine import Engine, EngineError, RankEvent, RankState
+from elastane_runner.engine import Engine, EngineError, EngineUnreachableError, RankEvent, RankState
 from elastane_runner.environment import Endpoint, LaunchSpecError
 from elastane_runner.held_ports import HeldPort, PortError
-from elastane_runner.launches import Launch, LaunchKey, LaunchRecord, LaunchStore, Rank, launch_of
+from elastane_runner.launches import (
+    Launch,
+    LaunchKey,
+    LaunchRecord,
+    LaunchStore,
+    Rank,
+    folder_id,
+    launch_of,
+)
 from elastane_runner.launching import LaunchError, LaunchSettings, Preparation
 from elastane_runner.log_sending import LogSender
 from elastane_runner.master_stream import MasterStream, Response
@@ -41,6 +49,8 @@ _log = structlog.get_logger(__name__)
 
 GRACE_SECONDS_DEFAULT: Final = 30.0
 LINE_CHARACTERS_MAX: Final = 500
+#: Between two tries to reach an engine that does not answer.
+UNREACHABLE_SECONDS: Final = 2.0
 
 #: Runs whose newest fence is remembered.
 _FENCES_MAX: Final = 100_000
@@ -76,6 +86,7 @@ class Runner:
         self._engine = engine
         self._outcomes = outcomes
         self._store = LaunchStore(settings.folder)
+        self._folder_id = folder_id(settings.folder)
         self._cache = CodeCache(settings.folder)
         self._launches: dict[LaunchKey, Launch] = {}
         #: The newest fence of each run, that was seen last at the end.
@@ -141,7 +152,20 @@ class Runner:
         """Remove what no launch is known of: it was taken back, or its record is lost."""
         with contextlib.suppress(EngineError):
             await self._engine.stop(run, attempt, 0.0)
-            await self._engine.remove(run, attempt)
+        await self._remove(run, attempt)
+
+    async def _remove(self, run: str, attempt: int) -> None:
+        """Let the engine delete what it has of an attempt, as soon as it answers."""
+        while True:
+            try:
+                await self._engine.remove(run, attempt)
+            except EngineUnreachableError:
+                await asyncio.sleep(UNREACHABLE_SECONDS)
+            except EngineError as error:
+                _log.warning("an attempt is not removed", run=run, attempt=attempt, reason=str(error))
+                return
+            else:
+                return
 
     def _hello(self) -> training_pb2.RunnerHello:
         settings = self._settings
@@ -152,6 +176,7 @@ class Runner:
             slots=settings.slots,
             labels=settings.labels,
             algorithms=sorted(settings.launch.algorithms),
+            folder_id=self._folder_id,
             ranks=[
                 self._report(launch, rank)
                 for launch in self._launches.values()
@@ -245,6 +270,7 @@ class Runner:
 
     async def _prepare(self, launch: Launch, ranks: list[int]) -> None:
         try:
+            launching.check_network(launch.record, {*launch.record.tries, *ranks}, self._settings.launch)
             await self._end_older(launch)
             async with self._unpacking.setdefault(launch.key, asyncio.Lock()):
                 if (preparation := self._preparations.get(launch.key)) is None:
@@ -325,7 +351,7 @@ class Runner:
 
     def _not_launched(self, launch: Launch, ranks: Iterable[int], error: Exception) -> None:
         """Say that ranks were not started: as a failed launch if nothing else of it is here."""
-        permanent = isinstance(error, LaunchError) and error.is_permanent
+        permanent = isinstance(error, (LaunchError, EngineError)) and error.is_permanent
         _log.warning("a launch failed", run=launch.key.run_id, reason=str(error), permanent=permanent)
         if (preparation := self._preparations.get(launch.key)) is not None:
             preparation.release(ranks)
@@ -444,8 +470,7 @@ class Runner:
             return
         self._unpacking.pop(launch.key, None)
         for unit in launch.record.units():
-            with contextlib.suppress(EngineError):
-                await self._engine.remove(*unit)
+            await self._remove(*unit)
         await asyncio.to_thread(self._store.remove, launch)
 
     # ------------------------------------------------------------------ internals

@@ -10,7 +10,7 @@ from typing import Protocol
 from elastane_master.dashboard.routes import Dashboard
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.job_server import JobServer
-from elastane_master.jobs.job_servers import ClosedJob
+from elastane_master.jobs.job_table import ClosedJob
 from elastane_master.metrics.figures import (
     JobFacts,
     MasterFacts,

@@ -16,6 +16,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from elastane_master.decisions.events import Rejection
+from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.job_servers import JobServers, LeaseOver
 from elastane_master.jobs.limits import Limits
 from elastane_master.jobs.serving import not_leading, stopping
@@ -36,8 +37,8 @@ class Leadership(Follower):
     """One master's service of its store's jobs. Used from one event loop.
 
     lease: of the store; None if the store is this master's private one. standby: wait while another master
-    leads; otherwise AnotherLeads is raised. failed: called with an error that ends the master. leads: this
-    master serves. news: announces that `ready` may have changed.
+    leads; otherwise AnotherLeads is raised. failed: called with an error that ends the master. clock, master:
+    as of `JobServers`. leads: this master serves. news: announces that `ready` may have changed.
     """
 
     def __init__(
@@ -50,12 +51,20 @@ class Leadership(Follower):
         standby: bool = True,
         measures: MasterMeasures | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
+        clock: Clock | None = None,
+        master: str = "",
     ) -> None:
         self.hosts = JobServers(
-            store, options, limits, on_failed=self._host_failed, on_reachable=self._store_reachable
+            store,
+            options,
+            limits,
+            on_failed=self._host_failed,
+            on_reachable=self._store_reachable,
+            clock=clock,
+            master=master,
         )
         self.measures = measures or MasterMeasures()
-        self.hosts.measures = self.measures.store
+        self.hosts.opening.measures = self.measures.store
         self.hosts.refuse(not_leading(None))
         self.leads = False
         self.reachable = True

@@ -10,6 +10,7 @@ from elastane_common.datasets import DatasetError, ManifestResolver
 from elastane_common.datasets import DatasetRef as StoredDataset
 from elastane_master.decisions.runs.events import DataVerdict
 from elastane_master.decisions.runs.spec import DatasetRef
+from elastane_master.runs.data_service import DataService
 
 logger = structlog.get_logger(__name__)
 
@@ -18,10 +19,17 @@ AT_ONCE = 8
 
 
 class Datasets:
-    """The datasets of one service. root: fsspec URL of the folder of all; empty: references name theirs."""
+    """The datasets of one service.
 
-    def __init__(self, root: str = "", poll_seconds: float = POLL_SECONDS) -> None:
+    root: fsspec URL of the folder of all; empty: references name theirs. service: asked instead for those
+    that name no URL.
+    """
+
+    def __init__(
+        self, root: str = "", poll_seconds: float = POLL_SECONDS, *, service: DataService | None = None
+    ) -> None:
         self.poll_seconds = poll_seconds
+        self._service = service
         self._resolver = ManifestResolver(root)
         self._at_once = asyncio.Semaphore(AT_ONCE)
 
@@ -30,6 +38,9 @@ class Datasets:
 
         Storage that cannot be read now counts as a dataset that is being prepared: it is asked again.
         """
+        if self._service is not None and not reference.url:
+            async with self._at_once:
+                return await self._service.resolve(reference)
         wanted = StoredDataset(
             id=reference.id,
             version_hash=reference.version_hash,
@@ -43,3 +54,8 @@ class Datasets:
                 logger.warning("a dataset cannot be looked up", dataset=reference.id, error=str(error))
                 return "preparing", "", str(error)
         return found.readiness.value, found.url, found.reason
+
+    async def close(self) -> None:
+        """Close the connection to the data service; the next call opens another."""
+        if self._service is not None:
+            await self._service.close()

@@ -25,6 +25,7 @@ from elastane_master.decisions.runs.effects import (
     RunsDecision,
     RunsEffect,
     SendToRunner,
+    WriteRecord,
 )
 from elastane_master.decisions.runs.events import AnyRunsEvent, RunnerJoined, RunnerStreamLost, Tick
 from elastane_master.decisions.runs.machine import RunsMachine
@@ -80,6 +81,9 @@ class RunServerOwner:
 
     def cancel_job(self, effect: CancelElasticJob) -> None:
         """Cancel an elastic run's job, and report its end."""
+
+    def write_record(self, effect: WriteRecord) -> None:
+        """Write the record of a run that is over, and report that."""
 
 
 class RunServer(DurableServer[AnyRunsEvent]):
@@ -268,6 +272,8 @@ class RunServer(DurableServer[AnyRunsEvent]):
                 self._when_durable(partial(self._owner.cancel_job, effect))
             case RunChanged():
                 self._when_durable(partial(self._runs_changed.announce, effect.run_id))
+            case WriteRecord():
+                self._when_durable(partial(self._owner.write_record, effect))
             case RunEnded():
                 self._when_durable(partial(self._run_ended, effect.run_id))
             case LaunchFailureCounted():

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 from redis.exceptions import RedisError
 
+from elastane_common.errors import ElastaneError
+from elastane_common.record_writing import RunFacts
 from elastane_master.cancellation import cancel
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import machine as runs_machine
 from elastane_master.decisions.runs import views
-from elastane_master.decisions.runs.effects import CancelElasticJob, CreateElasticJob
-from elastane_master.decisions.runs.events import DataResolved, ElasticJobEnded, MasterStarted, RunDeleted
+from elastane_master.decisions.runs.effects import CancelElasticJob, CreateElasticJob, WriteRecord
+from elastane_master.decisions.runs.events import (
+    DataResolved,
+    ElasticJobEnded,
+    MasterStarted,
+    RecordWritten,
+    RunDeleted,
+)
 from elastane_master.decisions.runs.machine import RunsMachine
-from elastane_master.decisions.runs.run import Run
+from elastane_master.decisions.runs.run import OVER, Run
 from elastane_master.decisions.runs.state import ServiceSettings
+from elastane_master.decisions.runs.views import RunView
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import Limits
 from elastane_master.runs import records
 from elastane_master.runs.artifacts import RunArtifacts
+from elastane_master.runs.code_archives import CodeArchives
+from elastane_master.runs.data_service import FILE_URL, DataService
 from elastane_master.runs.datasets import Datasets
 from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
+from elastane_master.runs.record_writer import EndedRun, RecordWriter
 from elastane_master.runs.run_server import RunServer, RunServerOwner
 from elastane_master.store.errors import (
     Damage,
@@ -38,11 +50,15 @@ from elastane_master.store.errors import (
 )
 from elastane_master.store.keys import RUNS, RUNS_STORED_KEY, JobKeys
 from elastane_master.store.log import JobLog, LogOptions
+from elastane_proto.v1 import training_pb2
 
 logger = structlog.get_logger(__name__)
 
 OVERDUE_SECONDS = 60.0
 """Interval of checks for finished runs that are kept no longer."""
+
+SWEEP_SECONDS = 3600.0
+"""Interval of checks for code archives that no run needs."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +66,22 @@ class ServiceOptions:
     """Settings of the training service.
 
     artifact_url: fsspec URL of the folder of code archives and artifacts. dataset_root: of the folder of all
-    datasets; empty: submissions name a URL. settings: what decisions depend on.
+    datasets; empty: submissions name a URL. data_service: HOST:PORT of the service that prepares datasets;
+    empty: none. data_service_url: URL of what it names. settings: what decisions depend on.
     """
 
     artifact_url: str = ""
     dataset_root: str = ""
+    data_service: str = ""
+    data_service_url: str = FILE_URL
     settings: ServiceSettings = field(default_factory=ServiceSettings)
 
 
 class TrainingRuns(RunServerOwner):
-    """Runs and runners of a master's store. A companion of its jobs; used from one event loop."""
+    """Runs and runners of a master's store. A companion of its jobs; used from one event loop.
+
+    message_of: makes the message of a run and its artifact URL, for records.
+    """
 
     def __init__(
         self,
@@ -67,8 +89,10 @@ class TrainingRuns(RunServerOwner):
         options: ServiceOptions,
         log_options: LogOptions,
         limits: Limits,
+        message_of: Callable[[RunView, str], training_pb2.Run],
     ) -> None:
         self.name = RUNS
+        self._message_of = message_of
         self.options = options
         self._hosts = hosts
         self._log_options = replace(
@@ -78,8 +102,13 @@ class TrainingRuns(RunServerOwner):
         self._server: RunServer | None = None
         self._held: HeldError | None = None
         self._jobs = ElasticJobs(hosts, self._job_ended)
-        self.datasets = Datasets(options.dataset_root)
+        self._records = RecordWriter(self._ended_run, self._record_written)
+        service = None
+        if options.data_service:
+            service = DataService(options.data_service, options.data_service_url)
+        self.datasets = Datasets(options.dataset_root, service=service)
         self.artifacts = RunArtifacts(options.artifact_url)
+        self.code_archives = CodeArchives(options.artifact_url, self._archives_used)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -135,7 +164,7 @@ class TrainingRuns(RunServerOwner):
                 raise
             accepted = (*accepted, *error.damages)
             machine = RunsMachine.create(self.options.settings)
-        log.measures = self._hosts.measures
+        log.measures = self._hosts.opening.measures
         return RunServer(machine, log, self._hosts.clock, self, self._limits), accepted
 
     async def serve(self) -> None:
@@ -147,6 +176,7 @@ class TrainingRuns(RunServerOwner):
         self._tasks = [
             asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs"),
             asyncio.create_task(self._keep_deleting(self._server), name="finished runs"),
+            asyncio.create_task(self._keep_sweeping(), name="code archives"),
         ]
 
     async def stop(self, refusal: Rejection) -> None:
@@ -175,6 +205,8 @@ class TrainingRuns(RunServerOwner):
         await cancel(*self._tasks)
         self._tasks = []
         await self._jobs.close()
+        await self.datasets.close()
+        await self._records.close()
 
     def _started(self) -> MasterStarted:
         return MasterStarted(self._hosts.master, self.options.settings)
@@ -235,13 +267,30 @@ class TrainingRuns(RunServerOwner):
 
     async def delete_overdue(self, server: RunServer) -> None:
         """Delete finished runs that are kept no longer, with their logs; models and records stay."""
-        for run_id in views.overdue(server.machine, self._hosts.retention, server.clock()):
+        for run_id in views.overdue(server.machine, self._hosts.finished.retention, server.clock()):
             try:
                 await self.artifacts.remove_logs(run_id)
                 await server.submit(RunDeleted(run_id))
                 logger.info("finished run deleted", run=run_id, reason="kept no longer")
             except (Rejection, StoreError, RedisError, MachineBroken) as error:
                 logger.info("a finished run stays for now", run=run_id, error=str(error))
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.code_archives.sweep()
+            except ElastaneError as error:
+                logger.info("code archives stay for now", error=str(error))
+
+    def _archives_used(self) -> Collection[str]:
+        if self._server is None:
+            return ()
+        return {
+            run.spec.code.archive_sha256
+            for run in self._server.machine.state.runs.values()
+            if run.spec.code is not None and run.spec.code.archive_sha256 is not None
+        }
 
     # ---------------------------------------------------------------- elastic jobs
 
@@ -262,11 +311,33 @@ class TrainingRuns(RunServerOwner):
         except (Rejection, StoreError, MachineBroken) as error:
             logger.warning("the end of a run's job could not be recorded", job=event.job, error=str(error))
 
+    # ---------------------------------------------------------------- records
+
+    def write_record(self, effect: WriteRecord) -> None:
+        self._records.begin(effect.run_id)
+
+    def _ended_run(self, run_id: int) -> EndedRun | None:
+        """Return a run that is over, and what is known of it."""
+        server = self._server
+        view = views.run_view(server.machine, run_id, server.clock()) if server is not None else None
+        if view is None or view.state not in OVER:
+            return None
+        url = self.artifacts.run_url(run_id)
+        return EndedRun(RunFacts(self._message_of(view, url)), url, view.data_url)
+
+    def _record_written(self, run_id: int) -> None:
+        if self._server is None:
+            return
+        try:
+            self._server.begin(RecordWritten(run_id))
+        except (Rejection, StoreError, MachineBroken) as error:
+            logger.info("that a run's record is written could not be recorded", run=run_id, error=str(error))
+
     # ---------------------------------------------------------------- from the server
 
     def server_failed(self, server: RunServer, error: StoreError) -> None:
         if not isinstance(error, JobDamaged):
-            self._hosts.companion_failed(error)
+            self._hosts.lead_lost(error)
         elif server is self._server:
             self._server = None
             self._hold(error)

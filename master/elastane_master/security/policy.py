@@ -60,12 +60,16 @@ _LOOK: frozenset[Role] = frozenset({"reader", "operator"})
 _ALL: frozenset[Role] = frozenset({"worker", "reader", "operator"})
 _SUBMIT: frozenset[Role] = frozenset({"submitter", "operator"})
 _FOLLOW: frozenset[Role] = frozenset({"submitter", "reader", "operator"})
-_FOLLOW_AND_RUN: frozenset[Role] = _FOLLOW | frozenset[Role]({"runner"})
+_RUN: frozenset[Role] = frozenset({"runner"})
+_FOLLOW_AND_RUN = _FOLLOW | _RUN
+_LOOK_AND_RUN = _LOOK | _RUN
+_ALL_AND_RUN = _ALL | _RUN
 
 RULES: dict[str, Rule] = {
     _JOB + "Create": Rule(_OPERATOR, "name", takes="job"),
     # An agent in a pod has a worker's token: it joins its job, follows it, reads why a worker was sent away.
-    _JOB + "Get": Rule(_ALL, "name"),
+    # A runner records settings and last values of the jobs of runs.
+    _JOB + "Get": Rule(_ALL_AND_RUN, "name"),
     _JOB + "List": Rule(_LOOK, lists="jobs"),
     _JOB + "Watch": Rule(_ALL, "name"),
     _JOB + "Scale": Rule(_OPERATOR, "name"),
@@ -91,7 +95,7 @@ RULES: dict[str, Rule] = {
     _RING + "WatchEvents": Rule(_ALL, "job"),
     _CONTEXT + "Get": Rule(_LOOK, "job"),
     _CONTEXT + "List": Rule(_LOOK, "job"),
-    _METRIC + "GetSeries": Rule(_LOOK, "job"),
+    _METRIC + "GetSeries": Rule(_LOOK_AND_RUN, "job"),
     _METRIC + "WatchSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSteps": Rule(_ALL, "job"),  # the leading worker's tracker reads it
     _TRAINING + "Train": Rule(_SUBMIT, owned=True),
@@ -106,7 +110,7 @@ RULES: dict[str, Rule] = {
     _TRAINING + "StreamLogs": Rule(_FOLLOW, owned=True),
     _TRAINING + "ListArtifacts": Rule(_FOLLOW, owned=True),
     _TRAINING + "GetService": Rule(_FOLLOW, owned=True),
-    _RUNNER + "Attend": Rule(frozenset({"runner"}), owned=True),
+    _RUNNER + "Attend": Rule(_RUN, owned=True),
     _CHAPTER + "Train": Rule(_SUBMIT, owned=True),
     _CHAPTER + "GetTrainingStatus": Rule(_FOLLOW, owned=True),
     # Probes of an orchestrator carry no token. A watch holds resources, so it needs one.

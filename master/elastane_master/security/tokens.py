@@ -11,6 +11,7 @@
     jobs_max = 3                      # jobs of this table's patterns on the master
     datasets_max = 10                 # datasets of one job
     runs_max = 20                     # runs of the training service that wait or run, of its own name
+    slots_max = 8                     # slots that these use at a time
 
 Pure: text in, table out. Tokens are compared by their digests, always with every entry, in a time that does
 not depend on them.
@@ -41,13 +42,17 @@ class BadTokenTable(ValueError):  # noqa: N818 - says what is wrong
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """Quotas of one token; 0: no limit. datasets_max: per job. runs_max: its own unfinished runs."""
+    """Quotas of one token; 0: no limit.
+
+    datasets_max: per job. runs_max: its own unfinished runs. slots_max: used by these at a time.
+    """
 
     requests_per_second: float = 0.0
     sessions_max: int = 0
     jobs_max: int = 0
     datasets_max: int = 0
     runs_max: int = 0
+    slots_max: int = 0
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -84,6 +89,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     jobs_max: int = 0
     datasets_max: int = 0
     runs_max: int = 0
+    slots_max: int = 0
 
     @property
     def quotas(self) -> Quotas:

@@ -21,7 +21,8 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import checkpoints_view, job_view
 from elastane_master.jobs.job_server import JobServer
-from elastane_master.jobs.job_servers import ClosedJob, JobServers
+from elastane_master.jobs.job_servers import JobServers
+from elastane_master.jobs.job_table import ClosedJob
 from elastane_master.jobs.serving import once_durable, require_serving
 from elastane_master.servers import callers
 from elastane_master.servers.binding import Context

@@ -22,7 +22,7 @@ from elastane_master.decisions.runs.events import (
 )
 from elastane_master.decisions.runs.requests import was_submitted
 from elastane_master.decisions.runs.run import OVER, Run, RunState
-from elastane_master.decisions.runs.spec import RunSpec, owner_of
+from elastane_master.decisions.runs.spec import RunSpec, check, owner_of
 from elastane_master.runs.run_server import RunnerSession, RunServer
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.security.quotas import require_runs
@@ -187,14 +187,22 @@ async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, *, client_k
     server, caller = runs.server, callers.principal.get()
     owner = owner_of(spec, caller.name, caller.covers_owner(spec.owner))
     state = server.machine.state
-    if caller.quotas.runs_max and not was_submitted(state, owner, request_id, client_key):
+    repeated = was_submitted(state, owner, request_id, client_key)
+    if caller.quotas.runs_max and not repeated:
         require_runs(caller, server.machine.index.alive(owner))
     verdict: DataVerdict = "ready"
     url = reason = ""
     if spec.dataset is not None:
         verdict, url, reason = await runs.datasets.resolve(spec.dataset)
-    event = RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason)
-    return cast("Submitted", await server.submit(event))
+    # A token speaks for the quota of its own name only.
+    slots_max = caller.quotas.slots_max if owner == caller.name else None
+    event = RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason, slots_max)
+    archive = spec.code.archive_sha256 if spec.code is not None else None
+    if archive is None or repeated:
+        return cast("Submitted", await server.submit(event))
+    check(spec, state.settings.limits)
+    async with runs.code_archives.submitting(archive):
+        return cast("Submitted", await server.submit(event))
 
 
 def run_of(server: RunServer, run_id: int) -> Run:

@@ -17,17 +17,28 @@ from elastane_master.decisions.runs.spec import RunSpec
 from elastane_master.decisions.runs.views import RunnerView, RunView, ServiceView
 from elastane_master.servers.translate import SHOWN, duration, invalid_field, shown
 from elastane_proto import message_codec
+from elastane_proto.job_settings import JobSettings
 from elastane_proto.message_codec import Codec, Field
-from elastane_proto.v1 import training_pb2
+from elastane_proto.v1 import job_pb2, training_pb2
 
 LINE_CHARACTERS_MAX = 500
 """Of the last line of a rank's output."""
+
+
+def _job_settings(message: job_pb2.JobSettings) -> JobSettings:
+    """Return the settings of a run's job, with the defaults where the message says nothing."""
+    try:
+        return message_codec.read(JobSettings, message, zero_is_default=True)
+    except message_codec.InvalidFieldError as error:
+        raise error.within("job") from None
+
 
 _LINE = Field(read=lambda line: shown(line, LINE_CHARACTERS_MAX))
 
 _CODEC = Codec(
     {},
     {
+        RunSpec: {"job": Field("job", read=_job_settings)},
         RunView: {"owner": None, "fence": None, "data_url": None},
         RunnerView: {"session": None},
         events.RankStatus: {"host": SHOWN, "last_line": _LINE},

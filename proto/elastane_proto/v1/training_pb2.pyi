@@ -91,7 +91,7 @@ class SecretRef(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., file: _Optional[str] = ..., kubernetes: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("algorithm", "name", "output_model_name", "dataset", "parameters", "framework", "instances", "instances_min", "code", "command", "slots_per_instance", "runner_labels", "labels", "priority", "retries_max", "run_time_max", "grace", "secrets", "job", "owner")
+    __slots__ = ("algorithm", "name", "output_model_name", "dataset", "parameters", "framework", "instances", "instances_min", "code", "command", "slots_per_instance", "runner_labels", "labels", "priority", "retries_max", "run_time_max", "grace", "secrets", "job", "owner", "chief", "parameter_servers")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,8 @@ class RunSpec(_message.Message):
     SECRETS_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    CHIEF_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_SERVERS_FIELD_NUMBER: _ClassVar[int]
     algorithm: str
     name: str
     output_model_name: str
@@ -153,7 +155,9 @@ class RunSpec(_message.Message):
     secrets: _containers.RepeatedCompositeFieldContainer[SecretRef]
     job: _job_pb2.JobSettings
     owner: str
-    def __init__(self, algorithm: _Optional[str] = ..., name: _Optional[str] = ..., output_model_name: _Optional[str] = ..., dataset: _Optional[_Union[DatasetRef, _Mapping]] = ..., parameters: _Optional[_Mapping[str, str]] = ..., framework: _Optional[_Union[Framework, str]] = ..., instances: _Optional[int] = ..., instances_min: _Optional[int] = ..., code: _Optional[_Union[CodeRef, _Mapping]] = ..., command: _Optional[_Iterable[str]] = ..., slots_per_instance: _Optional[int] = ..., runner_labels: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., retries_max: _Optional[int] = ..., run_time_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., secrets: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., job: _Optional[_Union[_job_pb2.JobSettings, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
+    chief: bool
+    parameter_servers: int
+    def __init__(self, algorithm: _Optional[str] = ..., name: _Optional[str] = ..., output_model_name: _Optional[str] = ..., dataset: _Optional[_Union[DatasetRef, _Mapping]] = ..., parameters: _Optional[_Mapping[str, str]] = ..., framework: _Optional[_Union[Framework, str]] = ..., instances: _Optional[int] = ..., instances_min: _Optional[int] = ..., code: _Optional[_Union[CodeRef, _Mapping]] = ..., command: _Optional[_Iterable[str]] = ..., slots_per_instance: _Optional[int] = ..., runner_labels: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., retries_max: _Optional[int] = ..., run_time_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., secrets: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., job: _Optional[_Union[_job_pb2.JobSettings, _Mapping]] = ..., owner: _Optional[str] = ..., chief: _Optional[bool] = ..., parameter_servers: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "state", "runner_id", "host", "exit_code", "last_line", "started", "ended")
@@ -494,7 +498,7 @@ class RankReport(_message.Message):
     def __init__(self, attempt: _Optional[_Union[AttemptKey, _Mapping]] = ..., status: _Optional[_Union[RankStatus, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner_id", "host", "kind", "slots", "labels", "algorithms", "ranks")
+    __slots__ = ("runner_id", "host", "kind", "slots", "labels", "algorithms", "ranks", "folder_id")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -509,6 +513,7 @@ class RunnerHello(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     ALGORITHMS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_ID_FIELD_NUMBER: _ClassVar[int]
     runner_id: str
     host: str
     kind: str
@@ -516,7 +521,8 @@ class RunnerHello(_message.Message):
     labels: _containers.ScalarMap[str, str]
     algorithms: _containers.RepeatedScalarFieldContainer[str]
     ranks: _containers.RepeatedCompositeFieldContainer[RankReport]
-    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., algorithms: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ...) -> None: ...
+    folder_id: str
+    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., algorithms: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., folder_id: _Optional[str] = ...) -> None: ...
 
 class RunnerHeartbeat(_message.Message):
     __slots__ = ()

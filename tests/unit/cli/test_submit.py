@@ -12,12 +12,16 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.protobuf import json_format
 from typer.testing import CliRunner, Result
 
 import patience
 from elastane_cli.commands.main import build_app
 from elastane_common import layout
-from elastane_proto.v1 import training_pb2
+from elastane_common.artifacts import write_record
+from elastane_common.run_record import RunRecord
+from elastane_common.storage import Folder
+from elastane_proto.v1 import job_pb2, training_pb2
 from unit.cli.fake_training import FakeTraining, serving_training
 from unit.cli.test_commands import ENVIRONMENT
 
@@ -115,6 +119,13 @@ def test_the_script_its_folder_and_its_settings_are_sent(
     assert len(request.request_id) == 32
 
 
+def test_a_tensorflow_run_has_roles(training: FakeTraining, script: Path) -> None:
+    roles = ("--framework", "tensorflow", "--instances", "4", "--chief", "--parameter-servers", "2")
+    submit(training, "--model", "digits", "--detach", *roles, script)
+    spec = training.sent(Train)[0].spec
+    assert (spec.chief, spec.parameter_servers) == (True, 2)
+
+
 def test_what_is_not_given_is_left_to_the_service(training: FakeTraining, script: Path) -> None:
     submit(training, "--model", "digits", "--detach", script)
     spec = training.sent(Train)[0].spec
@@ -145,6 +156,62 @@ def test_a_run_like_another_with_other_parameters(training: FakeTraining, script
     assert dict(second.parameters) == {"A": "1", "B": "2"} and second.instances == 2
     assert second.code == first.code and second.command == first.command
     assert second.output_model_name == "m" and second.owner == ""
+
+
+def recorded(training: FakeTraining, run_id: int, created_at: float | None = None) -> None:
+    """Write the record of a run of the service, with settings that were its service's choice."""
+    run = training.runs[run_id]
+    run.artifact_url = layout.join(training.service.artifact_url, layout.run_folder(run_id))
+    record = RunRecord(
+        run_id=run_id,
+        state="succeeded",
+        created_at=run.created.ToNanoseconds() / 1e9 if created_at is None else created_at,
+        spec=json_format.MessageToDict(run.spec, preserving_proto_field_name=True),
+        parameters=dict(run.spec.parameters),
+        seed=7,
+        logical_workers=4,
+        settings={"ests": 4, "determinism": "DETERMINISM_LEVEL_D2", "torch_threads": 2},
+    )
+    write_record(run.artifact_url, record)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_run_like_another_has_the_settings_of_its_record(
+    training: FakeTraining, script: Path, forgotten: bool
+) -> None:
+    submit(training, "--model", "m", "--owner", "ann", "--priority", "5", "--detach", script)
+    recorded(training, 1)
+    if forgotten:
+        del training.runs[1]
+    result = submit(training, "--like", "1", "--detach")
+    assert result.exit_code == 0 and result.stderr == "", result.output
+    spec = training.sent(Train)[-1].spec
+    assert (spec.instances, spec.job.seed, spec.job.torch_threads) == (4, 7, 2)
+    assert spec.job.determinism == job_pb2.DETERMINISM_LEVEL_D2
+    assert (spec.owner, spec.priority, spec.output_model_name) == ("", 0, "m")
+    submit(training, "--like", "1", "--seed", "8", "--threads", "3", "--determinism", "d1", "--detach")
+    job = training.sent(Train)[-1].spec.job
+    assert (job.seed, job.torch_threads, job.determinism) == (8, 3, job_pb2.DETERMINISM_LEVEL_D1)
+    submit(training, "--like", "1", "--framework", "plain", "--detach")
+    assert not training.sent(Train)[-1].spec.HasField("job")
+
+
+def test_a_run_whose_record_is_another_runs_or_damaged_is_taken_as_it_was_submitted(
+    training: FakeTraining, script: Path
+) -> None:
+    submit(training, "--model", "m", "--priority", "5", "--detach", script)
+    recorded(training, 1, created_at=1.0)
+    result = submit(training, "--like", "1", "--detach")
+    assert "run 1 has no record" in result.stderr and not training.sent(Train)[-1].spec.HasField("job")
+    assert training.sent(Train)[-1].spec.priority == 0
+    Folder(training.runs[1].artifact_url).write(layout.RECORD, [b"{"])
+    result = submit(training, "--like", "1", "--detach")
+    assert result.exit_code == 0 and "cannot be read: the record is damaged" in result.stderr
+
+
+def test_a_run_that_is_neither_known_nor_recorded_is_refused(training: FakeTraining) -> None:
+    result = submit(training, "--like", "9", "--detach")
+    assert result.exit_code == 3 and not training.sent(Train)
 
 
 def test_the_folder_is_sent_once(training: FakeTraining, script: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from redis.exceptions import ConnectionError as StoreAway
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.jobs.job_servers import ClosedJob, JobServers
+from elastane_master.jobs.job_servers import JobServers
+from elastane_master.jobs.job_table import ClosedJob
 from elastane_master.store.closed import Closed
 from integration.finished_jobs import records
 
@@ -22,11 +23,11 @@ class Deleting:
         self.lost_lead: Rejection | None = None
         self.hosts = JobServers(SimpleNamespace(redis=None, remove_job=self.remove_job), None)  # type: ignore[arg-type]
         self.hosts.restored = True
-        self.hosts._records = SimpleNamespace(delete=self.delete)  # type: ignore[assignment]
+        self.hosts.finished.records = SimpleNamespace(delete=self.delete)  # type: ignore[assignment]
         [(self.name, record)] = records(1)
         closed = ClosedJob.of(self.name, Closed(1, record))
         assert closed is not None
-        self.hosts._closed[self.name] = closed
+        self.hosts._table.closed[self.name] = closed
 
     async def delete(self, name: str, token: int, request_id: str) -> None:
         self.calls.append("delete")

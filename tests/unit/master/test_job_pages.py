@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastane_master.jobs.job_servers import ClosedJob, JobServers
+from elastane_master.jobs.job_servers import JobServers
+from elastane_master.jobs.job_table import ClosedJob
 from elastane_master.servers import callers, job_service
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.store.closed import Closed
@@ -22,7 +23,7 @@ async def servicer(count: int) -> JobServicer:
     for name, record in records(count):
         closed = ClosedJob.of(name, Closed(1, record))
         assert closed is not None
-        hosts._closed[name] = closed
+        hosts._table.closed[name] = closed
     return JobServicer(hosts)
 
 

@@ -166,7 +166,7 @@ async def test_jobs_are_unknown_to_nobody_before_all_are_restored(monkeypatch: p
         await asyncio.sleep(0)
         taken.append(name)
 
-    monkeypatch.setattr(hosts, "_take_over", take_over)
+    monkeypatch.setattr(hosts.opening, "read", take_over)
 
     def refusals() -> set[str]:
         reasons = set()

@@ -19,8 +19,10 @@ from elastane_runner.container_plan import (
     check_attempt,
     check_options,
     container_arguments,
+    image_reference,
     is_whole,
     labels,
+    options_of,
     read_labels,
     returncode,
 )
@@ -137,3 +139,24 @@ def test_an_attempt_is_whole_once_all_of_it_was_started() -> None:
 )
 def test_codes_of_signals_are_as_those_of_processes(exit_code: int, code: int) -> None:
     assert returncode(exit_code) == code
+
+
+def test_an_attempt_has_its_own_image_and_the_limits_of_all_its_slots() -> None:
+    own = options_of(replace(PLAN, image="own:1", slots_per_rank=3), OPTIONS)
+    assert (own.image, own.memory_bytes, own.cpus) == ("own:1", 3 * 2**30, 4.5)
+    assert options_of(PLAN, OPTIONS) == OPTIONS
+    free = options_of(replace(PLAN, slots_per_rank=3), ContainerOptions(image="i"))
+    assert free == ContainerOptions(image="i")
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("digits:3", "digits:3"),
+        ("digits:3@sha256:ab", "digits@sha256:ab"),
+        ("registry:5000/team/digits:3@sha256:ab", "registry:5000/team/digits@sha256:ab"),
+        ("registry:5000/digits@sha256:ab", "registry:5000/digits@sha256:ab"),
+    ],
+)
+def test_an_image_with_a_digest_is_named_without_its_tag(name: str, reference: str) -> None:
+    assert image_reference(name) == reference

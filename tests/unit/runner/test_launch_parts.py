@@ -6,7 +6,9 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,22 @@ from elastane_common.code_archive import ArchiveError, pack
 from elastane_common.errors import RefusedError
 from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2
-from elastane_runner.algorithms import read_algorithms
+from elastane_runner.algorithms import Algorithm, read_algorithms
 from elastane_runner.archive import ArchiveLimits
 from elastane_runner.code_folder import CodeCache, CodeError, clone
 from elastane_runner.engine import AttemptRecord, RankRecord, RankState
 from elastane_runner.environment import Endpoint, LaunchSpecError
 from elastane_runner.held_ports import HeldPort
 from elastane_runner.launches import LaunchRecord, LaunchStore, Rank, Unit, launch_of
-from elastane_runner.launching import LaunchError, LaunchSettings, Preparation, plan, prepare, worker_command
+from elastane_runner.launching import (
+    LaunchError,
+    LaunchSettings,
+    Preparation,
+    check_network,
+    plan,
+    prepare,
+    worker_command,
+)
 from elastane_runner.secret_files import SECRET_BYTES_MAX, SecretError, read_secret
 
 # ---------------------------------------------------------------- secrets
@@ -336,3 +346,64 @@ def test_a_worker_joins_the_runs_job_with_the_workers_token(tmp_path: Path) -> N
         "ELASTANE_TLS_CA": "/ca",
         "ELASTANE_TOKEN_FILE": "/token",
     }
+
+
+def test_tensorflow_knows_chief_and_parameter_servers(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path).new(record(tries={0: 1, 1: 1, 2: 1}))
+    roles = {"framework": "FRAMEWORK_TENSORFLOW", "instances": 3, "chief": True, "parameter_servers": 1}
+    launch.record.spec |= roles
+    endpoints = {rank: Endpoint("h0", 11 + rank) for rank in range(3)}
+    made = plan(launch, Preparation(tmp_path, ("t",), {}), [2], endpoints, SETTINGS)
+    assert json.loads(made.ranks[0].environment["TF_CONFIG"]) == {
+        "cluster": {"chief": ["h0:11"], "worker": ["h0:12"], "ps": ["h0:13"]},
+        "task": {"type": "ps", "index": 0},
+    }
+
+
+# ---------------------------------------------------------------- ranks with a network of their own
+
+OWN_NETWORK = replace(SETTINGS, has_own_network=True, interpreter="python")
+
+
+def test_ranks_that_share_a_network_of_their_own_meet_at_its_loopback(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path).new(record(tries={0: 1, 1: 1}))
+    endpoints = {0: Endpoint("h0", 11), 1: Endpoint("h0", 12)}
+    preparation = Preparation(tmp_path, ("t",), {}, image="i:1")
+    launch.record.spec["slots_per_instance"] = 3
+    made = plan(launch, preparation, [0, 1], endpoints, OWN_NETWORK)
+    assert [(one.environment["MASTER_ADDR"], one.environment["MASTER_PORT"]) for one in made.ranks] == [
+        ("127.0.0.1", "11")
+    ] * 2
+    assert (made.image, made.slots_per_rank) == ("i:1", 3)
+
+
+def test_ranks_that_would_not_meet_are_not_launched() -> None:
+    check_network(record(), [1], SETTINGS)
+    check_network(record(), [0, 1], OWN_NETWORK)
+    with pytest.raises(LaunchError, match="1 of 2 instances are elsewhere") as apart:
+        check_network(record(), [1], OWN_NETWORK)
+    check_network(record(True), [1], OWN_NETWORK)
+    for masters in ("127.0.0.1:1", "m:1,localhost:1", "[::1]:1"):
+        with pytest.raises(LaunchError, match="do not reach the master") as alone:
+            check_network(record(True), [1], replace(OWN_NETWORK, masters=masters))
+    assert not apart.value.is_permanent and not alone.value.is_permanent
+
+
+def test_workers_in_containers_are_started_by_the_images_python() -> None:
+    assert worker_command(record(True), ("t.py",), OWN_NETWORK)[0] == "python"
+    assert worker_command(record(True), ("t.py",), SETTINGS)[0] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("code", "algorithm", "image"),
+    [({"image": "own:1"}, "digits", "own:1"), ({}, "digits", "digits:3"), ({}, "other", "")],
+)
+def test_the_image_is_the_runs_or_the_algorithms(
+    tmp_path: Path, code: dict[str, str], algorithm: str, image: str
+) -> None:
+    spec = training_pb2.RunSpec(algorithm=algorithm, command=["x"], code={"installed": True, **code})
+    launch = LaunchStore(tmp_path).new(record())
+    launch.record.spec = json_format.MessageToDict(spec, preserving_proto_field_name=True)
+    algorithms = {"digits": Algorithm(("y",), image="digits:3")}
+    settings = replace(SETTINGS, algorithms=algorithms)
+    assert prepare(launch, "", CodeCache(tmp_path), settings).image == image

@@ -76,8 +76,15 @@ class RunsDriver:
         assert due is not None
         self.do(events.Tick(), after=max(0.0, due - self.now))
 
-    def submit(self, owner: str = "ann", request_id: str = "", client_key: str = "", **changes: Any) -> int:
-        event = events.RunSubmitted(spec(**changes), owner, request_id, client_key)
+    def submit(
+        self,
+        owner: str = "ann",
+        request_id: str = "",
+        client_key: str = "",
+        slots_max: int | None = None,
+        **changes: Any,
+    ) -> int:
+        event = events.RunSubmitted(spec(**changes), owner, request_id, client_key, slots_max=slots_max)
         result: events.Submitted = self.do(event)
         return result.run_id
 
@@ -107,8 +114,16 @@ class RunsDriver:
         self.ports += len(endpoints)
         self.do(events.LaunchPrepared(runner, self.sessions[runner], prepare.attempt, endpoints))
 
-    def rank(self, runner: str, key: AttemptKey, rank: int, state: Any, exit_code: int = 0) -> None:
-        report = RankReport(key, RankStatus(rank, state, exit_code=exit_code))
+    def rank(
+        self,
+        runner: str,
+        key: AttemptKey,
+        rank: int,
+        state: Any,
+        exit_code: int = 0,
+        last_line: str = "",
+    ) -> None:
+        report = RankReport(key, RankStatus(rank, state, exit_code=exit_code, last_line=last_line))
         self.do(events.RankChanged(runner, self.sessions[runner], report))
 
     def stopped(self, runner: str, key: AttemptKey) -> None:

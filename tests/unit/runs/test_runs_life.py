@@ -79,6 +79,54 @@ def test_exit_codes_say_whether_a_failure_may_pass(exit_code: int, state: str) -
     assert f"rank 1 ended with {exit_code}" in driver.run(run_id).reason
 
 
+@pytest.mark.parametrize(
+    ("last_line", "state"),
+    [
+        ("OSError: [Errno 98] Address already in use", "queued"),
+        ("port: 29500, code: -98, name: EADDRINUSE, message: address already in use", "queued"),
+        ("RuntimeError: no address", "failed"),
+    ],
+)
+def test_a_port_that_was_taken_is_a_failure_that_may_pass(last_line: str, state: str) -> None:
+    driver = RunsDriver()
+    driver.join("a", 1)
+    run_id = driver.submit(retries_max=1)
+    driver.start_all()
+    driver.rank("a", driver.key(run_id), 0, "exited", 1, last_line)
+    driver.stop_all()
+    assert driver.state(run_id) == state
+    if state == "queued":
+        driver.tick_due()
+        driver.start_all()
+        driver.rank("a", driver.key(run_id), 0, "exited", 1, last_line)
+        assert driver.state(run_id) == "failed", "a port of the script's own is taken each time"
+
+
+def test_parameter_servers_are_stopped_when_all_others_have_ended() -> None:
+    driver = RunsDriver()
+    driver.join("a", 4)
+    run_id = driver.submit(framework="tensorflow", instances=4, chief=True, parameter_servers=2)
+    driver.start_all()
+    key = driver.key(run_id)
+    driver.rank("a", key, 3, "exited")
+    driver.rank("a", key, 1, "exited")
+    assert driver.state(run_id) == "running" and not driver.take(effects.Stop)
+    driver.rank("a", key, 0, "exited")
+    driver.stop_all()
+    assert driver.state(run_id) == "succeeded"
+    assert driver.run(run_id).reason == "all instances but parameter servers ended with 0"
+
+
+def test_a_parameter_server_that_fails_fails_the_run() -> None:
+    driver = RunsDriver()
+    driver.join("a", 2)
+    run_id = driver.submit(framework="tensorflow", instances=2, parameter_servers=1)
+    driver.start_all()
+    driver.rank("a", driver.key(run_id), 1, "exited", 1)
+    driver.stop_all()
+    assert driver.state(run_id) == "failed"
+
+
 def test_retries_wait_longer_each_time_and_end_with_the_budget() -> None:
     driver = RunsDriver()
     driver.join("a", 1)
@@ -454,3 +502,92 @@ def test_a_late_word_on_an_instance_leaves_its_successor_no_slot_that_it_has_not
     assert driver.runner("b").slots_used == 1
     driver.rank("b", key, rank, "exited", 143)
     assert driver.run(run_id).ranks[rank].runner_id == "c" and driver.runner("b").slots_used == 0
+
+
+# ---------------------------------------------------------------- two runners of one name
+
+
+def test_a_second_runner_of_a_name_is_refused_while_the_first_one_attends() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1, folder_id="one")
+    run_id = driver.submit()
+    driver.start_all()
+    session = driver.sessions["a"]
+    with pytest.raises(Rejection, match="another runner attends as a, from host-a") as refused:
+        driver.join("a", 1, folder_id="two")
+    assert refused.value.reason == "already_exists" and driver.runner("a").session == session
+    assert driver.state(run_id) == "running" and driver.runner("a").slots_used == 1
+
+
+def test_a_runner_of_the_same_folder_replaces_its_own_stream_and_another_one_follows_a_lost_one() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1, folder_id="one")
+    driver.join("a", 1, folder_id="one")
+    driver.lose_stream("a")
+    driver.join("a", 1, folder_id="two")
+    assert driver.runner("a").folder_id == "two"
+    driver.join("a", 1)
+    assert driver.runner("a").session == driver.sessions["a"], "of a release that sends no id"
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_the_master_writes_the_record_of_a_run_that_is_cancelled_in_the_queue() -> None:
+    driver = RunsDriver()
+    run_id = driver.submit()
+    driver.cancel(run_id)
+    assert effects.WriteRecord(run_id) in driver.effects
+    driver.restart()
+    assert effects.WriteRecord(run_id) in driver.effects  # the one before may have been lost with its master
+    driver.do(events.RecordWritten(run_id))
+    driver.do(events.RecordWritten(run_id))
+    driver.restart()
+    assert effects.WriteRecord(run_id) not in driver.effects
+
+
+def test_the_master_writes_the_record_of_a_run_that_is_cancelled_between_two_attempts() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    run_id = driver.submit()
+    driver.start_all()
+    driver.finish(run_id, 137)
+    driver.stop_all()
+    assert driver.state(run_id) == "queued"
+    driver.cancel(run_id)
+    assert driver.state(run_id) == "cancelled" and effects.WriteRecord(run_id) in driver.effects
+
+
+def test_the_runner_of_rank_0_writes_the_record_and_the_master_if_that_runner_is_lost() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    first, second = driver.submit(), driver.submit()
+    driver.start_all()
+    driver.finish(first)
+    driver.stop_all()
+    assert driver.state(first) == "succeeded" and not driver.machine.state.records_due
+    driver.cancel(second)
+    driver.lose("a")
+    driver.tick_due()
+    assert driver.state(second) == "cancelled" and driver.machine.state.records_due == [second]
+
+
+def test_the_master_writes_the_record_of_a_run_that_no_runner_could_prepare() -> None:
+    driver = RunsDriver()
+    driver.join("a")
+    run_id = driver.submit()
+    driver.do(
+        events.LaunchFailed("a", driver.sessions["a"], driver.key(run_id), "no such archive", permanent=True)
+    )
+    assert driver.state(run_id) == "failed" and driver.machine.state.records_due == [run_id]
+
+
+def test_no_record_is_due_of_a_run_that_is_queued_again_or_deleted() -> None:
+    driver = RunsDriver()
+    first, second = driver.submit(), driver.submit()
+    driver.cancel(first)
+    driver.cancel(second)
+    assert driver.machine.state.records_due == [first, second]
+    driver.do(events.RunRetryRequested(first))
+    driver.do(events.RunDeleted(second))
+    assert not driver.machine.state.records_due

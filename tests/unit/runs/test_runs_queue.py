@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from runs_driver import SPEC, RunsDriver
 
+from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.retention import Retention
 from elastane_master.decisions.runs import events, usage, views
 from elastane_master.decisions.runs.chapter import STATUS, Metadata, spec_of, status_of
@@ -158,3 +159,49 @@ def test_the_chapters_states_are_a_projection() -> None:
     assert view is not None and len(view.ranks) == 3
     status = status_of(view)
     assert (status.status, status.job_id, status.metadata) == ("launch", run_id, metadata)
+
+
+def test_an_owner_without_quota_left_waits_and_holds_nobody_up() -> None:
+    driver = RunsDriver()
+    driver.join("a", 4)
+    first = driver.submit("ann", slots_max=2, instances=2)
+    second = driver.submit("ann", priority=9)
+    other = driver.submit("bob")
+    driver.start_all()
+    assert [driver.state(run_id) for run_id in (first, second, other)] == ["running", "queued", "running"]
+    view = views.run_view(driver.machine, second, driver.now)
+    assert view is not None and "ann has 0 left of its quota of 2" in view.reason
+    driver.finish(first)
+    assert driver.state(second) == "launching"
+
+
+def test_no_slots_are_reserved_for_an_owner_without_quota_left() -> None:
+    driver = RunsDriver(ServiceSettings(starvation_seconds=10.0))
+    driver.join("a", 2)
+    driver.submit("ann", slots_max=1)
+    driver.start_all()
+    blocked = driver.submit("ann")
+    driver.tick(after=60.0)
+    other = driver.submit("bob")
+    assert driver.state(blocked) == "queued" and driver.state(other) == "launching"
+
+
+def test_an_elastic_run_grows_within_its_owners_quota() -> None:
+    driver = RunsDriver()
+    driver.join("a", 8)
+    run_id = driver.submit("ann", slots_max=3, framework="elastane", instances=4)
+    driver.start_all()
+    assert driver.machine.state.uses["ann"].slots == 3
+    driver.submit("ann", slots_max=4, instances=4)
+    driver.start_all()
+    assert driver.machine.state.uses["ann"].slots == 4
+    assert len([rank for rank in driver.run(run_id).ranks if rank.runner_id]) == 4
+
+
+def test_a_run_that_its_owners_quota_could_never_hold_is_refused() -> None:
+    driver = RunsDriver()
+    with pytest.raises(Rejection, match="needs 4 slots at once, and 'ann' may use 3") as refused:
+        driver.submit("ann", slots_max=3, instances=4)
+    assert refused.value.reason == "quota_exceeded"
+    assert not driver.machine.state.slots_max
+    driver.submit("ann", slots_max=0, instances=4)

@@ -48,6 +48,8 @@ class WorkerProtocol:
     holds_state: bool = False
     #: Generation in which the history of these weights began or was last rewound; 0: not known.
     history_generation: int = 0
+    #: That history begins with what this worker has loaded, and no Go of it has come: the master may not know.
+    unconfirmed: bool = False
     #: Generation of the ring that this worker runs in; 0: none.
     generation: int = 0
     #: The highest generation seen in a Prepare; above `generation` while the ring changes.
@@ -119,11 +121,15 @@ class WorkerProtocol:
         return self.is_running or asked or self.go is not None
 
     def hello(self, **facts: Any) -> ring_pb2.Hello:
-        """Build Hello from the current position. facts: the fields about the process and its script."""
+        """Build Hello from the current position. facts: the fields about the process and its script.
+
+        It does not claim weights that were loaded and are not confirmed: the master would have to take their
+        history, which it may not know, for one that its store has lost.
+        """
         return ring_pb2.Hello(
             generation=self.fenced,
             applied_step=self.applied_step,
-            holds_state=self.holds_state,
+            holds_state=self.holds_state and not self.unconfirmed,
             history_generation=self.history_generation,
             **facts,
         )
@@ -172,9 +178,7 @@ class WorkerProtocol:
             return Outcome()
         if message.generation == self.fenced:  # an echo, after a reconnect
             in_ring = self.generation == self.fenced
-            return (
-                Outcome() if in_ring or self._ready_waits else Outcome(send=[self._loaded or self._ready()])
-            )
+            return Outcome() if in_ring or self._ready_waits else Outcome(send=[self._ready()])
         # From here on no message of the old generation has any effect, whether or not Ready is sent yet.
         self.fenced = message.generation
         self.load = None
@@ -200,6 +204,8 @@ class WorkerProtocol:
         if message.generation == self.fenced and self.generation < self.fenced:
             self.go = message
             self._history_of_go = message.history_generation
+            if self.unconfirmed and self._history_of_go == self.history_generation:
+                self.unconfirmed, self.holds_state = False, True
         return Outcome()
 
     def prepared(self, message: ring_pb2.Prepared) -> Outcome:
@@ -237,6 +243,8 @@ class WorkerProtocol:
         `reports_from`: the master's store has lost reports from this step on, so the kept ones are sent
         again.
         """
+        # As Hello said it: until a Go confirms what was loaded, this master may never have known of it.
+        self.holds_state = self.holds_state and not self.unconfirmed
         again: list[ring_pb2.AttendRequest] = []
         if message.HasField("reports_from"):
             again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
@@ -399,6 +407,7 @@ class WorkerProtocol:
             return Outcome(send=[self._ready()])
         self.load = None
         self._take_history(message.generation, message.step)
+        self.unconfirmed = True
         self._loaded = ring_pb2.AttendRequest(loaded=message)
         return Outcome(send=[self._loaded])
 
@@ -447,6 +456,7 @@ class WorkerProtocol:
         self._kept = deque(request for request in kept if request.step_report.step < step)
         self._kept_bytes = sum(request.step_report.ByteSize() for request in self._kept)
         self.history_generation = history_generation
+        self.unconfirmed = False
 
     @property
     def _weights_change(self) -> bool:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: A hundred years; protobuf's durations end at ten thousand.
 _SECONDS_MAX: Final = 100 * 365 * 86400.0
+#: Options of an elastic run's job.
+_OF_THE_JOB: Final = ("seed", "determinism", "threads")
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _KUBERNETES: Final = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9._-]+", re.ASCII)
@@ -80,6 +82,11 @@ def plan(script: Sequence[str], options: SubmitOptions, like: int | None) -> Pla
         raise typer.BadParameter(
             "only elastic runs (--framework elastane) start with fewer", param_hint="--instances-min"
         )
+    given = [option for option in _OF_THE_JOB if getattr(options, option) is not None]
+    if given and options.framework not in (None, "elastane"):
+        raise typer.BadParameter(
+            "only elastic runs (--framework elastane) have it", param_hint=f"--{given[0]}"
+        )
     for seconds, option in ((options.max_run_time, "--max-run-time"), (options.grace, "--grace")):
         if seconds is not None and not seconds <= _SECONDS_MAX:
             raise typer.BadParameter(f"{seconds:g} is more than {_SECONDS_MAX:g} seconds", param_hint=option)
@@ -104,14 +111,13 @@ def spec_of(
 ) -> training_pb2.RunSpec:
     """Return the spec that is sent.
 
-    base: of the run that it is like. archive_sha256: of the packed folder.
+    base: of the run that it is like (`run_like`). archive_sha256: of the packed folder.
     """
     from elastane_proto.v1 import training_pb2
 
     options, spec = plan.options, training_pb2.RunSpec()
     if base is not None:
         spec.CopyFrom(base)
-        spec.ClearField("owner")  # whose run it was says nothing of whose this one is
     if plan.changes_code:
         _set_code(spec, plan, archive_sha256)
     for name, value in {
@@ -123,12 +129,15 @@ def spec_of(
         "slots_per_instance": options.slots,
         "priority": options.priority,
         "retries_max": options.retries,
+        "chief": options.chief or None,
+        "parameter_servers": options.parameter_servers,
     }.items():
         if value is not None:
             setattr(spec, name, value)
     if options.framework is not None:
         number = training_pb2.Framework.Value(f"FRAMEWORK_{options.framework.upper()}")
         spec.framework = number  # type: ignore[assignment]  # the stubs know names alone
+    _set_job(spec, options)
     for message, seconds in ((spec.run_time_max, options.max_run_time), (spec.grace, options.grace)):
         if seconds is not None:
             message.FromNanoseconds(round(seconds * 1e9))
@@ -143,6 +152,23 @@ def spec_of(
     if plan.changes_code:
         _set_command(spec, plan)
     return spec
+
+
+def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
+    """Set what decides the result of an elastic run beside its number of instances."""
+    from elastane_proto.v1 import job_pb2
+
+    if options.framework not in (None, "elastane"):
+        spec.ClearField("job")
+    if not spec.HasField("job") and any(getattr(options, name) is not None for name in _OF_THE_JOB):
+        spec.job.audit_samples = True  # as of a run that says nothing of its job
+    if options.seed is not None:
+        spec.job.seed = options.seed
+    if options.threads is not None:
+        spec.job.torch_threads = options.threads
+    if options.determinism is not None:
+        number = job_pb2.DeterminismLevel.Value(f"DETERMINISM_LEVEL_{options.determinism.upper()}")
+        spec.job.determinism = number  # type: ignore[assignment]  # the stubs know names alone
 
 
 def _set_code(spec: training_pb2.RunSpec, plan: Plan, archive_sha256: str) -> None:

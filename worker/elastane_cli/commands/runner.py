@@ -6,17 +6,22 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from elastane_cli.commands.common import MASTER_DEFAULT, MasterOption, command
+from elastane_cli.commands.option_groups import group_of, with_options
+from elastane_cli.commands.runner_options import ContainerChoices, runner_option
 
 if TYPE_CHECKING:
     from elastane_common.outbox import Outbox
-    from elastane_proto.v1 import job_pb2, training_pb2
+    from elastane_runner.container_plan import ContainerOptions
+    from elastane_runner.engine import Engine
     from elastane_runner.run_outcomes import AskRun
+    from elastane_runner.runner import RunnerSettings
 
 HELP = "\n\n".join(
     (
@@ -25,9 +30,11 @@ HELP = "\n\n".join(
         "master assigns to it. Processes go on when the runner or the master ends; the next runner with the "
         "same --folder takes them over. The first Ctrl-C or SIGTERM ends the runner alone; with "
         "--on-stop stop its processes are ended first. The second one ends it at once.",
+        "With --kind container each instance is a container of Docker or podman on this machine.",
         "Examples:",
         "  elastane runner --master 10.0.0.5:50051 --slots 8 --folder /var/lib/elastane-runner",
         "  elastane runner --slots 2 --algorithms algorithms.toml --secrets ./secrets --label gpu=a100",
+        "  elastane runner --master 10.0.0.5:50051 --kind container --image train:3 --memory 16G --cpus 4",
         "Exits with 0 if it was asked to end, 2 for bad usage, 3 if the master refused it or another runner "
         "uses the folder.",
     )
@@ -38,50 +45,50 @@ def register(app: typer.Typer) -> None:
     app.command("runner", help=HELP, rich_help_panel="Run")(runner)
 
 
-def _option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
-    variable = "ELASTANE_RUNNER_" + name.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(name, envvar=variable, metavar=metavar, help=text, **more)
-
-
-@command
-def runner(
+def _runner(
+    containers: ContainerChoices,
     master: MasterOption = MASTER_DEFAULT,
     slots: Annotated[
         int,
-        _option("--slots", "N", "Instances of one slot that run here at a time.", min=0, max=65536),
+        runner_option("--slots", "N", "Instances of one slot that run here at a time.", min=0, max=65536),
     ] = 1,
     folder: Annotated[
-        Path, _option("--folder", "DIR", "Of everything that the runner keeps, on a local disk.")
+        Path, runner_option("--folder", "DIR", "Of everything that the runner keeps, on a local disk.")
     ] = Path("elastane-runner"),
     name: Annotated[
         str,
-        _option(
+        runner_option(
             "--name", "ID", "Names the runner to the master; keep it over restarts.", show_default="host name"
         ),
     ] = "",
     host: Annotated[
         str,
-        _option(
+        runner_option(
             "--host",
             "HOST",
             "Under which processes of a run on other runners reach those here.",
             show_default="this machine's address towards the master",
         ),
     ] = "",
-    kind: Annotated[Literal["process"], _option("--kind", None, "What instances are.")] = "process",
+    kind: Annotated[
+        Literal["process", "container"], runner_option("--kind", None, "What instances are.")
+    ] = "process",
     label: Annotated[
-        list[str] | None, _option("--label", "KEY=VALUE", "By which runs choose runners; may be repeated.")
+        list[str] | None,
+        runner_option("--label", "KEY=VALUE", "By which runs choose runners; may be repeated."),
     ] = None,
     algorithms: Annotated[
         Path | None,
-        _option("--algorithms", "FILE", "TOML file of the training code that is installed here."),
+        runner_option("--algorithms", "FILE", "TOML file of the training code that is installed here."),
     ] = None,
     secrets: Annotated[
-        Path | None, _option("--secrets", "DIR", "Folder of the files that runs may name as secrets.")
+        Path | None, runner_option("--secrets", "DIR", "Folder of the files that runs may name as secrets.")
     ] = None,
     on_stop: Annotated[
         Literal["keep", "stop"],
-        _option("--on-stop", None, "What becomes of running processes when the runner is asked to end."),
+        runner_option(
+            "--on-stop", None, "What becomes of running processes when the runner is asked to end."
+        ),
     ] = "keep",
 ) -> None:
     from elastane_common.logs import configure_logs
@@ -90,6 +97,7 @@ def runner(
     from elastane_runner.runner import RunnerSettings
 
     configure_logs("info")
+    options = containers.options() if kind == "container" else None
     settings = RunnerSettings(
         runner_id=name or socket.gethostname(),
         slots=slots,
@@ -103,23 +111,24 @@ def runner(
             secrets=secrets.absolute() if secrets is not None else None,
             worker_token_file=os.environ.get("ELASTANE_WORKER_TOKEN_FILE", ""),
             environ=dict(os.environ),
+            interpreter=sys.executable if options is None else "python",
+            has_own_network=options is not None and options.network != "host",
         ),
     )
-    asyncio.run(_serve(settings, stops=on_stop == "stop"))
+    asyncio.run(_serve(settings, options, containers.container_engine, stops=on_stop == "stop"))
 
 
-async def _serve(settings: Any, *, stops: bool) -> None:
+runner = command(with_options(_runner, containers=group_of(ContainerChoices)))
+
+
+async def _serve(
+    settings: RunnerSettings, containers: ContainerOptions | None, url: str, *, stops: bool
+) -> None:
     """Run until a signal asks for the end, or the master refuses the runner."""
-    from elastane_common.errors import RefusedError
-    from elastane_runner.engine import EngineError
-    from elastane_runner.process_engine import ProcessEngine
     from elastane_runner.run_outcomes import RunOutcomes
     from elastane_runner.runner import Runner
 
-    try:
-        engine = ProcessEngine(settings.folder / "engine", rank_environ(os.environ))
-    except EngineError as error:
-        raise RefusedError(str(error.args[0]), hint=error.hint) from error
+    engine = _engine(settings, containers, url)
     registry = _registry(settings.folder)
     outcomes = RunOutcomes(engine, ask=_asking(settings.launch.masters), registry=registry)
     serving = Runner(settings, engine, outcomes)
@@ -141,20 +150,53 @@ async def _serve(settings: Any, *, stops: bool) -> None:
         engine.close()
 
 
+def _engine(settings: RunnerSettings, containers: ContainerOptions | None, url: str) -> Engine:
+    """Return the engine of the runner's kind. Raises RefusedError."""
+    from elastane_common.errors import RefusedError
+    from elastane_runner.container_plan import options_of
+    from elastane_runner.engine import EngineError
+    from elastane_runner.process_engine import ProcessEngine
+
+    folder = settings.folder / "engine"
+    try:
+        if containers is None:
+            return ProcessEngine(folder, rank_environ(os.environ))
+        try:
+            from elastane_runner.container_engine import ContainerEngine
+        except ModuleNotFoundError as error:
+            raise RefusedError(
+                f"there is no client of container engines: {error}", hint="pip install 'elastane[containers]'"
+            ) from error
+        return ContainerEngine(
+            folder,
+            runner=settings.runner_id,
+            options=lambda plan: options_of(plan, containers),
+            url=url,
+        )
+    except EngineError as error:
+        raise RefusedError(str(error.args[0]), hint=error.hint) from error
+
+
 def _asking(masters: str) -> AskRun:
-    """Return a function that asks the master for a run, and for its job if the token allows that."""
+    """Return a function that asks the master for a run, and for what its job says if that is allowed."""
     from elastane_common.client import MasterClient, RequestRefusedError
-    from elastane_proto.v1 import training_pb2, training_pb2_grpc
+    from elastane_common.record_writing import RunFacts
+    from elastane_proto.v1 import metric_pb2, metric_pb2_grpc, training_pb2, training_pb2_grpc
 
     client = MasterClient(masters)
 
-    def ask(run_id: int) -> tuple[training_pb2.Run, job_pb2.Job | None]:
+    def ask(run_id: int) -> RunFacts:
         request = training_pb2.TrainingServiceGetRequest(run_id=run_id)
         run = client.call(training_pb2_grpc.TrainingServiceStub, "Get", request).run
+        if not run.job:
+            return RunFacts(run)
+        wanted = metric_pb2.GetSeriesRequest(job=run.job, points_max=1)
         try:
-            return run, client.get_job(run.job) if run.job else None
+            job = client.get_job(run.job)
+            series = client.call(metric_pb2_grpc.MetricServiceStub, "GetSeries", wanted).series
         except RequestRefusedError:
-            return run, None
+            return RunFacts(run)
+        return RunFacts(run, job, {one.name: one.points[-1].last for one in series if one.points})
 
     return ask
 
@@ -173,8 +215,6 @@ def _registry(folder: Path) -> Outbox | None:
 
 def rank_environ(environ: Any) -> dict[str, str]:
     """Return the variables of which ranks get a few: programs beside this Python come first on the PATH."""
-    import sys
-
     own = str(Path(sys.executable).parent)
     return {**environ, "PATH": os.pathsep.join([own, environ.get("PATH", os.defpath)])}
 

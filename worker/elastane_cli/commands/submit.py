@@ -26,6 +26,7 @@ from elastane_cli.commands.common import (
 from elastane_cli.commands.option_groups import group_of, with_options
 from elastane_cli.commands.run_following import RunFollower
 from elastane_cli.commands.run_ids import run_id
+from elastane_cli.commands.run_like import spec_like
 from elastane_cli.commands.run_options import SCRIPT_SETTINGS
 from elastane_cli.commands.run_spec import Plan, plan, spec_of
 from elastane_cli.commands.submit_options import SubmitOptions
@@ -121,7 +122,7 @@ def _queue(
     training: TrainingClient, planned: Plan, archive: tuple[Path, str] | None, client_key: str
 ) -> tuple[training_pb2.Run, bool]:
     """Send the code and queue the run; returns (run, created)."""
-    base = training.get(planned.like).spec if planned.like is not None else None
+    base = spec_like(training, planned.like) if planned.like is not None else None
     if archive is not None:
         from elastane_common.code_archive import store
 

@@ -48,7 +48,12 @@ class SubmitOptions:
     ] = None
     like: Annotated[
         str | None,
-        _option("--like", "RUN", "Take over code, data and settings of a run; other options override.", _RUN),
+        _option(
+            "--like",
+            "RUN",
+            "What a run was, by its record, so that the bits are the same; other options override.",
+            _RUN,
+        ),
     ] = None
     algorithm: Annotated[
         str | None,
@@ -132,8 +137,40 @@ class SubmitOptions:
         int | None,
         _option("--instances-min", "N", "Of an elastic run: fewest workers.", _PROCESSES, "1", min=1),
     ] = None
+    seed: Annotated[
+        int | None,
+        _option(
+            "--seed",
+            "S",
+            "Of an elastic run: logical worker R starts from S + R.",
+            _PROCESSES,
+            "the script's",
+        ),
+    ] = None
+    determinism: Annotated[
+        Literal["d0", "d1", "d2"] | None,
+        _option("--determinism", None, "Of an elastic run: what must repeat, and where.", _PROCESSES, "d1"),
+    ] = None
+    threads: Annotated[
+        int | None,
+        _option("--threads", "T", "Of an elastic run: threads of torch per worker.", _PROCESSES, "1", min=1),
+    ] = None
     slots: Annotated[
         int | None, _option("--slots", "N", "Slots of a runner for each process.", _PROCESSES, "1", min=1)
+    ] = None
+    chief: Annotated[
+        bool, _option("--chief", None, "Of a TensorFlow run: process 0 is the chief.", _PROCESSES)
+    ] = False
+    parameter_servers: Annotated[
+        int | None,
+        _option(
+            "--parameter-servers",
+            "N",
+            "Of a TensorFlow run: so many of its processes, the last ones, are parameter servers.",
+            _PROCESSES,
+            "0",
+            min=0,
+        ),
     ] = None
     runner_label: Annotated[
         list[str] | None,

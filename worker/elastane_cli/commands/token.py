@@ -31,7 +31,7 @@ HELP = "\n\n".join(
         "  elastane master --token-file tokens.toml ...",
         "  ELASTANE_TOKEN_FILE=ci.token elastane status",
         "To set quotas, add lines to the entry: requests_per_second, sessions_max, jobs_max, "
-        "datasets_max, runs_max (numbers).",
+        "datasets_max, runs_max, slots_max (numbers).",
     )
 )
 

@@ -1,7 +1,8 @@
 """Attempts: which failures may pass, how long to wait for the next attempt, and how many there are.
 
 Exit codes mean what docs/exit-codes.md says: 0 success, 1 to 127 the same would happen again, 128 to 255 it
-may pass. A lost runner or a launch that was taken back is not an attempt that failed.
+may pass; so may a port that was taken, whatever the code. A lost runner or a launch that was taken back is
+not an attempt that failed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from elastane_master.decisions.runs.state import ServiceSettings
 def may_pass(exit_code: int) -> bool:
     """True if a further attempt may do better than one that ended with this code."""
     return exit_code < 0 or exit_code >= 128
+
+
+def lost_its_port(last_line: str) -> bool:
+    """True if a process ended because another one had its port: it was free when the rank was started."""
+    return "address already in use" in last_line.lower() or "EADDRINUSE" in last_line
 
 
 def exit_text(rank: int, exit_code: int) -> str:

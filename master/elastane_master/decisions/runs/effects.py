@@ -81,6 +81,12 @@ class RunEnded(RunsEffect, frozen=True, tag=True):
     run_id: int
 
 
+class WriteRecord(RunsEffect, frozen=True, tag=True):
+    """Write the record of a run that is over, since no runner does; then `RecordWritten`."""
+
+    run_id: int
+
+
 class LaunchFailureCounted(RunsEffect, frozen=True, tag=True):
     """A runner could not carry a launch out, or end it, in time or at all; for metrics."""
 

@@ -64,6 +64,8 @@ class RankReport(msgspec.Struct, frozen=True):
 class RunSubmitted(RunsEvent, frozen=True, tag=True):
     """A run. owner: on whose account (`spec.owner_of`). data: what the resolver said of its dataset.
 
+    slots_max: the owner's quota from now on; 0: none; None: as it was.
+
     Its result is a `Submitted`.
     """
 
@@ -74,6 +76,7 @@ class RunSubmitted(RunsEvent, frozen=True, tag=True):
     data: DataVerdict = "ready"
     data_url: str = ""
     data_reason: str = ""
+    slots_max: int | None = None
 
 
 class DataResolved(RunsEvent, frozen=True, tag=True):
@@ -119,8 +122,8 @@ class RunDeleted(RunsEvent, frozen=True, tag=True):
 class RunnerJoined(RunsEvent, frozen=True, tag=True):
     """Hello, with all instances that the runner has.
 
-    owners: patterns of those whose runs its token
-    allows; empty: everybody's.
+    owners: patterns of those whose runs its token allows; empty: everybody's. folder_id: tells runners of one
+    name apart.
     """
 
     runner_id: str
@@ -132,6 +135,7 @@ class RunnerJoined(RunsEvent, frozen=True, tag=True):
     algorithms: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     ranks: tuple[RankReport, ...] = ()
+    folder_id: str = ""
 
 
 class RunnerStreamLost(RunsEvent, frozen=True, tag=True):
@@ -196,6 +200,12 @@ class ElasticJobEnded(RunsEvent, frozen=True, tag=True):
     reason: str = ""
 
 
+class RecordWritten(RunsEvent, frozen=True, tag=True):
+    """The record of a run is there that the master had to write, or there is nothing to write any more."""
+
+    run_id: int
+
+
 class MasterStarted(RunsEvent, frozen=True, tag=True):
     """A master took the service over: every stream is gone, and every lease begins anew."""
 
@@ -222,6 +232,7 @@ AnyRunsEvent = (
     | RankChanged
     | AttemptStopped
     | ElasticJobEnded
+    | RecordWritten
     | MasterStarted
     | Tick
 )

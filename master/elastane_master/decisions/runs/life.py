@@ -3,13 +3,16 @@
 A launch that must end is stopped on every runner, and the run has its next state only when all have
 confirmed, or are lost: so no two launches of a run live at the same time, as far as the master can know. A
 cancellation outweighs every other reason. Without a launch, a run is ended at once.
+
+The runner that had rank 0 in the last launch writes the record of the run when it is told to forget that; the
+master does if there was no launch, or this runner does not attend.
 """
 
 from __future__ import annotations
 
 from elastane_master.decisions.runs import attempts, holdings
 from elastane_master.decisions.runs.context import RunsContext
-from elastane_master.decisions.runs.effects import CancelElasticJob, Forget, RunEnded, Stop
+from elastane_master.decisions.runs.effects import CancelElasticJob, Forget, RunEnded, Stop, WriteRecord
 from elastane_master.decisions.runs.events import AttemptKey
 from elastane_master.decisions.runs.run import GONE, Ending, Launch, Run, RunState
 from elastane_master.decisions.runs.runner import Runner
@@ -98,20 +101,29 @@ def conclude_if_gone(ctx: RunsContext, run: Run) -> None:
         runner = ctx.state.runners.get(runner_id)
         if runner is not None and launch.fence not in runner.holds:
             ctx.send(runner, Forget(key_of(run, launch)))
+    recorded = _will_record(ctx, run, launch)
     run.launch = None
     ctx.capacity_grew = True
-    _next_state(ctx, run, ending)
+    _next_state(ctx, run, ending, recorded)
 
 
-def _next_state(ctx: RunsContext, run: Run, ending: Ending) -> None:
+def _will_record(ctx: RunsContext, run: Run, launch: Launch) -> bool:
+    """True if the runner of rank 0 is told to forget what it had prepared: it writes the record then."""
+    first = run.ranks[0]
+    runner = ctx.state.runners.get(first.runner_id)
+    is_told = runner is not None and runner.attends and launch.fence not in runner.holds
+    return is_told and bool(first.address)
+
+
+def _next_state(ctx: RunsContext, run: Run, ending: Ending, recorded: bool) -> None:
     settings = ctx.state.settings
     match ending.verdict:
         case "succeeded":
-            end(ctx, run, "succeeded", ending.reason)
+            end(ctx, run, "succeeded", ending.reason, recorded)
         case "failed":
-            end(ctx, run, "failed", ending.reason)
+            end(ctx, run, "failed", ending.reason, recorded)
         case "cancelled":
-            end(ctx, run, "cancelled", ending.reason)
+            end(ctx, run, "cancelled", ending.reason, recorded)
         case "retry":
             run.failures += 1
             run.attempt_open, run.launch_failures = False, 0
@@ -136,8 +148,8 @@ def _wait_until(ctx: RunsContext, run: Run, reason: str, at: float) -> None:
     run.enter("queued", reason, ctx.now)
 
 
-def end(ctx: RunsContext, run: Run, state: RunState, reason: str) -> None:
-    """Enter a final state. The run has no launch."""
+def end(ctx: RunsContext, run: Run, state: RunState, reason: str, recorded: bool = False) -> None:
+    """Enter a final state. The run has no launch. recorded: a runner writes its record."""
     assert run.launch is None
     ctx.changed_run(run)
     run.enter(state, reason, ctx.now)
@@ -145,3 +157,13 @@ def end(ctx: RunsContext, run: Run, state: RunState, reason: str) -> None:
     run.cancelling, run.next_attempt_at, run.attempt_open = False, None, False
     cancel_job(ctx, run)
     ctx.emit(RunEnded(run.run_id))
+    if not recorded:
+        ctx.state.records_due.append(run.run_id)
+        ctx.emit(WriteRecord(run.run_id))
+
+
+def forget_record(ctx: RunsContext, run_id: int) -> None:
+    """The record of a run is written, or not due any more."""
+    if run_id in ctx.state.records_due:
+        ctx.touch()
+        ctx.state.records_due.remove(run_id)

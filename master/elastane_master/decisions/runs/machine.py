@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from elastane_master.decisions.events import RefusedLate, Rejection
-from elastane_master.decisions.runs import deadlines, launch, ranks, requests, runners, scheduling
+from elastane_master.decisions.runs import deadlines, launch, life, ranks, requests, runners, scheduling
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.effects import (
     CancelElasticJob,
     CreateElasticJob,
     RunChanged,
     RunsDecision,
+    WriteRecord,
 )
 from elastane_master.decisions.runs.events import (
     AnyRunsEvent,
@@ -31,6 +32,7 @@ from elastane_master.decisions.runs.events import (
     MasterStarted,
     PriorityChanged,
     RankChanged,
+    RecordWritten,
     RunCancelRequested,
     RunDeleted,
     RunnerJoined,
@@ -185,6 +187,12 @@ def _master_started(ctx: RunsContext, event: MasterStarted) -> None:
             ctx.emit(CreateElasticJob(run_id, run.job))
     for job, run_id in ctx.state.jobs_to_cancel.items():
         ctx.emit(CancelElasticJob(run_id, job))
+    for run_id in ctx.state.records_due:
+        ctx.emit(WriteRecord(run_id))
+
+
+def _record_written(ctx: RunsContext, event: RecordWritten) -> None:
+    life.forget_record(ctx, event.run_id)
 
 
 _HANDLERS: dict[type[AnyRunsEvent], Callable[[RunsContext, Any], None]] = {
@@ -202,6 +210,7 @@ _HANDLERS: dict[type[AnyRunsEvent], Callable[[RunsContext, Any], None]] = {
     RankChanged: ranks.changed,
     AttemptStopped: ranks.stopped,
     ElasticJobEnded: ranks.job_ended,
+    RecordWritten: _record_written,
     MasterStarted: _master_started,
     Tick: _tick,
 }

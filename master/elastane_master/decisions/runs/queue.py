@@ -3,7 +3,8 @@
 Higher priority first; then the owner with the least weighted, decayed use; then the older run. A run that
 does not fit does not block others. The run that has waited longest, from `starvation_seconds` on, has slots
 reserved until it fits; after it has started, one goes in the ordinary order before the next is reserved, so
-that priorities still mean something where everybody waits for long.
+that priorities still mean something where everybody waits for long. A run whose owner has no quota of slots
+left for it waits without holding others up.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ class FairShare:
         self, state: RunsState, waiting: Waiting, free: Free, now: float, *, whole: bool = True
     ) -> Iterator[Place]:
         """See `QueuePolicy.order`."""
+        quotas = _Quotas(state)
         misfits: dict[int, str] = {}
         started: set[int] = set()
         reserved = -1
-        if not state.reserved_turn and (place := self._reserve(state, waiting, free, now, started)):
+        if not state.reserved_turn and (place := self._reserve(state, waiting, free, now, started, quotas)):
             reserved = place.run_id
             yield place
         for run_id in _ordered(state, waiting, now):
@@ -74,7 +76,7 @@ class FairShare:
                 if whole:
                     yield Place(run_id, "wait", reason)
                 continue
-            place = _try(state.runs[run_id], state, free)
+            place = _try(state.runs[run_id], state, free, quotas)
             if place.verdict == "wait":
                 misfits[shape] = place.reason
                 if not whole and len(misfits) == len(waiting.shape_counts):
@@ -87,15 +89,21 @@ class FairShare:
             if (
                 place.verdict == "start"
                 and reserved < 0
-                and (starved := self._reserve(state, waiting, free, now, started))
+                and (starved := self._reserve(state, waiting, free, now, started, quotas))
             ):
                 reserved = starved.run_id
                 yield starved
-        if reserved < 0 and (starved := self._reserve(state, waiting, free, now, started)):
+        if reserved < 0 and (starved := self._reserve(state, waiting, free, now, started, quotas)):
             yield starved
 
     def _reserve(
-        self, state: RunsState, waiting: Waiting, free: Free, now: float, started: set[int]
+        self,
+        state: RunsState,
+        waiting: Waiting,
+        free: Free,
+        now: float,
+        started: set[int],
+        quotas: _Quotas,
     ) -> Place | None:
         """Start the run that has waited longest, or take slots for it; None if nobody has waited too long."""
         hopeless: set[int] = set()
@@ -103,9 +111,13 @@ class FairShare:
             run, shape = state.runs[run_id], waiting.shapes[run_id]
             if run_id in started or shape in hopeless:
                 continue
+            if quotas.obstacle(run):  # slots that are kept for it would be of no use
+                hopeless.add(shape)
+                continue
             assignment = placement.place_start(run, state.runners, free)
             if assignment is not None:
                 placement.take(free, assignment, run.demand.slots_per_instance)
+                quotas.take(run)
                 return Place(run_id, "start", "it had waited longest", assignment, reserved=True)
             if placement.reserve(run, state.runners, free):
                 return Place(run_id, "reserve", "slots are reserved for it as they come free")
@@ -150,10 +162,32 @@ def _owner_key(
     return usage.used(state.uses.get(owner), now) / weight, oldest
 
 
-def _try(run: Run, state: RunsState, free: Free) -> Place:
+class _Quotas:
+    """What owners may still take, as of the beginning of an order and of what it has given since."""
+
+    def __init__(self, state: RunsState) -> None:
+        self._most = state.slots_max
+        self._rooms = {owner: usage.room(state.uses, state.slots_max, owner) for owner in state.slots_max}
+
+    def obstacle(self, run: Run) -> str:
+        """Return why a run may not start, or ""."""
+        if (room := self._rooms.get(run.owner)) is None:
+            return ""
+        return usage.over_quota(run.owner, run.demand.slots_min, room, self._most[run.owner])
+
+    def take(self, run: Run) -> None:
+        """Count a run that starts."""
+        if run.owner in self._rooms:
+            self._rooms[run.owner] -= run.demand.slots_min
+
+
+def _try(run: Run, state: RunsState, free: Free, quotas: _Quotas) -> Place:
+    if obstacle := quotas.obstacle(run):
+        return Place(run.run_id, "wait", obstacle)
     assignment = placement.place_start(run, state.runners, free)
     if assignment is None:
         reason = f"needs {run.demand.slots_min} slots, {sum(free.values())} free"
         return Place(run.run_id, "wait", reason)
     placement.take(free, assignment, run.demand.slots_per_instance)
+    quotas.take(run)
     return Place(run.run_id, "start", "its turn", assignment)

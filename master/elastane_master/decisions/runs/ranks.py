@@ -103,11 +103,14 @@ def _exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, stat
 
 def _black_box_exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord) -> None:
     if not record.exit_code:
-        if all(one.state == "exited" and not one.exit_code for one in run.ranks):
-            life.stop_launch(ctx, run, Ending("succeeded", "all instances ended with 0"))
+        servers = run.spec.parameter_servers  # the last ones, which serve until they are stopped
+        deciding = run.ranks[: len(run.ranks) - servers]
+        if all(one.state == "exited" and not one.exit_code for one in deciding):
+            but = " but parameter servers" if servers else ""
+            life.stop_launch(ctx, run, Ending("succeeded", f"all instances{but} ended with 0"))
         return
     what = attempts.exit_text(record.rank, record.exit_code)
-    passing = attempts.may_pass(record.exit_code)
+    passing = attempts.may_pass(record.exit_code) or attempts.lost_its_port(record.last_line)
     if passing and runner.leaving:
         life.stop_launch(ctx, run, Ending("suspended", f"{what}: its runner {runner.runner_id} leaves"))
         return

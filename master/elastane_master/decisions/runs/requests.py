@@ -38,6 +38,7 @@ def submit(ctx: RunsContext, event: RunSubmitted) -> None:
     _check(ctx, event)
     ctx.touch()
     demand = spec.resolved(event.spec)
+    _set_quota(ctx, event)
     ready = event.data == "ready"
     run = Run(
         run_id=state.next_run_id,
@@ -64,6 +65,18 @@ def submit(ctx: RunsContext, event: RunSubmitted) -> None:
     ctx.fresh[run.run_id] = None
     _remember(ctx, "submit", event.owner, event.request_id, run.run_id)
     ctx.result = Submitted(run.run_id, created=True)
+
+
+def _set_quota(ctx: RunsContext, event: RunSubmitted) -> None:
+    """Adopt the owner's quota of slots, as its token has it now."""
+    quotas = ctx.state.slots_max
+    if event.slots_max is None or event.slots_max == quotas.get(event.owner, 0):
+        return
+    if event.slots_max:
+        quotas[event.owner] = event.slots_max
+    else:
+        del quotas[event.owner]
+    ctx.capacity_grew = True
 
 
 def _data_reason(reason: str) -> str:
@@ -110,6 +123,17 @@ def _check(ctx: RunsContext, event: RunSubmitted) -> None:
             f"no runner offers the algorithm {algorithm!r}",
             hint=f"there are {', '.join(offered[:20])}" if offered else "give the code with the run",
             field="spec.algorithm",
+        )
+    slots_max = state.slots_max.get(event.owner, 0) if event.slots_max is None else event.slots_max
+    needed = spec.resolved(event.spec).slots_min
+    if slots_max and needed > slots_max:
+        raise Rejection(
+            "quota_exceeded",
+            f"the run needs {needed} slots at once, and {event.owner!r} may use {slots_max}",
+            hint="ask for fewer instances, or have the quota raised",
+            quota="slots_max",
+            most=slots_max,
+            taken=needed,
         )
     if event.data == "missing":
         raise Rejection(
@@ -179,6 +203,7 @@ def retry(ctx: RunsContext, event: RunRetryRequested) -> None:
     ctx.changed_run(run)
     run.failures = run.launch_failures = 0
     run.attempt_open, run.ended_at = False, None
+    life.forget_record(ctx, run.run_id)
     run.queued_at = run.waiting_since = ctx.now
     if run.data_ready:
         run.enter("queued", "queued again on request", ctx.now)
@@ -218,6 +243,7 @@ def delete(ctx: RunsContext, event: RunDeleted) -> None:
             phase=run.state,
         )
     ctx.touch()
+    life.forget_record(ctx, run.run_id)
     del ctx.state.runs[run.run_id]
     if run.client_key:
         ctx.state.client_keys.pop(f"{run.owner}\0{run.client_key}", None)

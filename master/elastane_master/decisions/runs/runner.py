@@ -61,6 +61,7 @@ class Runner(msgspec.Struct, omit_defaults=True):
     pause_reason: str = ""
     holds: dict[int, Holding] = {}
     slots_used: int = 0
+    folder_id: str = ""
 
     @property
     def attends(self) -> bool:

@@ -24,6 +24,7 @@ from elastane_master.decisions.runs.spec import NAME, SLOTS_MAX
 
 RUNNERS_MAX = 10_000
 RANKS_MAX = 65_536
+FOLDER_ID_MAX = 128
 
 
 def joined(ctx: RunsContext, event: RunnerJoined) -> None:
@@ -41,6 +42,7 @@ def joined(ctx: RunsContext, event: RunnerJoined) -> None:
         event.slots,
     )
     runner.labels, runner.algorithms, runner.owners = event.labels, event.algorithms, event.owners
+    runner.folder_id = event.folder_id
     runner.joined_at = runner.heard_at = ctx.now
     runner.lease_until, runner.lost = None, False
     runner.leaving, runner.leave_reason = False, ""
@@ -64,11 +66,33 @@ def _check(ctx: RunsContext, event: RunnerJoined) -> None:
         raise Rejection(
             "invalid_argument", f"{event.slots} slots", hint=f"0 to {SLOTS_MAX}", field="hello.slots"
         )
+    if len(event.folder_id) > FOLDER_ID_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"a folder id of {len(event.folder_id)} characters",
+            hint=f"at most {FOLDER_ID_MAX}",
+            field="hello.folder_id",
+        )
+    _check_name(ctx, event)
     if len(event.ranks) > RANKS_MAX:
         raise Rejection("invalid_argument", f"{len(event.ranks)} instances", field="hello.ranks")
     if event.runner_id not in ctx.state.runners and len(ctx.state.runners) >= RUNNERS_MAX:
         raise Rejection(
             "limit_exceeded", f"{RUNNERS_MAX} runners are known", hint="lost ones are forgotten after a while"
+        )
+
+
+def _check_name(ctx: RunsContext, event: RunnerJoined) -> None:
+    """Raise Rejection while another runner has this name: what that one carries would count as lost."""
+    known = ctx.state.runners.get(event.runner_id)
+    if known is None or not known.attends or not (known.folder_id and event.folder_id):
+        return
+    if known.folder_id != event.folder_id:
+        raise Rejection(
+            "already_exists",
+            f"another runner attends as {event.runner_id}, from {known.host}",
+            hint="give each runner a --name of its own, or end the other one first",
+            field="hello.runner_id",
         )
 
 

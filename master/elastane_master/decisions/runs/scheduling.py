@@ -5,7 +5,7 @@ Done after every event that may have freed slots, at a Tick, and where a new run
 
 from __future__ import annotations
 
-from elastane_master.decisions.runs import launch, placement
+from elastane_master.decisions.runs import launch, placement, usage
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.placement import Free
 from elastane_master.decisions.runs.queue import QueuePolicy
@@ -53,7 +53,11 @@ def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
         if not free:
             return
         run = ctx.state.runs[run_id]
-        if missing := missing_ranks(run):
+        missing = missing_ranks(run)
+        room = usage.room(ctx.state.uses, ctx.state.slots_max, run.owner)
+        if room < len(missing) * run.demand.slots_per_instance:
+            missing = missing[: int(room) // run.demand.slots_per_instance]
+        if missing:
             assignment = placement.place_more(run, missing, ctx.state.runners, free)
             if assignment:
                 placement.take(free, assignment, run.demand.slots_per_instance)

@@ -133,6 +133,8 @@ class RunSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     secrets: tuple[SecretRef, ...] = ()
     job: JobSettings | None = None
     owner: str = ""
+    chief: bool = False
+    parameter_servers: int = 0
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -336,6 +338,20 @@ def _instances(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
         )
     elif not 0 <= spec.instances_min <= instances:
         yield "instances_min", str(spec.instances_min), f"1 to {instances}, the number of instances"
+    yield from _roles(spec, instances)
+
+
+def _roles(spec: RunSpec, instances: int) -> Iterator[Problem]:
+    if spec.framework != "tensorflow":
+        for field in ("chief", "parameter_servers"):
+            if getattr(spec, field):
+                yield field, f"a role of TensorFlow, and the framework is {spec.framework}", "leave it out"
+    elif not 0 <= spec.parameter_servers < instances:
+        yield (
+            "parameter_servers",
+            f"{spec.parameter_servers} of {instances} instances",
+            "instances count chief, workers and parameter servers, and at least one is no parameter server",
+        )
 
 
 def priority_problem(priority: int) -> str:

@@ -46,9 +46,11 @@ class RunsState(msgspec.Struct):
     """All runs and runners.
 
     fence: of the newest launch. requests: request ids that took effect, oldest first, and their runs.
-    client_keys: of the runs that exist. uses: by owner. reserved_turn: the last run to start had its slots
-    reserved; the next in the ordinary order goes before a further reservation. jobs_to_cancel: elastic jobs
-    that were to be cancelled and have not ended yet. decided_at: the newest time seen; time never goes back.
+    client_keys: of the runs that exist. uses: by owner. slots_max: quotas of owners that have one.
+    reserved_turn: the last run to start had its slots reserved; the next in the ordinary order goes before a
+    further reservation. jobs_to_cancel: elastic jobs that were to be cancelled and have not ended yet.
+    records_due: runs over whose records the master has yet to write. decided_at: the newest time seen; time
+    never goes back.
     """
 
     settings: ServiceSettings = ServiceSettings()
@@ -59,7 +61,9 @@ class RunsState(msgspec.Struct):
     requests: dict[str, int] = {}
     client_keys: dict[str, int] = {}
     uses: dict[str, Use] = {}
+    slots_max: dict[str, int] = {}
     reserved_turn: bool = False
     jobs_to_cancel: dict[str, int] = {}
     revision: int = 0
     decided_at: float = 0.0
+    records_due: list[int] = []

@@ -6,6 +6,9 @@ bit from one machine to another, and the order of the queue must be the same in 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import msgspec
 
 HALF_LIFE_SECONDS = 3600.0
@@ -55,6 +58,21 @@ def charge(use: Use, now: float) -> None:
     use.step = max(use.step, current)
     use.slot_seconds += use.slots * max(0.0, now - use.charged_at)
     use.charged_at = max(use.charged_at, now)
+
+
+def room(uses: Mapping[str, Use], slots_max: Mapping[str, int], owner: str) -> float:
+    """Slots that an owner may still take; infinite without a quota."""
+    if not (most := slots_max.get(owner, 0)):
+        return math.inf
+    use = uses.get(owner)
+    return max(0, most - (use.slots if use is not None else 0))
+
+
+def over_quota(owner: str, needed: int, room: float, slots_max: int) -> str:
+    """Return why an owner with so much `room` may not take the slots that are needed; "" if it may."""
+    if needed <= room:
+        return ""
+    return f"needs {needed} slots, and {owner} has {room:g} left of its quota of {slots_max}"
 
 
 def used(use: Use | None, now: float) -> float:

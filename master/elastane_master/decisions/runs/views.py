@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from elastane_master.decisions.retention import Retention
-from elastane_master.decisions.runs import holdings, placement
+from elastane_master.decisions.runs import holdings, placement, usage
 from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.decisions.runs.run import OVER, RankRecord, RankState, Run, RunState, Transition
 from elastane_master.decisions.runs.runner import Runner, RunnerKind
@@ -126,9 +126,13 @@ def run_view(machine: RunsMachine, run_id: int, now: float, whole: bool = True) 
 
 def waiting_reason(machine: RunsMachine, run: Run, position: int) -> str:
     """Say what a run waits for: "needs 4 slots, 2 free; 3rd of 9"."""
-    runners = machine.state.runners
+    state = machine.state
+    runners = state.runners
     place = f"{ordinal(position)} of {len(machine.index.waiting)}"
-    obstacle = placement.obstacle(run, runners)
+    room = usage.room(state.uses, state.slots_max, run.owner)
+    obstacle = placement.obstacle(run, runners) or usage.over_quota(
+        run.owner, run.demand.slots_min, room, state.slots_max.get(run.owner, 0)
+    )
     if not obstacle:
         fitting = [one for one in runners.values() if not placement.mismatch(run, one)]
         free = sum(one.slots_free for one in fitting)

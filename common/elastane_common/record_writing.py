@@ -1,11 +1,16 @@
-"""The record of a run that is over, made of what the master and the run's folder say of it."""
+"""The record of a run that is over, made of what the master and the run's folder say of it.
+
+Writers are the runner of rank 0, which has stored the last logs, and the master for runs that end without a
+runner. Both may write it: what the later one writes replaces the record as a whole.
+"""
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable, Mapping
 from importlib import metadata
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -13,7 +18,7 @@ from google.protobuf.message import Message
 from elastane_common import layout
 from elastane_common.artifacts import ArtifactError, list_run, read_manifest
 from elastane_common.file_manifest import FileEntry
-from elastane_common.run_record import CodeRecord, CostRecord, DatasetRecord, RunRecord
+from elastane_common.run_record import CodeRecord, CostRecord, DatasetRecord, RankImage, RunRecord
 from elastane_common.storage import Folder
 from elastane_proto.v1 import job_pb2, training_pb2
 
@@ -27,20 +32,36 @@ PACKAGES: Final = ("elastane", "torch", "numpy")
 _RECORDED_KINDS: Final = ("model", "log")
 
 
+class RunFacts(NamedTuple):
+    """What the master knows of a run. job: of an elastic run, if it is known, and its last logged values."""
+
+    run: training_pb2.Run
+    job: job_pb2.Job | None = None
+    metrics: Mapping[str, float] = {}
+
+
+class StoredModel(NamedTuple):
+    """The model of a run. url: of its files. sha256: content hash of its files (`file_manifest`)."""
+
+    url: str = ""
+    sha256: str = ""
+
+
 def record_of(
-    run: training_pb2.Run,
+    facts: RunFacts,
     *,
-    job: job_pb2.Job | None,
     data_url: str,
-    model_url: str,
+    model: StoredModel,
     artifacts: Iterable[FileEntry],
     versions: Mapping[str, str],
+    image: RankImage | None = None,
 ) -> RunRecord:
     """Return the record of a run that is over. Pure.
 
-    job: of an elastic run, if it is known. data_url: of its dataset, as it was resolved. model_url: of the
-    model's files; "": there are none.
+    data_url: of its dataset, as it was resolved. versions: of packages where the ranks ran; empty if that is
+    not known. image: of containers.
     """
+    run, job = facts.run, facts.job
     spec = run.spec
     settings = job.settings if job is not None else spec.job
     has_settings = job is not None or spec.HasField("job")
@@ -64,24 +85,31 @@ def record_of(
             archive_sha256=spec.code.archive_sha256,
             git_url=spec.code.git.url,
             git_commit=spec.code.git.commit,
-            image=spec.code.image,
+            image=spec.code.image if image is None else image.name,
+            image_digest="" if image is None else image.digest,
         ),
         dataset=DatasetRecord(
             id=spec.dataset.id, version_hash=spec.dataset.version_hash, url=data_url or spec.dataset.url
         )
         if spec.HasField("dataset")
         else None,
+        metrics={
+            name: value if math.isfinite(value) else None for name, value in sorted(facts.metrics.items())
+        },
         cost=CostRecord(slot_seconds=run.slot_seconds),
-        model_url=model_url,
+        weights_sha256=model.sha256,
+        model_url=model.url,
         artifacts=tuple(artifacts),
     )
 
 
-def stored_model(run_url: str) -> str:
-    """Return the URL of the files of a run's model; "" if it has none. Raises ArtifactError."""
+def stored_model(run_url: str) -> StoredModel:
+    """Return the model of a run; without URL if it has none. Raises ArtifactError."""
     url = layout.model_url(run_url)
     manifest = read_manifest(url)
-    return "" if manifest is None else layout.join(url, manifest.folder)
+    if manifest is None:
+        return StoredModel()
+    return StoredModel(layout.join(url, manifest.folder), manifest.content_hash)
 
 
 def stored_artifacts(run_url: str) -> list[FileEntry]:

@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "a run has succeeded with its first instance",
         f"{RUNS}.ranks",
-        'if all(one.state == "exited" and not one.exit_code for one in run.ranks):',
-        'if any(one.state == "exited" and not one.exit_code for one in run.ranks):',
+        'if all(one.state == "exited" and not one.exit_code for one in deciding):',
+        'if any(one.state == "exited" and not one.exit_code for one in deciding):',
     ),
     Mutant(
         "slots are free as soon as a launch is asked to stop",

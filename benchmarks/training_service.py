@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness import Better, Report, Row, Series, percentile, run_benchmark
@@ -37,7 +37,7 @@ from training_services import (
 
 QUEUED = 10_000
 WATCHES = 1_000
-REQUEST_BYTES, ANSWER_BYTES = 64, 220
+REQUEST_BYTES, ANSWER_BYTES = 50, 220
 """Of a submission and of its answer."""
 ADOPTED = 8
 GETS = 2_000
@@ -48,6 +48,21 @@ NOISE = 2.0
 PEER = "ray job submit"
 
 
+class Figures:
+    """Repeated measurements, by case."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[float]] = {}
+
+    def note(self, case: str, value: float) -> None:
+        """Add a measurement."""
+        self.values.setdefault(case, []).append(value)
+
+    def series(self, case: str, unit: str) -> Series:
+        """Return all of a case."""
+        return Series(self.values[case], unit)
+
+
 def progress(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -56,14 +71,22 @@ def progress(text: str) -> None:
 
 
 def submissions(
-    service: Ours, clients: int, seconds: float, count: int = 1_000_000, name: str = "c"
+    service: Ours, clients: int, seconds: float, count: int = 1_000_000, name: str = "c", warm: int = 100
 ) -> tuple[float, float]:
-    """Return submissions a second of so many clients together, and their p99 in ms."""
+    """Return submissions a second of so many clients together, and their p99 in ms.
+
+    warm: submitted by each client before it is measured.
+    """
     script = str(SCRIPTS / "submit_client.py")
     results = run_clients(
         [
-            [sys.executable, script, service.master.address, str(seconds), str(count), f"{name}{number}"]
-            for number in range(clients)
+            [
+                sys.executable,
+                script,
+                service.master.address,
+                *map(str, (seconds, count, f"{name}{one}", warm)),
+            ]
+            for one in range(clients)
         ]
     )
     latencies = [latency for result in results for latency in result["latencies"]]
@@ -80,7 +103,7 @@ def echoes(clients: int, seconds: float) -> float:
 
 def fill(service: Ours, runs: int) -> None:
     """Submit so many runs."""
-    submissions(service, 4, 600.0, runs // 4, "f")
+    submissions(service, 4, 600.0, runs // 4, "f", warm=0)
     assert len(service.ids()) == runs
 
 
@@ -109,63 +132,65 @@ def watches(service: Ours, count: int) -> Iterator[None]:
             process.stdin.close()
 
 
-def queue_rows(repeats: int, seconds: float, ray_seconds: float) -> list[Row]:
-    """Measure what happens to runs that wait."""
-    figures: dict[str, list[float]] = {}
-
-    def note(case: str, value: float) -> None:
-        figures.setdefault(case, []).append(value)
-
+def measure_queue(repeats: int, seconds: float, ray_seconds: float) -> Figures:
+    """Measure what happens to runs that wait; return the figures of each case."""
+    figures = Figures()
     for number in range(repeats):
         progress(f"submissions, run {number + 1} of {repeats}")
         for clients in (1, 8):
             with ours(0) as service:
                 rate, p99 = submissions(service, clients, seconds)
-                note(f"rate {clients}", rate)
-                note(f"p99 {clients}", p99)
-            note(f"echo {clients}", echoes(clients, seconds))
+                figures.note(f"rate {clients}", rate)
+                figures.note(f"p99 {clients}", p99)
+            figures.note(f"echo {clients}", echoes(clients, seconds))
         with ray(1) as peer:
-            peer_queue(peer, ray_seconds, note)
+            measure_ray_queue(peer, ray_seconds, figures)
     with ours(0) as service:
         progress(f"{QUEUED:,} queued")
         fill(service, QUEUED)
         before = service.ids()
         for _ in range(repeats):
-            note("get", get_p99_ms(service, QUEUED))
+            figures.note("get", get_p99_ms(service, QUEUED))
         for with_store in (False, True):
             for _ in range(repeats):
-                note(f"restart {with_store}", service.restart_master(with_store=with_store))
-                note(f"kept {with_store}", 100.0 * len(before & service.ids()) / len(before))
+                figures.note(f"restart {with_store}", service.restart_master(with_store=with_store))
+                figures.note(f"kept {with_store}", 100.0 * len(before & service.ids()) / len(before))
         for number in range(repeats):
-            note("unwatched", submissions(service, 1, seconds, name=f"u{number}-")[0])
+            figures.note("unwatched", submissions(service, 1, seconds, name=f"u{number}-")[0])
             with watches(service, WATCHES):
-                note("watched", submissions(service, 1, seconds, name=f"w{number}-")[0])
+                figures.note("watched", submissions(service, 1, seconds, name=f"w{number}-")[0])
+    return figures
 
-    def series(case: str, unit: str) -> Series:
-        return Series(figures[case], unit)
 
-    rate, several = series("ray rate", "runs/s"), f"{figures['ray queued'][0]:.0f} queued"
-    return [
-        row("submissions, durable, 1 client", series("rate 1", "runs/s"), 500.0, rate, PEER, "higher"),
+def measure_ray_queue(peer: Ray, seconds: float, figures: Figures) -> None:
+    """Measure Ray's queue: its slot is taken, and jobs that need it are submitted."""
+    peer.submit(timed_run("stays", peer.folder / "pid"))
+    found = peer.ask("rate", seconds=seconds, command="true")
+    figures.note("ray rate", len(found["jobs"]) / found["seconds"])
+    figures.note("ray queued", len(found["jobs"]))
+    took = peer.ask("status", jobs=found["jobs"], count=200)["seconds"]
+    figures.note("ray status", percentile(took, 99) * 1000)
+    before = peer.ask("count")["count"]
+    figures.note("ray restart", peer.restart())
+    figures.note("ray kept", 100.0 * peer.ask("count")["count"] / before)
+
+
+def queue_rows(figures: Figures) -> list[Row]:
+    """Build the rows of what happens to runs that wait."""
+    series = figures.series
+    queued = f"{figures.values['ray queued'][0]:.0f} queued"
+    watched = f"submissions, 1 client, while {WATCHES:,} watch other runs"
+    rows = [
+        row("submissions, 1 client", series("rate 1", "runs/s"), 500.0, series("ray rate", "runs/s"), PEER),
         row(
-            "submissions, durable, 8 clients",
+            "submissions, 8 clients",
             series("rate 8", "runs/s"),
             2000.0,
-            rate,
+            series("ray rate", "runs/s"),
             f"{PEER}, 1 client",
-            "higher",
         ),
-        *(
-            Row(
-                f"the same, {clients} client{'s' * (clients > 1)}",
-                series(f"rate {clients}", "runs/s"),
-                series(f"echo {clients}", "calls/s"),
-                "bare echo of such calls",
-                "higher",
-                noise=NOISE,
-            )
-            for clients in (1, 8)
-        ),
+        beside_echo("calls of 1 client that submit", series("rate 1", "1/s"), series("echo 1", "1/s")),
+        beside_echo("calls of 8 clients that submit", series("rate 8", "1/s"), series("echo 8", "1/s")),
         Row("p99 of a submission, 1 client", series("p99 1", "ms")),
         Row("p99 of a submission, 8 clients", series("p99 8", "ms")),
         row(
@@ -173,27 +198,26 @@ def queue_rows(repeats: int, seconds: float, ray_seconds: float) -> list[Row]:
             series("get", "ms"),
             10.0,
             series("ray status", "ms"),
-            f"{PEER}, {several}",
+            f"{PEER}, {queued}",
         ),
         row(f"master back after SIGKILL with {QUEUED:,} queued", series("restart False", "s"), 2.0),
         Row(
             "the same, its store killed with it",
             series("restart True", "s"),
             series("ray restart", "s"),
-            f"Ray's head, {several}",
+            f"Ray's head, {queued}",
             noise=NOISE,
         ),
-        row("runs kept over SIGKILL of the master", series("kept False", "%"), 100.0, better="higher"),
+        row("runs kept over SIGKILL of the master", series("kept False", "%"), 100.0),
         row(
             "runs kept over SIGKILL of master and store",
             series("kept True", "%"),
             100.0,
             series("ray kept", "%"),
             "Ray's head",
-            "higher",
         ),
         Row(
-            f"submissions, 1 client, while {WATCHES:,} watch other runs",
+            watched,
             series("watched", "runs/s"),
             series("unwatched", "runs/s"),
             "nobody watches",
@@ -202,31 +226,21 @@ def queue_rows(repeats: int, seconds: float, ray_seconds: float) -> list[Row]:
             noise=NOISE,
         ),
     ]
+    for one in rows:
+        if one.met is False:
+            one.note = f"in the same run a bare echo answered {series('echo 1', 'calls/s')} of one client"
+    return rows
 
 
-def row(
-    case: str,
-    mine: Series,
-    target: float,
-    theirs: Series | None = None,
-    peer: str = "",
-    better: Better = "lower",
-) -> Row:
-    """Build a row whose target is a bound on our figure."""
+def beside_echo(case: str, mine: Series, echo: Series) -> Row:
+    """Build a row beside a bare server with messages of the same size."""
+    return Row(case, mine, echo, "bare echo", "higher", noise=NOISE)
+
+
+def row(case: str, mine: Series, target: float, theirs: Series | None = None, peer: str = "") -> Row:
+    """Build a row whose target is a bound on our figure: rates and shares from below, times from above."""
+    better: Better = "higher" if mine.unit in ("runs/s", "%") else "lower"
     return Row(case, mine, theirs, peer, better, target, True, noise=NOISE)
-
-
-def peer_queue(peer: Ray, seconds: float, note: Callable[[str, float], None]) -> None:
-    """Measure Ray's queue: its slot is taken, and jobs that need it are submitted."""
-    peer.submit(timed_run("stays", peer.folder / "pid"))
-    found = peer.ask("rate", seconds=seconds, command="true")
-    note("ray rate", len(found["jobs"]) / found["seconds"])
-    note("ray queued", len(found["jobs"]))
-    took = peer.ask("status", jobs=found["jobs"], count=200)["seconds"]
-    note("ray status", percentile(took, 99) * 1000)
-    before = peer.ask("count")["count"]
-    note("ray restart", peer.restart())
-    note("ray kept", 100.0 * peer.ask("count")["count"] / before)
 
 
 # ---------------------------------------------------------------- processes
@@ -336,7 +350,7 @@ def adoption_rows(repeats: int) -> list[Row]:
 def benchmark(args: argparse.Namespace, report: Report) -> None:
     repeats, seconds, ray_seconds = (2, 2.0, 5.0) if args.quick else (5, 5.0, 20.0)
     report.facts["grace between SIGTERM and SIGKILL, on both sides"] = f"{GRACE_SECONDS:g} s"
-    report.rows += queue_rows(repeats, seconds, ray_seconds)
+    report.rows += queue_rows(measure_queue(repeats, seconds, ray_seconds))
     report.rows += process_rows(repeats)
     report.rows += adoption_rows(repeats)
 

@@ -212,11 +212,17 @@ class Ray:
         self.folder, self._slots = folder, slots
         self._mark = uuid.uuid4().hex
         self._port = free_port()
-        self._client: subprocess.Popen[str] | None = None
-        self.start()
+        self._start()
+        self._client = subprocess.Popen(
+            [self._python, str(SCRIPTS / "ray_jobs.py"), f"http://127.0.0.1:{self._port}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self._client.stdout is not None
+        if self._client.stdout.readline().strip() != "ready":
+            self.end()
+            raise RuntimeError("Ray's client of jobs did not start")
 
-    def start(self) -> None:
-        """Start the head, and a client once jobs can be submitted."""
+    def _start(self) -> None:
         command = [str(Path(self._python).with_name("ray")), "start", "--head", "--disable-usage-stats"]
         command += ["--node-ip-address=127.0.0.1", f"--num-cpus={self._slots}"]
         command += [f"--{name}port={free_port()}" for name in RAY_PORTS]
@@ -224,13 +230,6 @@ class Ray:
         command += [f"--temp-dir={self.folder}", "--object-store-memory=100000000"]
         with (self.folder / "start.log").open("ab") as log:
             subprocess.run(command, env=self._environment(), stdout=log, stderr=log, check=True)
-        self._client = subprocess.Popen(
-            [self._python, str(SCRIPTS / "ray_jobs.py"), f"http://127.0.0.1:{self._port}"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._environment(),
-        )  # fmt: skip
-        assert self._client.stdout is not None
-        if self._client.stdout.readline().strip() != "ready":
-            raise RuntimeError("Ray's client of jobs did not start")
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -244,7 +243,7 @@ class Ray:
     def ask(self, do: str, **request: Any) -> dict[str, Any]:
         """Have the client do something; return its answer."""
         client = self._client
-        assert client is not None and client.stdin is not None and client.stdout is not None
+        assert client.stdin is not None and client.stdout is not None
         client.stdin.write(json.dumps({"do": do, **request}) + "\n")
         client.stdin.flush()
         if not select.select([client.stdout], [], [], PATIENCE_SECONDS)[0]:
@@ -268,16 +267,19 @@ class Ray:
     def restart(self) -> float:
         """SIGKILL all of the head, start it again at once; return the seconds until it answers."""
         began = time.monotonic()
-        self.end()
-        self.start()
+        self._kill()
+        self._start()
         self.ask("count")
         return time.monotonic() - began
 
-    def end(self) -> None:
-        """SIGKILL everything that was started with this object's mark, and wait for it."""
+    def _kill(self) -> None:
         end_all(f"BENCH_MARK={self._mark}".encode(), "environ")
-        if self._client is not None:
-            self._client.wait()
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        self._kill()
+        self._client.kill()
+        self._client.wait()
 
 
 @contextlib.contextmanager

@@ -33,6 +33,15 @@ def accepting() -> dict[str, object]:
             time.sleep(0.1)
 
 
+def count() -> dict[str, object]:
+    """Return how many jobs a head knows, as soon as it answers."""
+    while True:
+        try:
+            return {"count": len(client.list_jobs())}
+        except (RuntimeError, OSError):
+            time.sleep(0.02)
+
+
 def rate(seconds: float, command: str) -> dict[str, object]:
     """Submit one job after the other."""
     jobs = []
@@ -77,7 +86,7 @@ ANSWERS = {
     "status": status,
     "stop": lambda job: {"stopped": client.stop_job(job)},
     "tail": tail,
-    "count": lambda: {"count": len(client.list_jobs())},
+    "count": count,
 }
 
 print("ready", flush=True)

@@ -1,8 +1,9 @@
 """A client that submits runs one after the other, each call after the answer to the one before.
 
-    submit_client.py ADDRESS SECONDS COUNT NAME
+    submit_client.py ADDRESS SECONDS COUNT NAME WARM
 
-Ends after SECONDS or COUNT runs, whatever is first. Starts at a line on standard input, prints JSON.
+Ends after SECONDS or COUNT runs, whatever is first; WARM runs are submitted before. Starts at a line on
+standard input, prints JSON.
 """
 
 import json
@@ -14,6 +15,7 @@ import grpc
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 address, seconds, count, name = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+warm = int(sys.argv[5])
 stub = training_pb2_grpc.TrainingServiceStub(grpc.insecure_channel(address))
 stub.GetService(training_pb2.TrainingServiceGetServiceRequest())
 spec = training_pb2.RunSpec(
@@ -23,13 +25,20 @@ spec = training_pb2.RunSpec(
     command=["true"],
     parameters={"LR": "0.1", "EPOCHS": "3"},
 )
+
+
+def submit(number: int) -> None:
+    stub.Train(training_pb2.TrainingServiceTrainRequest(spec=spec, request_id=f"{name}-{number}"))
+
+
+for number in range(warm):
+    submit(-number - 1)
 print("ready", flush=True)
 sys.stdin.readline()
 latencies: list[float] = []
 began = now = time.perf_counter()
 while now - began < seconds and len(latencies) < count:
-    request = training_pb2.TrainingServiceTrainRequest(spec=spec, request_id=f"{name}-{len(latencies)}")
-    stub.Train(request)
+    submit(len(latencies))
     after = time.perf_counter()
     latencies.append(after - now)
     now = after

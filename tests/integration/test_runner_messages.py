@@ -165,6 +165,9 @@ async def test_elastic_ranks_come_and_go_one_by_one(tmp_path: Path) -> None:
         await launch(master, message)
         master.send(stop=training_pb2.RunnerStop(attempt=key(), rank=1))
         assert (await master.rank("EXITED")).rank == 1
+        for rank in (1, 0xFF):  # of what has ended, and of what never was: the master may hold slots for it
+            master.send(stop=training_pb2.RunnerStop(attempt=key(), rank=rank))
+            assert (await master.rank("EXITED")).rank == rank
         again = training_pb2.RunnerPrepare()
         again.CopyFrom(message)
         again.ranks[:] = [1]

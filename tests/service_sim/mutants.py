@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "a run has succeeded with its first instance",
         f"{RUNS}.ranks",
-        'if all(one.state == "exited" and not one.exit_code for one in run.ranks):',
-        'if any(one.state == "exited" and not one.exit_code for one in run.ranks):',
+        'if all(one.state == "exited" and not one.exit_code for one in deciding):',
+        'if any(one.state == "exited" and not one.exit_code for one in deciding):',
     ),
     Mutant(
         "slots are free as soon as a launch is asked to stop",
@@ -155,6 +155,12 @@ MUTANTS = (
         f"{RUNS}.launch",
         "    if not 0 <= rank < len(run.ranks) or run.ranks[rank].runner_id != runner.runner_id:\n",
         "    if not 0 <= rank < len(run.ranks):\n",
+    ),
+    Mutant(
+        "a late word on the instance before is taken for the next one's end",
+        f"{RUNS}.ranks",
+        '    if record.state == "pending" and run.demand.elastic and run.launch.ending is None:\n',
+        "    if False:\n",
     ),
     Mutant(
         "what lives where it was given up counts as running, beside its successor",

@@ -34,6 +34,7 @@ class Profile:
 
     faults: one that is named several times is drawn so much more often. runners, slots: from, to.
     elastic_share: of the runs. instances: of a run. seconds: how long runs take, one of these ranges.
+    lost_early: share of the launches of which an instance is lost as it is started.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Profile:
     elastic_share: float = 0.3
     instances: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
     seconds: tuple[Range, ...] = ((1.0, 25.0), (1.0, 25.0), (30.0, 70.0))
+    lost_early: float = 0.0
 
 
 EVEN = Profile("even")
@@ -55,12 +57,21 @@ TWO_PLACES = Profile(
     elastic_share=0.6,
     instances=(1, 2, 3, 4),
     seconds=((30.0, 70.0), (60.0, 150.0)),
+    lost_early=0.15,
 )
 """Long runs, and runners away for longer than a lease: what was given up lives beside its successor."""
 
-TWO_PLACES_EVERY = 8
+LOST_EFFECTS = Profile(
+    "lost effects",
+    faults=(*FAULTS, *("master killed in a decision",) * 8),
+    elastic_share=0.8,
+)
+"""Elastic runs, whose jobs are created and cancelled, and masters that are killed before they do so."""
+
+PROFILES = {3: TWO_PLACES, 5: LOST_EFFECTS}
+"""By seed modulo 8; the others are even."""
 
 
 def profile_of(seed: int) -> Profile:
     """Return the profile of a seed."""
-    return TWO_PLACES if seed % TWO_PLACES_EVERY == 3 else EVEN
+    return PROFILES.get(seed % 8, EVEN)

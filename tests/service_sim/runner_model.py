@@ -124,8 +124,9 @@ class RunnerModel:
     def _start(self, message: effects.Start) -> None:
         if self.lies:
             return
-        for place, process in list(self.processes.items()):
-            if place[0] != message.attempt:
+        asked = {one.rank for one in message.endpoints}
+        for (key, rank), process in list(self.processes.items()):
+            if key != message.attempt or rank not in asked:
                 continue
             if process.state == "prepared" and not process.stopping:
                 self.watch.starts(self, process, message)
@@ -142,6 +143,7 @@ class RunnerModel:
             for one in self.processes.values()
             if one.key == message.attempt and (message.rank is None or one.rank == message.rank)
         ]
+        silent = not any(one.lives for one in mine)
         for process in mine:
             if process.lives and not process.stopping:
                 process.stopping = True
@@ -152,6 +154,9 @@ class RunnerModel:
                     self.world.after(delay, lambda one=process, code=code: self.exit(one, code))
                 else:
                     self.exit(process, 143)
+        if message.rank is not None and silent:
+            gone = RankStatus(message.rank, "exited", exit_code=143)
+            self.send(events.RankChanged(self.name, self.session, RankReport(message.attempt, gone)))
         self._confirm(message.attempt)
 
     def _confirm(self, key: AttemptKey) -> None:
@@ -177,7 +182,7 @@ class RunnerModel:
 
     def lose_process(self, process: Process) -> None:
         """A container is taken away."""
-        if process.lives:
+        if process.lives and self.processes.get((process.key, process.rank)) is process:
             process.state = "lost"
             self.watch.lost(process)
             if self.running and self.session:

@@ -141,17 +141,29 @@ class Simulation:
                     self.world.after(self.rng.uniform(0, 5), lambda: self.repeat(event))
 
         self.world.after(self.delay(), arrive)
+        if isinstance(event, events.LaunchPrepared):
+            self.lose_early(runner, event)
+
+    def lose_early(self, runner: RunnerModel, event: events.LaunchPrepared) -> None:
+        """An instance may be lost between its preparation and its start, while messages about it cross."""
+        share = self.profile.lost_early
+        if not share or not self.faulty or self.rng.random() >= share:
+            return
+        rank = self.rng.choice(event.endpoints).rank
+        if (process := runner.processes.get((event.attempt, rank))) is not None:
+            self.inject("process lost")
+            self.world.after(self.rng.uniform(0.0, 0.06), lambda: runner.lose_process(process))
 
     def repeat(self, event: Any) -> None:
         """A message arrives twice, maybe after its stream has ended."""
         runner = self.runners[event.runner_id]
         if isinstance(event, events.RunnerJoined):
             return
-        if isinstance(event, events.LaunchPrepared | events.LaunchFailed | events.AttemptStopped) and (
-            runner.session == event.session
-        ):
+        record = self.master.machine.state.runners.get(event.runner_id)
+        present = record is not None and record.session == event.session  # as far as the master knows
+        if isinstance(event, events.LaunchPrepared | events.LaunchFailed | events.AttemptStopped) and present:
             return  # of the present stream these are not repeated unasked
-        if isinstance(event, events.RankChanged) and runner.session == event.session:
+        if isinstance(event, events.RankChanged) and present:
             key = (event.report.attempt, event.report.status.rank)
             process = runner.processes.get(key)
             if process is None or process.state != event.report.status.state:

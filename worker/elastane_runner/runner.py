@@ -383,9 +383,20 @@ class Runner:
         self._begin(self._stop_and_confirm(launch, grace_seconds, ranks))
 
     async def _stop_and_confirm(self, launch: Launch, grace_seconds: float, ranks: list[int] | None) -> None:
+        silent = [rank for rank in ranks or () if rank not in launch.ranks or not launch.ranks[rank].lives]
         await self._stop(launch, grace_seconds, ranks)
+        for rank in silent:  # no event tells the end of what did not live, and the master waits for it
+            self._tell_gone(launch, rank)
         if not launch.lives:
             self._stream.send(stopped=training_pb2.RunnerStopped(attempt=_attempt(launch.key)))
+
+    def _tell_gone(self, launch: Launch, rank: int) -> None:
+        """Say that nothing of a rank is here."""
+        one = launch.ranks.get(rank)
+        if one is None or one.state != "exited":
+            one = Rank(rank)
+            one.apply(RankState.EXITED, -15, b"", time.time())
+        self._tell(launch, one)
 
     async def _stop(self, launch: Launch, grace_seconds: float, ranks: list[int] | None = None) -> None:
         """End ranks (None: all of the launch), whatever stage they are in, and return when they are gone."""

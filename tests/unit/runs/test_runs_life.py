@@ -482,24 +482,26 @@ def test_a_confirmed_stop_is_stored_although_no_slot_was_held_any_more() -> None
     assert driver.state(run_id) == "cancelled"
 
 
-def test_what_is_prepared_after_its_rank_was_placed_elsewhere_is_stopped_and_takes_slots_until_then() -> None:
+def test_a_late_word_on_an_instance_leaves_its_successor_no_slot_that_it_has_not_given_back() -> None:
     driver = RunsDriver()
     driver.join("a", 1)
     driver.join("b", 1)
     run_id = driver.submit(framework="elastane", instances=2, instances_min=1)
     key = driver.key(run_id)
-    late = dict(driver.take_with_runner(effects.Prepare))["b"]
-    (rank,) = late.ranks
-    driver.join("c", 3)
+    prepare = dict(driver.take_with_runner(effects.Prepare))["b"]
+    (rank,) = prepare.ranks
+    driver.prepared("b", prepare)
     driver.rank("b", key, rank, "lost")
-    assert driver.run(run_id).ranks[rank].runner_id == "c"
-    driver.prepared("b", late)
+    assert driver.run(run_id).ranks[rank].runner_id == "b"  # it prepares the rank again
+    driver.join("c", 3)
+    driver.rank("b", key, rank, "lost")  # its answer to Start, which crossed the first word
     ((runner, stop),) = driver.take_with_runner(effects.Stop)
     assert (runner, stop.rank, stop.attempt) == ("b", rank, key)
+    assert driver.run(run_id).ranks[rank].runner_id == "c" and driver.runner("b").slots_used == 1
+    driver.prepared("b", prepare)
     assert driver.runner("b").slots_used == 1
     driver.rank("b", key, rank, "exited", 143)
-    assert driver.runner("b").slots_used == 0
-    assert driver.run(run_id).ranks[rank].runner_id == "c"
+    assert driver.run(run_id).ranks[rank].runner_id == "c" and driver.runner("b").slots_used == 0
 
 
 # ---------------------------------------------------------------- two runners of one name

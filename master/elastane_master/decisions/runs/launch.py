@@ -97,8 +97,6 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
         if record is not None and record.state == "pending":
             record.state, record.address, record.port = "prepared", endpoint.host, endpoint.port
             ready.append(endpoint.rank)
-        elif (record is None or record.state == "lost") and 0 <= endpoint.rank < len(run.ranks):
-            _stop_given_up_rank(ctx, run, runner, endpoint.rank)
     if not ready:
         return
     ctx.changed_run(run)
@@ -107,14 +105,6 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
     elif all(record.state == "prepared" for record in run.ranks):
         run.reason = "all instances are prepared, and start"
         _start(ctx, run, [record.rank for record in run.ranks])
-
-
-def _stop_given_up_rank(ctx: RunsContext, run: Run, runner: Runner, rank: int) -> None:
-    """Have a runner stop what it prepared of a rank that is given up; until it is gone it takes slots."""
-    assert run.launch is not None
-    fence, slots = run.launch.fence, run.demand.slots_per_instance
-    holdings.hold_stale(ctx, runner, run.run_id, run.launch.attempt, fence, slots, rank)
-    send_stop_rank(ctx, run, runner, rank, "it was given up")
 
 
 def _start(ctx: RunsContext, run: Run, ranks: Iterable[int]) -> None:
@@ -283,7 +273,7 @@ def expire(ctx: RunsContext, run: Run) -> None:
         if runner.attends:
             count_failure(ctx, runner, reason)
         if run.demand.elastic:
-            _take_back(ctx, run, runner, [record.rank for record in records], reason)
+            take_back(ctx, run, runner, [record.rank for record in records], reason)
     if run.launch.ending is None:
         after_loss(ctx, run, reason, launch_failed=True)
 
@@ -293,7 +283,7 @@ def _waits_for_others(run: Run, records: Iterable[RankRecord]) -> bool:
     return not run.demand.elastic and all(record.state == "prepared" for record in records)
 
 
-def _take_back(ctx: RunsContext, run: Run, runner: Runner, ranks: list[int], reason: str) -> None:
+def take_back(ctx: RunsContext, run: Run, runner: Runner, ranks: list[int], reason: str) -> None:
     """Stop single instances of an elastic run; their slots are free once the runner confirms."""
     assert run.launch is not None
     holdings.give_up(ctx, runner, run.launch.fence, ranks)

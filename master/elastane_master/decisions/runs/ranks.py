@@ -143,9 +143,13 @@ def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status
     ctx.changed_run(run)
     _take_over(record, status)
     never_started = record.state in ("pending", "prepared", "starting")
-    record.state, record.deadline_at, record.ended_at = "lost", None, status.ended_at or ctx.now
-    holdings.release(ctx, runner, run.launch.fence, [record.rank])
     reason = f"{runner.runner_id} has lost rank {record.rank}"
+    if record.state == "pending" and run.demand.elastic and run.launch.ending is None:
+        # It may be a late word on the instance before: the one that is being prepared has to go first.
+        launch.take_back(ctx, run, runner, [record.rank], reason)
+    else:
+        record.state, record.deadline_at, record.ended_at = "lost", None, status.ended_at or ctx.now
+        holdings.release(ctx, runner, run.launch.fence, [record.rank])
     if run.launch.ending is not None:
         if run.launch.fence not in runner.holds:
             life.confirmed(ctx, run, runner)

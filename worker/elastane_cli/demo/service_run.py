@@ -217,7 +217,7 @@ class _Play:
         """True if a later ring of the elastic run has committed a step, or all that precede the wait."""
         job = self._job()
         is_held = job.step >= job.steps_per_epoch * (self.epochs // 2)
-        return job.generation > before.generation and (job.step > before.step or is_held)
+        return is_held or (job.generation > before.generation and job.step > before.step)
 
     def _look_at_runs(self) -> None:
         """Show each change of a run. Raises ServiceError if one has failed: nothing else will come then."""

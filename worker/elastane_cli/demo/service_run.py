@@ -214,7 +214,7 @@ class _Play:
         return self.service.client.get_job(self.service.training.get(self.runs[ELASTIC]).job)
 
     def _trains(self) -> bool:
-        """True if a later ring of the elastic run has committed a step, or it waits for the faults."""
+        """True if the elastic run trains with all its workers in the ring, or waits for the faults."""
         job = self._job()
         members = sum(one.state == job_pb2.WORKER_STATE_MEMBER for one in job.workers)
         return members > 0 and (self._is_held(job) or (members == self.ests and job.step >= KILL_STEP))

@@ -34,7 +34,7 @@ _WORDS: Mapping[Part, bytes] = {"master": b"elastane_master", "runner": b"runner
 class ServiceError(ElastaneError):
     """The local service did not reach the awaited state; the text holds the last lines of its log."""
 
-    code = "ELA405"
+    code = "ELA425"
 
 
 class RankKey(NamedTuple):

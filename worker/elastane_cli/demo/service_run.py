@@ -142,16 +142,16 @@ class _Play:
         return int(json.loads(done.stdout)["run"]["run_id"])
 
     def wait_until_all_run(self) -> None:
-        """Wait until every rank of every run is a process, and the elastic job trains."""
+        """Wait until every rank of every run is a process, and the elastic job trains on all its workers."""
         wanted = {RankKey(self.runs[name], rank) for name in self.runs for rank in range(self._size(name))}
         self.service.wait_for(lambda: self.service.ranks().keys() >= wanted, "all ranks", _END_SECONDS)
-        self.service.wait_for(
-            lambda: self._job().step >= KILL_STEP, "the elastic run's first steps", _END_SECONDS
-        )
+        self.service.wait_for(self._trains, "the elastic run's first steps", _END_SECONDS)
 
     def kill_rank(self) -> RankKill:
-        """Kill the last rank of the elastic run; wait until it is there again and the others train on."""
-        rank, job, before = RankKey(self.runs[ELASTIC], self.ests - 1), self._job(), self.service.ranks()
+        """Kill a rank of the elastic run; wait until it is there again and the others train on."""
+        job, before = self._job(), self.service.ranks()
+        members = [one.pid for one in job.workers if one.state == job_pb2.WORKER_STATE_MEMBER]
+        rank = self.service.rank_of(members[-1])
         self.say(f">>> kill -9 rank {rank.rank} of run {rank.run_id} after step {job.step}")
         at = time.monotonic()
         self.service.kill_rank(rank)
@@ -213,11 +213,19 @@ class _Play:
         """Return the job of the elastic run, which runs."""
         return self.service.client.get_job(self.service.training.get(self.runs[ELASTIC]).job)
 
-    def _trains_on(self, before: job_pb2.Job) -> bool:
-        """True if a later ring of the elastic run has committed a step, or all that precede the wait."""
+    def _trains(self) -> bool:
+        """True if the elastic run trains with all its workers in the ring, or waits for the faults."""
         job = self._job()
-        is_held = job.step >= job.steps_per_epoch * (self.epochs // 2)
-        return job.generation > before.generation and (job.step > before.step or is_held)
+        members = sum(one.state == job_pb2.WORKER_STATE_MEMBER for one in job.workers)
+        return members > 0 and (self._is_held(job) or (members == self.ests and job.step >= KILL_STEP))
+
+    def _is_held(self, job: job_pb2.Job) -> bool:
+        return 0 < job.steps_per_epoch * (self.epochs // 2) <= job.step
+
+    def _trains_on(self, before: job_pb2.Job) -> bool:
+        """True if a later ring of the elastic run has committed a step, or it waits for the faults."""
+        job = self._job()
+        return self._is_held(job) or (job.generation > before.generation and job.step > before.step)
 
     def _look_at_runs(self) -> None:
         """Show each change of a run. Raises ServiceError if one has failed: nothing else will come then."""

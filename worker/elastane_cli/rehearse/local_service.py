@@ -34,7 +34,7 @@ _WORDS: Mapping[Part, bytes] = {"master": b"elastane_master", "runner": b"runner
 class ServiceError(ElastaneError):
     """The local service did not reach the awaited state; the text holds the last lines of its log."""
 
-    code = "ELA457"
+    code = "ELA425"
 
 
 class RankKey(NamedTuple):
@@ -116,6 +116,16 @@ class LocalService:
                 os.close(handle)
                 found[RankKey(launch.run_id, int(file.parent.name))] = identity
         return found
+
+    def rank_of(self, pid: int) -> RankKey:
+        """Return the rank that a process is of, or descends from. Raises ServiceError."""
+        keys, above = {identity.pid: key for key, identity in self.ranks().items()}, parents()
+        at = pid
+        while at not in keys:
+            if at not in above:
+                raise ServiceError(f"process {pid} is of no rank\n{self.last_lines()}")
+            at = above[at]
+        return keys[at]
 
     def kill_rank(self, rank: RankKey) -> None:
         """SIGKILL the process of a rank; what it has started is ended by the service. Raises ServiceError."""

@@ -153,12 +153,10 @@ async def test_a_killed_runner_is_followed_by_one_that_adopts_its_containers(
         await made.runner.kill()
         before = made.started_at()
         made.runner.start()
-        begun = asyncio.get_running_loop().time()
-        async with patience.within(60):
+        async with patience.within(ADOPTION_SECONDS_MAX):
             while len(attending := made.runner.log_path.read_text().split("attends")) < 3:
                 await asyncio.sleep(0.02)
-        assert asyncio.get_running_loop().time() - begun < ADOPTION_SECONDS_MAX
-        assert "ranks=3" in attending[2] or '"ranks": 3' in attending[2], attending[2]
+        assert "ranks=3" in attending[2]
         assert made.started_at() == before and len(before) == 3
         await made.open_gates(3)
         run = await made.service.until(run_id, "SUCCEEDED")

@@ -97,7 +97,10 @@ async def bench(folder: Path, podman: PodmanService, *options: str, slots: int =
         "--write-folder", str(shared), *options,
     )  # fmt: skip
     async with (
-        serving_master(folder / "master", artifact_url=artifacts.as_uri()) as (master, channel),
+        serving_master(folder / "master", artifact_url=artifacts.as_uri(), runner_lease_seconds=600) as (
+            master,
+            channel,
+        ),
         running_runner(master.address, folder / "runner", *words) as runner,
     ):
         made = Bench(podman, Service(channel), runner, shared)

@@ -497,7 +497,7 @@ async def _kill_launch_at(bench: Bench, line: int) -> None:
 
 
 #: Before anything, before, between and after the containers are created, started and recorded.
-KILLED_AT = (1, 80, 114, 117, 118, 119, 120)
+KILLED_AT = (1, 80, 116, 119, 126, 128, 129)
 
 
 @pytest.mark.parametrize("line", KILLED_AT)

@@ -50,6 +50,7 @@ class Bench:
     def __init__(self, podman: PodmanService, service: Service, runner: RunnerProcess, shared: Path) -> None:
         self.podman, self.service, self.runner, self.shared = podman, service, runner, shared
         self.client = ContainerClient(podman.url)
+        self._gates: list[int] = []
 
     def containers(self) -> list[str]:
         """The containers of the runner, in the order of their ranks."""
@@ -69,12 +70,20 @@ class Bench:
             path = self.shared / f"go-{rank}"
             os.mkfifo(path)
             path.chmod(0o666)
+            self._gates.append(os.open(path, os.O_RDWR))  # both ends: neither side waits for the other's
         return f"read _ < {self.shared}/go-$RANK"
 
-    async def open_gates(self, ranks: int = 1) -> None:
-        async with patience.within(60):
-            for rank in range(ranks):
-                await asyncio.to_thread((self.shared / f"go-{rank}").write_text, "\n")
+    def open_gates(self) -> None:
+        """Let all ranks go on."""
+        for gate in self._gates:
+            os.write(gate, b"\n")
+
+    def close(self) -> None:
+        for gate in self._gates:
+            os.close(gate)
+        for container in reversed(self.containers()):
+            self.client.remove(container)
+        self.client.close()
 
 
 @asynccontextmanager
@@ -88,7 +97,10 @@ async def bench(folder: Path, podman: PodmanService, *options: str, slots: int =
         "--write-folder", str(shared), *options,
     )  # fmt: skip
     async with (
-        serving_master(folder / "master", artifact_url=artifacts.as_uri()) as (master, channel),
+        serving_master(folder / "master", artifact_url=artifacts.as_uri(), runner_lease_seconds=600) as (
+            master,
+            channel,
+        ),
         running_runner(master.address, folder / "runner", *words) as runner,
     ):
         made = Bench(podman, Service(channel), runner, shared)
@@ -97,9 +109,7 @@ async def bench(folder: Path, podman: PodmanService, *options: str, slots: int =
         finally:
             if runner.lives:
                 await runner.kill()
-            for container in reversed(made.containers()):
-                made.client.remove(container)
-            made.client.close()
+            made.close()
 
 
 async def test_ranks_are_containers_with_limits_without_rights_and_meet_at_their_loopback(
@@ -123,7 +133,7 @@ async def test_ranks_are_containers_with_limits_without_rights_and_meet_at_their
             assert (host["Memory"], host["MemorySwap"], host["NanoCpus"]) == (2**27, 2**27, 500_000_000)
             assert host["ReadonlyRootfs"] and "no-new-privileges" in host["SecurityOpt"]
             assert found["Config"]["User"] == "1234:99"
-        await made.open_gates(2)
+        made.open_gates()
         run = await made.service.until(run_id, "SUCCEEDED")
         assert [rank.exit_code for rank in run.ranks] == [0, 0]
         log = (await made.service.log(run_id, 1)).decode()
@@ -153,14 +163,12 @@ async def test_a_killed_runner_is_followed_by_one_that_adopts_its_containers(
         await made.runner.kill()
         before = made.started_at()
         made.runner.start()
-        begun = asyncio.get_running_loop().time()
-        async with patience.within(60):
+        async with patience.within(ADOPTION_SECONDS_MAX):
             while len(attending := made.runner.log_path.read_text().split("attends")) < 3:
                 await asyncio.sleep(0.02)
-        assert asyncio.get_running_loop().time() - begun < ADOPTION_SECONDS_MAX
-        assert "ranks=3" in attending[2] or '"ranks": 3' in attending[2], attending[2]
+        assert "ranks=3" in attending[2]
         assert made.started_at() == before and len(before) == 3
-        await made.open_gates(3)
+        made.open_gates()
         run = await made.service.until(run_id, "SUCCEEDED")
         assert run.attempt == 1
         for rank in range(3):
@@ -205,7 +213,7 @@ async def test_nothing_is_given_up_while_the_container_engine_is_away(
                 while "adopted as they are recorded" not in made.runner.log_path.read_text():
                     await asyncio.sleep(0.02)
             await made.service.until(run_id, "RUNNING")
-            await made.open_gates()
+            made.open_gates()
         finally:
             podman.start()
         run = await made.service.until(run_id, "FAILED")

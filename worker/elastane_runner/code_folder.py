@@ -119,6 +119,19 @@ def clone(url: str, commit: str, target: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def make_readable(folder: Path) -> None:
+    """Let every user read a folder that it reaches, as the user of a container does. Raises OSError.
+
+    The folder above keeps others of this machine out.
+    """
+    for parent, folders, files in os.walk(folder):
+        Path(parent).chmod(0o755)
+        for path in (Path(parent) / name for name in files):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode | 0o444)
+        folders[:] = [name for name in folders if not (Path(parent) / name).is_symlink()]
+
+
 def _git(folder: Path | None, *arguments: str) -> None:
     where = [] if folder is None else ["-C", str(folder)]
     environment = {

@@ -214,8 +214,9 @@ class ContainerEngine:
             for rank, container in containers.items():
                 rank_folder = folder / "ranks" / str(rank)
                 rank_folder.mkdir(mode=0o700)
+                started_at = time.time()  # before: a rank may have ended when the engine answers
                 self._client.start(container)
-                write_record(rank_folder / PROCESS, _process_record(container, time.time()))
+                write_record(rank_folder / PROCESS, _process_record(container, started_at))
             write_record(folder / LAUNCHED, {})
         except (OSError, EngineError, ContainerMissingError) as error:
             self._take_back(plan.run, plan.attempt)

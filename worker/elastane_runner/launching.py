@@ -21,7 +21,7 @@ from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import training_pb2
 from elastane_runner.algorithms import Algorithm
 from elastane_runner.archive import ArchiveLimits
-from elastane_runner.code_folder import CodeCache, CodeError, clone
+from elastane_runner.code_folder import CodeCache, CodeError, clone, make_readable
 from elastane_runner.engine import AttemptPlan, RankPlan
 from elastane_runner.environment import (
     Endpoint,
@@ -190,6 +190,7 @@ def _code(
         clone(spec.code.git.url, spec.code.git.commit, target)
     else:
         target.mkdir()
+    make_readable(target)
     return target
 
 

@@ -226,6 +226,27 @@ def test_a_commit_that_cannot_be_had_leaves_nothing(
     assert refused.value.is_permanent is permanent and not list(tmp_path.iterdir())
 
 
+def test_code_is_readable_for_the_user_of_a_container_below_a_folder_that_is_not(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "sub").mkdir(parents=True)
+    for path in (project / "train.py", project / "sub" / "run.sh"):
+        path.write_text("x")
+        path.chmod(0o700)
+    digest = pack(project, tmp_path / "a.zip")
+    launch = LaunchStore(tmp_path / "runner").new(record())
+    Folder(tmp_path.as_uri()).write(layout.code_archive(digest), [(tmp_path / "a.zip").read_bytes()])
+    launch.record.spec |= {"code": {"archive_sha256": digest}, "command": ["x"]}
+    before = os.umask(0o077)
+    try:
+        folder = prepare(launch, tmp_path.as_uri(), CodeCache(tmp_path), SETTINGS).folder
+    finally:
+        os.umask(before)
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    for path in (folder, *folder.rglob("*")):
+        wanted = 0o555 if path.is_dir() else 0o444
+        assert path.stat().st_mode & wanted == wanted, path
+
+
 # ---------------------------------------------------------------- launches
 
 

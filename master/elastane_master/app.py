@@ -77,7 +77,7 @@ def services() -> list[ServiceDescriptor]:
 class Master:
     """One master. Used from one event loop.
 
-    address: HOST:PORT as bound, once started. leadership, hosts: set once the store is open. calls: the rpcs
+    address: HOST:PORT as bound, once started. leadership, jobs: set once the store is open. calls: the rpcs
     for the dashboard; None before the services exist, or without an HTTP port. measures: of its calls and
     store.
     """
@@ -89,7 +89,7 @@ class Master:
         self._server: grpc.aio.Server | None = None
         self._store: Store | None = None
         self._state_lock: StateLock | None = None
-        self.hosts: JobServers | None = None
+        self.jobs: JobServers | None = None
         self.runs: TrainingRuns | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
@@ -132,16 +132,16 @@ class Master:
             measures=self.measures,
             failed=self._fail,
         )
-        self.hosts = leadership.hosts
+        self.jobs = leadership.jobs
         self.runs = TrainingRuns(
-            self.hosts, settings.service_options(), settings.log_options(), settings, run_message
+            self.jobs, settings.service_options(), settings.log_options(), settings, run_message
         )
-        self.hosts.companions.append(self.runs)
-        self.hosts.finished.retention = Retention.parse(settings.keep_finished)
-        self.hosts.finished.close_seconds = settings.close_finished_seconds
-        self._tracer = self.hosts.opening.tracer = tracing.open_tracer("elastane-master", self.address)
-        self._gate.hosts = self.hosts
-        names = self._add_services(self._server, self.hosts, self.runs)
+        self.jobs.companions.append(self.runs)
+        self.jobs.finished.retention = Retention.parse(settings.keep_finished)
+        self.jobs.finished.close_seconds = settings.close_finished_seconds
+        self._tracer = self.jobs.opening.tracer = tracing.open_tracer("elastane-master", self.address)
+        self._gate.jobs = self.jobs
+        names = self._add_services(self._server, self.jobs, self.runs)
         await leadership.start()
         self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))
         self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
@@ -155,7 +155,7 @@ class Master:
             address=self.address,
             http=self._http.address if self._http is not None else None,
             store=self._store.url,
-            jobs=self.hosts.count if self.leads else None,
+            jobs=self.jobs.count if self.leads else None,
             tls=_how(files),
             tokens=settings.security.token_file is not None,
         )
@@ -224,10 +224,10 @@ class Master:
 
     # ---------------------------------------------------------------- the services
 
-    def _add_services(self, server: grpc.aio.Server, hosts: JobServers, runs: TrainingRuns) -> list[str]:
+    def _add_services(self, server: grpc.aio.Server, jobs: JobServers, runs: TrainingRuns) -> list[str]:
         """Register every service; return the names of Elastane's own."""
         described = services()
-        servicers: list[object] = [servicer(hosts) for servicer in _SERVICERS]
+        servicers: list[object] = [servicer(jobs) for servicer in _SERVICERS]
         servicers += [servicer(runs) for servicer in _RUN_SERVICERS]
         handlers = [
             service_handler(service, servicer, self.settings.watch_write_seconds_max, self.measures.rpcs)

@@ -99,7 +99,7 @@ class FuzzedMaster:
         """What is stored gives the live state of every job, and no log broke."""
 
         async def compare() -> None:
-            hosts = self.master.hosts
+            hosts = self.master.jobs
             assert hosts is not None
             for host in hosts.all():
                 assert host.log.failure is None, host.log.failure

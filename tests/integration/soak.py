@@ -257,9 +257,9 @@ def _context(step: int) -> common_pb2.EstContext:
 
 async def settle(master: Master) -> None:
     """Until the master has seen that all are gone: it hears of broken streams when it does."""
-    assert master.hosts is not None
+    assert master.jobs is not None
     async with patience.within(120):
-        for host in master.hosts.all():
+        for host in master.jobs.all():
             while host._streams or host.sessions or host.watchers or host.task_waiters.count:
                 await asyncio.sleep(0.01)
             await host.log.settled()
@@ -267,8 +267,8 @@ async def settle(master: Master) -> None:
 
 async def sample(master: Master, load: Load, minute: int) -> Sample:
     await settle(master)
-    assert master.hosts is not None and master._store is not None
-    hosts = master.hosts.all()
+    assert master.jobs is not None and master._store is not None
+    hosts = master.jobs.all()
     # A snapshot ends what is kept since the last one; when that is due depends on real time.
     state_bytes = sum(len(host.machine.snapshot()) for host in hosts)
     gc.collect()

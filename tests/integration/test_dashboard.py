@@ -167,7 +167,7 @@ async def test_a_kill_is_seen_live(tmp_path: Path) -> None:
         worker.call.cancel()
         seen = await until(events, "events", "worker lost")
         assert "curves" not in seen, "only what changed is sent"
-        host = master.hosts.get("j")
+        host = master.jobs.get("j")
         assert host.watchers == 1
         await events.aclose()
         async with patience.within(20):
@@ -363,7 +363,7 @@ async def test_actions_pass_the_gate_its_quotas_and_its_measures(
 ) -> None:
     tokens = entry("root", ["operator"], ["*"], requests_per_second=8.0)
     async with dashboard_master(tmp_path, tokens) as (master, _, base), Browser(base) as browser:
-        await master.hosts.create("j", JobSettings(ests=1))
+        await master.jobs.create("j", JobSettings(ests=1))
         await browser.log_in("root")
         _, page = await browser.post("/jobs/j/suspend")
         assert "The job is suspended" in text_of(page)
@@ -485,7 +485,7 @@ async def test_a_master_that_stands_by_says_who_leads(tmp_path: Path) -> None:
         events = browser.live("/jobs/j/live")
         await anext(events)
         leader = Leader(address="10.0.0.9:50051", master="other:1")
-        master.hosts.pause(not_leading(leader))
+        master.jobs.pause(not_leading(leader))
         await patience.wait_for(_drained(events), 10)
         for path in ("/", "/jobs/j", "/jobs/j/live"):
             status, page = await browser.get(path)
@@ -497,7 +497,7 @@ async def test_a_master_that_stands_by_says_who_leads(tmp_path: Path) -> None:
 async def test_events_that_are_no_longer_in_memory_come_from_the_store(tmp_path: Path) -> None:
     async with dashboard_master(tmp_path) as (master, channel, base), Browser(base) as browser:
         await create_job(channel)
-        host = master.hosts.get("j")
+        host = master.jobs.get("j")
         kept, host.recent_notes = host.recent_notes, RecentNotes(2)
         host.recent_notes.extend(kept)
         for workers in (1, 2, 1, 2):

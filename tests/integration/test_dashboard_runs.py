@@ -87,6 +87,8 @@ async def test_the_queue_what_runs_what_has_ended_and_the_runners(tmp_path: Path
 async def test_a_run_without_javascript(tmp_path: Path) -> None:
     async with service(tmp_path) as (channel, browser, runner):
         code = training_pb2.CodeRef(archive_sha256=SHA256)
+        service_said = await stub(channel).GetService(training_pb2.TrainingServiceGetServiceRequest())
+        Folder(service_said.artifact_url).write(layout.code_archive(SHA256), [b"zip"])
         await train(channel, instances=2, parameters={"LR": "0.1"}, code=code, command=["train.py"])
         prepare = await runner.launch()
         runner.report(prepare.attempt, 1, "RUNNING", last_line="halfway")

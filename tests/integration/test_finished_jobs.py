@@ -52,7 +52,7 @@ class Api:
 
     def __init__(self, master: Master, channel: grpc.aio.Channel) -> None:
         self.master, self.channel = master, channel
-        self.hosts = master.hosts
+        self.job_servers = master.jobs
         self.redis = master._store.redis
         self.jobs = job_pb2_grpc.JobServiceStub(channel)
         self.shards = shard_pb2_grpc.ShardServiceStub(channel)
@@ -94,7 +94,7 @@ class Api:
 
     async def all_closed(self) -> None:
         """Wait for the logs, too: a job is no longer found before its log has ended."""
-        await until(lambda: not self.hosts.all() and not logs_running())
+        await until(lambda: not self.job_servers.all() and not logs_running())
 
     async def keys(self, name: str) -> set[str]:
         return {key.decode().rpartition(":")[2] for key in await self.redis.keys(f"elastane:{{{name}}}:*")}
@@ -142,7 +142,7 @@ async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api) -> None:
     assert [job.name for job in listed] == [*names, "worked"]
     assert all(job.HasField("closed") and job.phase == job_pb2.JOB_PHASE_CANCELLED for job in listed)
     assert (await api.get("j07")).reason == "cancelled by an operator"
-    assert api.hosts.all() == []  # that was answered from the records
+    assert api.job_servers.all() == []  # that was answered from the records
 
     # What is not in the record is read again, of this job alone.
     audit = await api.shards.GetAuditLog(shard_pb2.GetAuditLogRequest(job="worked"))
@@ -154,7 +154,7 @@ async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api) -> None:
     assert {"job_created", "dataset_created"} <= {event.kind for event in events}
     metrics = metric_pb2_grpc.MetricServiceStub(api.channel)
     await metrics.GetSeries(metric_pb2.GetSeriesRequest(job="worked"))
-    assert [host.name for host in api.hosts.all()] == ["worked"]
+    assert [host.name for host in api.job_servers.all()] == ["worked"]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await api.jobs.Scale(job_pb2.JobServiceScaleRequest(name="j07", workers_min=1, workers_max=1))
     assert reason_of(refused.value)[1] == "WRONG_PHASE"
@@ -177,33 +177,33 @@ async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api) -> None:
 async def test_what_is_changed_after_a_record_was_made_counts(api: Api) -> None:
     await api.finish("j")
     await api.all_closed()
-    api.hosts.finished.close_seconds = 3600
+    api.job_servers.finished.close_seconds = 3600
     prices = job_pb2.JobServiceSetPricesRequest(name="j", spot_price_micros=7)
     await api.jobs.SetPrices(prices)  # opens it again
-    assert [host.name for host in api.hosts.all()] == ["j"]
-    await api.hosts.abandon(stopping())  # as a crash: nothing more is written
-    await api.hosts.start()
-    api.hosts.refuse(None)
+    assert [host.name for host in api.job_servers.all()] == ["j"]
+    await api.job_servers.abandon(stopping())  # as a crash: nothing more is written
+    await api.job_servers.start()
+    api.job_servers.refuse(None)
     job = await api.get("j")
     assert job.settings.spot_price_micros == 7 and not job.HasField("closed")
 
 
 async def test_a_store_that_lost_the_last_write_is_given_it_again(api: Api) -> None:
     await api.finish("j")
-    close, asked = api.hosts.finished.records.close, asyncio.Event()
+    close, asked = api.job_servers.finished.records.close, asyncio.Event()
 
     async def lost(job: str, token: int, sequence: int, record: bytes) -> bool:
-        api.hosts.finished.records.close = close
+        api.job_servers.finished.records.close = close
         await api.redis.delete(JobKeys.of(job).snapshot)
         asked.set()
         return await close(job, token, sequence + 1, record)
 
-    api.hosts.finished.records.close = lost
+    api.job_servers.finished.records.close = lost
     await patience.wait_for(asked.wait(), 30)
     async with patience.within(30):
         while "snapshot" not in await api.keys("j"):  # the store tells nobody
             await asyncio.sleep(0.02)
-    assert (await api.hosts.find("j")).machine.state.phase == "cancelled"
+    assert (await api.job_servers.find("j")).machine.state.phase == "cancelled"
 
 
 async def test_a_leader_whose_job_is_taken_while_it_writes_it_anew_gives_up_leading(
@@ -212,7 +212,7 @@ async def test_a_leader_whose_job_is_taken_while_it_writes_it_anew_gives_up_lead
     """Else it would lead on with an old token, and refuse the job's requests."""
     await api.finish("j")
     failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    api.hosts._on_failed = failed.set_result
+    api.job_servers._on_failed = failed.set_result
 
     async def lost(job: str, token: int, sequence: int, record: bytes) -> bool:
         monkeypatch.setattr(JobLog, "open", taken)
@@ -221,7 +221,7 @@ async def test_a_leader_whose_job_is_taken_while_it_writes_it_anew_gives_up_lead
     async def taken(*args: object, **options: object) -> None:
         raise Fenced("another master took it", job="j", token=1, holder="2")
 
-    api.hosts.finished.records.close = lost
+    api.job_servers.finished.records.close = lost
     assert isinstance(await patience.wait_for(failed, 30), Fenced)
 
 
@@ -258,11 +258,11 @@ async def test_delete(api: Api) -> None:
     assert reason_of(other.value)[1] == "WRONG_PHASE"
 
     await api.finish("closed")
-    await until(lambda: [job.name for job in api.hosts.closed()] == ["closed"])
+    await until(lambda: [job.name for job in api.job_servers.closed()] == ["closed"])
     await api.delete("closed")
-    await api.hosts.abandon(stopping())
-    await api.hosts.start()  # the next master does not take the new job for the deleted one
-    api.hosts.refuse(None)
+    await api.job_servers.abandon(stopping())
+    await api.job_servers.start()  # the next master does not take the new job for the deleted one
+    api.job_servers.refuse(None)
     assert [job.name for job in await api.list()] == ["j"]
 
 
@@ -272,8 +272,8 @@ async def test_finished_jobs_are_deleted_when_they_are_kept_no_longer(tmp_path: 
         await api.create("runs")
         for name in ("a", "b", "c"):
             await api.finish(name)
-        await until(lambda: api.hosts.names() == ["b", "c", "runs"])
-        await until(lambda: len(api.hosts.closed()) == 2)
+        await until(lambda: api.job_servers.names() == ["b", "c", "runs"])
+        await until(lambda: len(api.job_servers.closed()) == 2)
         assert await api.keys("a") == {"fence"}
         assert {"snapshot", "events"} <= await api.keys("b")
 
@@ -281,11 +281,11 @@ async def test_finished_jobs_are_deleted_when_they_are_kept_no_longer(tmp_path: 
 async def test_a_deletion_that_was_cut_off_is_ended_by_the_next_master(api: Api) -> None:
     await api.finish("j")
     await api.all_closed()
-    (job,) = api.hosts.closed()
-    await api.hosts.finished.records.delete("j", job.stored.token, "")
-    await api.hosts.abandon(stopping())
-    await api.hosts.start()
-    api.hosts.refuse(None)
+    (job,) = api.job_servers.closed()
+    await api.job_servers.finished.records.delete("j", job.stored.token, "")
+    await api.job_servers.abandon(stopping())
+    await api.job_servers.start()
+    api.job_servers.refuse(None)
     assert await api.list() == [] and not await api.redis.sismember("elastane:jobs", "j")
 
 
@@ -302,7 +302,7 @@ async def test_a_deletion_whose_answer_was_lost_is_ended_by_whoever_asks_next(
         await recover(*arguments, **options)
         raise ConnectionError("connection reset")
 
-    delete = api.hosts.finished.records.delete
+    delete = api.job_servers.finished.records.delete
 
     async def lost(job: str, token: int, request_id: str) -> None:
         await delete(job, token, request_id)
@@ -312,26 +312,26 @@ async def test_a_deletion_whose_answer_was_lost_is_ended_by_whoever_asks_next(
         store.setattr(JobLog, "open", cut_off)
         for name in ("asked", "again"):
             with pytest.raises(ConnectionError):
-                await api.hosts.find(name)
-        store.setattr(api.hosts.finished.records, "delete", lost)
+                await api.job_servers.find(name)
+        store.setattr(api.job_servers.finished.records, "delete", lost)
         for name in ("asked", "again"):
             with pytest.raises(grpc.aio.AioRpcError) as unknown:
                 await api.delete(name, request_id="r")
             assert reason_of(unknown.value)[1] == "STORE_UNAVAILABLE"
 
     with pytest.raises(Rejection) as busy:
-        await api.hosts.find("asked")
+        await api.job_servers.find("asked")
     assert busy.value.reason == "busy"
     await api.delete("again", request_id="r")
-    assert api.hosts.names() == [] and not api.hosts.held()
+    assert api.job_servers.names() == [] and not api.job_servers.held()
     assert await api.keys("asked") == await api.keys("again") == {"fence"}
     assert (await api.create("asked")).created
 
 
 async def test_a_job_is_not_closed_when_somebody_comes_while_the_store_is_asked(api: Api) -> None:
-    api.hosts.finished.close_seconds = 3600
+    api.job_servers.finished.close_seconds = 3600
     await api.finish("j")
-    (host,) = api.hosts.all()
+    (host,) = api.job_servers.all()
     confirm, visits = host.confirm, []
 
     async def visited() -> None:
@@ -340,9 +340,9 @@ async def test_a_job_is_not_closed_when_somebody_comes_while_the_store_is_asked(
 
     host.confirm = visited
     await until(lambda: host.is_unused(0.01))
-    api.hosts.finished.close_seconds = 0.01
-    await api.hosts.finished.close_unused()
-    assert len(visits) == 1 and api.hosts.all() == [host] and not host.stopping
+    api.job_servers.finished.close_seconds = 0.01
+    await api.job_servers.finished.close_unused()
+    assert len(visits) == 1 and api.job_servers.all() == [host] and not host.stopping
 
 
 async def test_a_master_that_was_asleep_does_not_bring_a_deleted_job_back(tmp_path: Path) -> None:
@@ -360,15 +360,15 @@ async def test_a_closed_job_that_another_master_took_is_not_opened_or_deleted(ap
     await api.finish("j")
     await api.all_closed()
     failed: list[Exception] = []
-    api.hosts._on_failed = failed.append
+    api.job_servers._on_failed = failed.append
     newer = JobServers(Store(api.redis, "", None), OPTIONS)
     await newer.start()
     with pytest.raises(Fenced):
-        await api.hosts.find("j")
+        await api.job_servers.find("j")
     with pytest.raises(Fenced):
-        await api.hosts.delete("j")
+        await api.job_servers.delete("j")
     # Each time it gives up leading: on with its old token, it would refuse the job's requests for ever.
-    assert len(failed) == 2 and api.hosts.all() == []
+    assert len(failed) == 2 and api.job_servers.all() == []
     assert (await newer.find("j")).machine.state.phase == "cancelled"
     await newer.stop(stopping())
 

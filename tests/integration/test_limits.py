@@ -252,7 +252,7 @@ async def test_watchers_beyond_the_limit_are_refused_until_one_leaves(tmp_path: 
         ):
             await busy(act, "watchers_per_job_max")
         watch.cancel()
-        host = served.master.hosts.get("j")
+        host = served.master.jobs.get("j")
         async with patience.within(20):
             while host.watchers > 1:
                 await asyncio.sleep(0.01)  # the server hears of a cancelled call when it does
@@ -263,7 +263,7 @@ async def test_calls_that_wait_for_tasks_are_limited(tmp_path: Path) -> None:
     async with api(tmp_path, lease_waiters_per_job_max=1) as served:
         assert len((await served.lease("a", max_tasks=4)).tasks) == 4
         waiting = asyncio.create_task(served.lease("b", max_tasks=1))
-        host = served.master.hosts.get("j")
+        host = served.master.jobs.get("j")
         async with patience.within(20):
             while host.task_waiters.count < 1:
                 await asyncio.sleep(0.01)
@@ -298,7 +298,7 @@ async def test_a_watcher_that_does_not_read_is_cut_off(tmp_path: Path) -> None:
                 ring_pb2.WatchEventsRequest(job="j", follow=True)
             )
             await watch.read()
-            host = served.master.hosts.get("j")
+            host = served.master.jobs.get("j")
             async with patience.within(60):
                 while host.watchers:
                     worker = Worker(served.channel, "a")

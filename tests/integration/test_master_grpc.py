@@ -447,7 +447,7 @@ async def test_without_its_store_the_master_says_that_it_does_not_serve(api: Sim
 
 async def test_a_caller_who_leaves_does_not_take_the_write_of_others_along(api: SimpleNamespace) -> None:
     async with store_down(api.master):
-        host = api.master.hosts.get("j")
+        host = api.master.jobs.get("j")
         in_flight = asyncio.ensure_future(api.shards.CreateDataset(dataset("in-flight")))
         while host.log.reachable:
             await asyncio.sleep(0.01)

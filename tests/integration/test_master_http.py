@@ -130,9 +130,9 @@ async def test_metrics_need_a_readers_token_and_probes_do_not(tmp_path: Path) ->
 async def test_a_token_sees_the_figures_of_its_jobs_only(tmp_path: Path) -> None:
     tokens = "".join(standard_tokens())
     async with http_master(tmp_path, tokens) as (master, address):
-        assert master.hosts is not None
+        assert master.jobs is not None
         for name in ("mine", "yours"):
-            await master.hosts.create(name, JobSettings(ests=1))
+            await master.jobs.create(name, JobSettings(ests=1))
         assert jobs_told((await get(address, "/metrics", bearer("reader")))[1]) == {"mine"}
         assert jobs_told((await get(address, "/metrics", bearer("stranger")))[1]) == {"yours"}
         assert jobs_told((await get(address, "/metrics", bearer("root")))[1]) == {"mine", "yours"}
@@ -245,7 +245,7 @@ async def test_a_standby_says_who_leads_until_it_leads_itself(tmp_path: Path) ->
             assert f"at {first.address} leads" in (await get(addresses[1], "/"))[1]
             standing_by = (await get(addresses[1], "/metrics"))[1]
             assert "elastane_master_leader 0.0" in standing_by
-            await first.hosts.create("j", JobSettings(ests=1))
+            await first.jobs.create("j", JobSettings(ests=1))
             assert jobs_told((await get(addresses[1], "/metrics"))[1]) == set()
             await first.stop()
             async with patience.within(20):
@@ -274,10 +274,10 @@ async def _on(store: Store, folder: Path) -> Master:
 
 async def test_a_store_that_is_away_is_not_ready_but_alive(tmp_path: Path) -> None:
     async with http_master(tmp_path) as (master, address):
-        await master.hosts.create("j", JobSettings(ests=1))
+        await master.jobs.create("j", JobSettings(ests=1))
         async with store_down(master):
             # Something has to be written before it is known.
-            asking = asyncio.create_task(master.hosts.get("j").submit(SuspendRequested("r")))
+            asking = asyncio.create_task(master.jobs.get("j").submit(SuspendRequested("r")))
             async with patience.within(20):
                 while (await get(address, "/readyz"))[0] == 200:
                     await asyncio.sleep(0.02)
@@ -300,7 +300,7 @@ class _Served:
     """A master that serves nothing but its port."""
 
     def __init__(self) -> None:
-        self.measures, self.leads, self.hosts = MasterMeasures(), True, None
+        self.measures, self.leads, self.jobs = MasterMeasures(), True, None
         self.gate, self.store_reachable, self.fencing_token = Gate(TokenFile(None)), True, 0
         self.calls = None
 

@@ -346,7 +346,7 @@ async def test_no_worker_is_evicted_while_the_store_is_away(tmp_path: Path) -> N
         await worker.hello()
         async with store_down(master):
             write = asyncio.ensure_future(create_dataset(channel, 1))
-            while master.hosts.get("j").log.reachable:
+            while master.jobs.get("j").log.reachable:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(1.5)  # silent for three timeouts
             assert [info.worker_id for info in (await get_job(channel)).workers] == ["a"]

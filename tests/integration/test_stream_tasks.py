@@ -99,7 +99,7 @@ async def test_a_request_that_waits_holds_up_those_behind_it_until_a_task_comes_
     served: tuple[Master, shard_pb2_grpc.ShardServiceStub],
 ) -> None:
     master, shards = served
-    waiters = master.hosts.get("j").task_waiters
+    waiters = master.jobs.get("j").task_waiters
     other = await shards.LeaseTasks(request(0, tasks=100, worker_id="other").request)
     call = shards.StreamTasks()
     await call.write(request(1, wait_seconds=300))
@@ -171,7 +171,7 @@ async def test_a_job_that_is_paused_sends_streams_of_tasks_away(
 ) -> None:
     """One waits for the store, one for tasks, and one for its client: none may stay with a deposed leader."""
     master, shards = served
-    host = master.hosts.get("j")
+    host = master.jobs.get("j")
     silent, waiting, writing = shards.StreamTasks(), shards.StreamTasks(), shards.StreamTasks()
     await silent.write(request(0, tasks=99, worker_id="silent"))
     assert len((await silent.read()).response.tasks) == 99
@@ -182,12 +182,12 @@ async def test_a_job_that_is_paused_sends_streams_of_tasks_away(
         await writing.write(request(3, [done(task)], tasks=0, worker_id="writing"))
         while host.log.appended == host.log.durable or not host.task_waiters.count:
             await asyncio.sleep(0.005)
-        master.hosts.pause(Rejection("not_leading", "another master may lead"))
+        master.jobs.pause(Rejection("not_leading", "another master may lead"))
         for call in (silent, waiting, writing):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call.read()
             assert reason_of(refused.value)[2].reason == errors_pb2.ERROR_REASON_NOT_LEADING
-    master.hosts.resume()
+    master.jobs.resume()
     async with patience.within(20):
         await shards.LeaseTasks(request(4, tasks=0).request)
     assert not host._ends

@@ -103,7 +103,7 @@ async def test_health_is_well_when_a_master_leads_again_after_it_had_lost_the_st
 ) -> None:
     async with master_on(store, tmp_path / "a") as (master, channel):
         await create(channel)
-        master.hosts.store_reachable(master.hosts.get("j"), False)
+        master.jobs.store_reachable(master.jobs.get("j"), False)
         await becomes(channel, NOT_SERVING)
         await master.leadership.give_way("another leads")
         await master.leadership.lead()

@@ -43,8 +43,8 @@ class Closings:
 
     def apply(self, master: MasterModel) -> None:
         """To a master that starts."""
-        master.hosts.finished.close_seconds = self.close_seconds
-        master.hosts.finished.retention = Retention(newest=self.newest)
+        master.jobs.finished.close_seconds = self.close_seconds
+        master.jobs.finished.retention = Retention(newest=self.newest)
 
 
 def draw(seed: int) -> Closings | None:
@@ -58,7 +58,7 @@ def draw(seed: int) -> Closings | None:
 def check_served_once(world: World, master: MasterModel) -> None:
     """A request comes to a master."""
     try:
-        twice = {host.name for host in master.hosts.all()} & {job.name for job in master.hosts.closed()}
+        twice = {host.name for host in master.jobs.all()} & {job.name for job in master.jobs.closed()}
     except Rejection:  # it does not serve
         return
     for name in sorted(twice):

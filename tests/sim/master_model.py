@@ -128,15 +128,15 @@ class MasterModel:
             clock=Clock(self.process.wall, self.process.time),
             master=self.name,
         )
-        self.hosts = self.leadership.hosts
+        self.jobs = self.leadership.jobs
         if self._closings is not None:
             self._closings.apply(self)
         servicers = (
-            JobServicer(self.hosts),
-            ShardServicer(self.hosts),
-            RingServicer(self.hosts),
-            ContextServicer(self.hosts),
-            MetricServicer(self.hosts),
+            JobServicer(self.jobs),
+            ShardServicer(self.jobs),
+            RingServicer(self.jobs),
+            ContextServicer(self.jobs),
+            MetricServicer(self.jobs),
         )
         described = services()[: len(servicers)]  # those of runs have a simulation of their own
         self._handlers = [
@@ -152,7 +152,7 @@ class MasterModel:
             self.kill()
             return
         with contextlib.suppress(Rejection):  # its lease may have expired, which it will notice soon
-            for error in self.hosts.held().values() if self.leadership.leads else ():
+            for error in self.jobs.held().values() if self.leadership.leads else ():
                 self.world.fail("nothing lost", f"{self.name} holds a job: {error}")
         self.serving = True
         self.world.log(f"{self.name} serves")
@@ -186,7 +186,7 @@ class MasterModel:
             await self.leadership.stop()
         else:
             # The product refuses new requests first; skipped here, so that more of them race with the stop.
-            await self.hosts.stop(stopping())
+            await self.jobs.stop(stopping())
         self.kill()
 
     def _takeover_ends(self) -> None:
@@ -221,7 +221,7 @@ class MasterModel:
         if not self.serving or not self.leadership.leads:
             return None
         try:
-            return self.hosts.get(JOB)
+            return self.jobs.get(JOB)
         except (JobDamaged, JobTooNew) as error:
             self.world.fail("nothing lost", f"{self.name} holds the job: {error}")
             return None

@@ -100,7 +100,7 @@ def check_whole(world: World, server: StoreServer, master: MasterModel) -> None:
     if not master.leadership.ready:
         return
     try:
-        held = {one.name for one in (*master.hosts.all(), *master.hosts.closed())}
+        held = {one.name for one in (*master.jobs.all(), *master.jobs.closed())}
     except Rejection:  # its lease has just expired
         return
     names = {name.decode() for name in server.data.get(JOBS_KEY.encode(), ())}

@@ -127,33 +127,33 @@ class JobFacts:
 class Gatherer:
     """Gathers the contents of pages. Used from one event loop."""
 
-    def __init__(self, hosts: JobServers) -> None:
-        self._hosts = hosts
-        self._metrics = MetricServicer(hosts)
+    def __init__(self, jobs: JobServers) -> None:
+        self._jobs = jobs
+        self._metrics = MetricServicer(jobs)
         self._kept: OrderedDict[str, _Notes] = OrderedDict()
 
-    async def facts(self, host: JobServer) -> JobFacts:
+    async def facts(self, server: JobServer) -> JobFacts:
         """Return the current contents of a job's page; errors of the store are listed in `missing`."""
         missing: list[str] = []
-        kept = self._kept_notes(host)
+        kept = self._kept_notes(server)
         drawn_curves: tuple[tuple[CurvePicture, ...], int] = ((), 0)
-        if await self._read(_settled(host), "what is shown may not be stored yet", missing):
-            await self._read(kept.catch_up(self._hosts), "older events are left out", missing)
-            if curves := await self._read(self._metrics.curves(host), "no logged values", missing):
+        if await self._read(_settled(server), "what is shown may not be stored yet", missing):
+            await self._read(kept.catch_up(self._jobs), "older events are left out", missing)
+            if curves := await self._read(self._metrics.curves(server), "no logged values", missing):
                 drawn_curves = _drawn(curves[0])
         notes = kept.all()
-        machine, now = host.machine, host.clock()
+        machine, now = server.machine, server.clock()
         view = job_view(machine, now)
         workers = {worker.worker: worker.session for worker in view.workers[:WORKERS_SHOWN]}
-        heard = {name: host.liveness.last_heard(name, session) for name, session in workers.items()}
-        rows, total, left_out = _contexts(host)
+        heard = {name: server.liveness.last_heard(name, session) for name, session in workers.items()}
+        rows, total, left_out = _contexts(server)
         drawn = timeline(notes, now)
         return JobFacts(
             view=view,
             now=now,
             heard={name: None if at is None else max(now - at, 0.0) for name, at in heard.items()},
             workers_left_out=max(len(view.workers) - WORKERS_SHOWN, 0),
-            queues=tuple(_queue(host, one, now) for one in progress_views(machine, now)),
+            queues=tuple(_queue(server, one, now) for one in progress_views(machine, now)),
             contexts=rows,
             contexts_bytes=total,
             contexts_left_out=left_out,
@@ -164,11 +164,11 @@ class Gatherer:
             missing=tuple(missing),
         )
 
-    def _kept_notes(self, host: JobServer) -> _Notes:
-        kept = self._kept.get(host.name)
-        if kept is None or kept.host is not host:
-            kept = self._kept[host.name] = _Notes(host)
-        self._kept.move_to_end(host.name)
+    def _kept_notes(self, server: JobServer) -> _Notes:
+        kept = self._kept.get(server.name)
+        if kept is None or kept.server is not server:
+            kept = self._kept[server.name] = _Notes(server)
+        self._kept.move_to_end(server.name)
         while len(self._kept) > JOBS_KEPT:
             self._kept.popitem(last=False)
         return kept
@@ -189,38 +189,40 @@ class Gatherer:
         return None
 
 
-async def _settled(host: JobServer) -> None:
+async def _settled(server: JobServer) -> None:
     """Wait until all decisions so far are stored. Raises Rejection if the store does not answer."""
-    await host.log.settled()
-    if not host.log.reachable:
+    await server.log.settled()
+    if not server.log.reachable:
         raise Rejection("store_unavailable", "the store does not answer")
 
 
 class _Notes:
-    """The newest events of one job: those that its host has in memory, and older ones from the store."""
+    """The newest events of one job: those that its server has in memory, and older ones from the store."""
 
-    def __init__(self, host: JobServer) -> None:
-        self.host = host
+    def __init__(self, server: JobServer) -> None:
+        self.server = server
         self.lock = asyncio.Lock()
         self._notes = RecentNotes(EVENTS_MAX)
 
     def all(self) -> list[StoredNote]:
-        """Return the newest events, including those that the host has added since `catch_up`."""
+        """Return the newest events, including those that the server has added since `catch_up`."""
         newest = self._notes[-1].sequence if self._notes else 0
-        return [*self._notes, *(one for one in self.host.recent_notes if one.sequence > newest)][-EVENTS_MAX:]
+        return [*self._notes, *(one for one in self.server.recent_notes if one.sequence > newest)][
+            -EVENTS_MAX:
+        ]
 
-    async def catch_up(self, hosts: JobServers) -> None:
-        """Fetch events from the store that the host no longer has in memory. Raises REFUSALS."""
+    async def catch_up(self, jobs: JobServers) -> None:
+        """Fetch events from the store that the server no longer has in memory. Raises REFUSALS."""
         async with self.lock:
-            await self._catch_up(hosts)
+            await self._catch_up(jobs)
 
-    async def _catch_up(self, hosts: JobServers) -> None:
-        recent = self.host.recent_notes
+    async def _catch_up(self, jobs: JobServers) -> None:
+        recent = self.server.recent_notes
         if not recent:
             return
         first = self._notes[-1].sequence + 1 if self._notes else max(1, recent[-1].sequence - EVENTS_MAX + 1)
         while first < recent[0].sequence:
-            stored = await hosts.history(self.host).events(first, EVENTS_AT_ONCE)
+            stored = await jobs.history(self.server).events(first, EVENTS_AT_ONCE)
             notes = [records.decode_note(payload) for _, payload in stored]
             self._notes.extend(one for one in notes if one.sequence >= first)
             if not notes or notes[-1].sequence < first:
@@ -242,8 +244,8 @@ def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) ->
     return rows[: -EVENTS_SHOWN - 1 : -1]
 
 
-def _queue(host: JobServer, view: ProgressView, now: float) -> Queue:
-    machine = host.machine
+def _queue(server: JobServer, view: ProgressView, now: float) -> Queue:
+    machine = server.machine
     failed: Sequence[Any] = ()
     lease_seconds = 0.0
     lockstep = view.dataset == LOCKSTEP_DATASET
@@ -285,12 +287,12 @@ def _queue(host: JobServer, view: ProgressView, now: float) -> Queue:
     )
 
 
-def _contexts(host: JobServer) -> tuple[tuple[ContextRow, ...], int, int]:
+def _contexts(server: JobServer) -> tuple[tuple[ContextRow, ...], int, int]:
     """Return the newest contexts, the total bytes of all stored ones, and the number of omitted ESTs.
 
     `context_views` would also hash all of them, which takes a second if they are large.
     """
-    state = host.machine.state
+    state = server.machine.state
     kept = state.contexts.steps
     total = state.contexts.bytes()
     if not kept:

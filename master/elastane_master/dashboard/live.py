@@ -58,20 +58,20 @@ class PageRenderer:
         self._made: dict[JobServer, _Made] = {}
         self._locks: dict[JobServer, asyncio.Lock] = {}
 
-    async def parts(self, host: JobServer, visitor: Visitor, wanted: EventFilter = EVERYTHING) -> Parts:
+    async def parts(self, server: JobServer, visitor: Visitor, wanted: EventFilter = EVERYTHING) -> Parts:
         """Return the current parts of a job's page, with the events that the filter selects.
 
         Waits a moment if they were rendered just before, so that frequent changes are rendered together.
         """
-        lock = self._locks.setdefault(host, asyncio.Lock())
+        lock = self._locks.setdefault(server, asyncio.Lock())
         async with lock:
-            made = self._made.get(host)
+            made = self._made.get(server)
             clock = asyncio.get_running_loop().time
             if made is not None and (early := made.at + PART_SECONDS_MIN / 2 - clock()) > 0:
                 await asyncio.sleep(early)
-            seen = (host.changed.count, host.noted.count)
+            seen = (server.changed.count, server.noted.count)
             if made is None or made.seen != seen or clock() - made.at > CLOCK_SECONDS / 2:
-                made = self._made[host] = _Made(seen, clock(), await self._gatherer.facts(host), {})
+                made = self._made[server] = _Made(seen, clock(), await self._gatherer.facts(server), {})
             if visitor.acts not in made.parts:
                 made.parts[visitor.acts] = job_parts(made.facts, visitor)
         while len(self._made) > JOBS_KEPT:
@@ -97,20 +97,20 @@ class Live:
         self._write_seconds = write_seconds
         self._clients = 0
 
-    async def job(self, request: web.Request, host: JobServer, call: HttpCall) -> web.StreamResponse:
+    async def job(self, request: web.Request, server: JobServer, call: HttpCall) -> web.StreamResponse:
         """Stream a job's page until the client leaves. Raises Rejection only before the stream begins."""
-        wanted = AskedEvents.of(request.query).filter(host.clock())
+        wanted = AskedEvents.of(request.query).filter(server.clock())
 
         async def pages() -> AsyncIterator[Parts]:
-            with host.watching():
+            with server.watching():
                 while True:
-                    seen = host.changed.count
-                    require_serving(host)
-                    yield await self._renderer.parts(host, Visitor.of(call.caller, known=True), wanted)
+                    seen = server.changed.count
+                    require_serving(server)
+                    yield await self._renderer.parts(server, Visitor.of(call.caller, known=True), wanted)
                     await asyncio.sleep(PART_SECONDS_MIN)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_SECONDS):
-                            await host.changed.beyond(seen)
+                            await server.changed.beyond(seen)
 
         return await self.serve(request, pages, call)
 

@@ -86,11 +86,11 @@ _TITLES: Final = {
 class Dashboard(Protocol):
     """Interface of the master as the dashboard uses it.
 
-    hosts, runs: the jobs and the training service; None before the store is open. calls: in-process rpcs;
+    jobs, runs: the jobs and the training service; None before the store is open. calls: in-process rpcs;
     None before the services exist.
     """
 
-    hosts: JobServers | None
+    jobs: JobServers | None
     runs: TrainingRuns | None
     calls: LocalCalls | None
 
@@ -152,9 +152,9 @@ class DashboardRoutes:
         job = request.match_info["job"]
         try:
             visitor = self._visitor(self.caller_of(request, "/jobs/{job}", job))
-            host = await self._host(job)
+            server = await self._job_server(job)
             notice = self.notice_of(f"jobs/{quote(job, safe='')}", request.query.get("notice", ""))
-            facts, asked = await self._lives()[0].facts(host), AskedEvents.of(request.query)
+            facts, asked = await self._lives()[0].facts(server), AskedEvents.of(request.query)
             return html(pages.job_page(facts, visitor, notice, asked))
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="../")
@@ -163,7 +163,7 @@ class DashboardRoutes:
         job = request.match_info["job"]
         self.require_right_place(request)
         with self._master.gate.following("/jobs/{job}/live", self.authorization(request), job) as call:
-            return await self._lives()[1].job(request, await self._host(job), call)
+            return await self._lives()[1].job(request, await self._job_server(job), call)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -242,10 +242,10 @@ class DashboardRoutes:
         try:
             action = action_of(request.match_info["action"])
             visitor = self._visitor(self.caller_of(request, "/jobs/{job}", job))
-            host = await self._host(job)
+            server = await self._job_server(job)
             if not action.confirmed:
                 raise Rejection("not_found", f"{action.label}: press its button on the job's page")
-            return html(pages.confirm_page(job_view(host.machine, host.clock()), action, visitor))
+            return html(pages.confirm_page(job_view(server.machine, server.clock()), action, visitor))
         except REFUSALS as error:
             return self.problem(request, as_rejection(error), root="../../")
 
@@ -291,7 +291,7 @@ class DashboardRoutes:
         """Redirect to the job's page with the refusal; show it alone if the caller may not see the job."""
         try:
             self._master.gate.let_in("/jobs/{job}", self.authorization(request), job)
-            await self._host(job)
+            await self._job_server(job)
         except REFUSALS:
             return self.problem(request, error, root="../../")
         page = f"jobs/{quote(job, safe='')}"
@@ -312,14 +312,14 @@ class DashboardRoutes:
 
     # ---------------------------------------------------------------- contents
 
-    def _hosts(self) -> JobServers:
-        hosts = self._master.hosts
-        if hosts is None:
+    def _job_servers(self) -> JobServers:
+        jobs = self._master.jobs
+        if jobs is None:
             raise self.not_serving()
-        return hosts
+        return jobs
 
-    async def _host(self, job: str) -> JobServer:
-        return await self._hosts().find(job)
+    async def _job_server(self, job: str) -> JobServer:
+        return await self._job_servers().find(job)
 
     @property
     def gate(self) -> Gate:
@@ -342,25 +342,25 @@ class DashboardRoutes:
         return Rejection("store_unavailable", f"this master {self.state()}")
 
     def _lives(self) -> tuple[Gatherer, Live]:
-        hosts = self._hosts()
-        if self._views is None or self._views[0] is not hosts:
-            gatherer = Gatherer(hosts)
-            self._views = (hosts, gatherer, Live(PageRenderer(gatherer), self._connections_max))
+        jobs = self._job_servers()
+        if self._views is None or self._views[0] is not jobs:
+            gatherer = Gatherer(jobs)
+            self._views = (jobs, gatherer, Live(PageRenderer(gatherer), self._connections_max))
         return self._views[1], self._views[2]
 
     def _listed(self, caller: Principal) -> Listed:
         """Return the jobs that the caller may see. Raises Rejection while this master does not serve."""
-        hosts = self._master.hosts
-        if hosts is None:
+        jobs = self._master.jobs
+        if jobs is None:
             return Listed([])
-        seen = [host for host in hosts.all() if caller.covers(host.name)]
-        views = [job_view(host.machine, host.clock()) for host in seen[:JOBS_SHOWN]]
-        ended = [closed for closed in hosts.closed() if caller.covers(closed.name)]
+        seen = [server for server in jobs.all() if caller.covers(server.name)]
+        views = [job_view(server.machine, server.clock()) for server in seen[:JOBS_SHOWN]]
+        ended = [closed for closed in jobs.closed() if caller.covers(closed.name)]
         ended.sort(key=lambda closed: closed.ended_at, reverse=True)
         views += [closed.record.view for closed in ended[: JOBS_SHOWN - len(views)]]
         held = {
             name: Held(held_phase(error), Notice(str(error), error.hint, refused=True))
-            for name, error in sorted(hosts.held().items())[:JOBS_SHOWN]
+            for name, error in sorted(jobs.held().items())[:JOBS_SHOWN]
             if caller.covers(name)
         }
         return Listed(sorted(views, key=lambda view: view.name), held)

@@ -50,7 +50,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     Yields to the event loop between jobs, so that a master of a thousand jobs does not stall during a scrape.
     """
     samples = Samples()
-    hosts, closed, held = _jobs(master)
+    job_servers, closed, held = _jobs(master)
     facts = MasterFacts(
         version=metadata.version("elastane"),
         protocol=str(versions.PROTOCOL),
@@ -58,30 +58,34 @@ async def gather(master: Served, caller: Principal) -> Samples:
         leads=master.leads,
         store_reachable=master.store_reachable,
         fencing_token=master.fencing_token,
-        phases=(*(host.machine.state.phase for host in hosts), *(job.phase for job in closed), *held),
+        phases=(
+            *(job_server.machine.state.phase for job_server in job_servers),
+            *(job.phase for job in closed),
+            *held,
+        ),
         gate_refusals=master.gate.refusals,
     )
     add_master(samples, facts, master.measures)
     if (server := _run_server(master)) is not None:
         add_runs(samples, server.machine, server.counters, server.clock())
         await asyncio.sleep(0)
-    for host in hosts:
-        if caller.covers(host.name) and is_shown(host.machine, host.clock()):
-            add_job(samples, host.machine, _facts(host), host.counters, host.clock())
+    for job_server in job_servers:
+        if caller.covers(job_server.name) and is_shown(job_server.machine, job_server.clock()):
+            add_job(samples, job_server.machine, _facts(job_server), job_server.counters, job_server.clock())
             await asyncio.sleep(0)
     for job in closed:
-        if caller.covers(job.name) and master.hosts is not None:
-            add_closed(samples, job.name, job.phase, job.ended_at, master.hosts.clock())
+        if caller.covers(job.name) and master.jobs is not None:
+            add_closed(samples, job.name, job.phase, job.ended_at, master.jobs.clock())
     return samples
 
 
 def _jobs(master: Served) -> tuple[list[JobServer], list[ClosedJob], list[str]]:
     """Return the jobs served now, closed ones, and phases of held ones; none while another may lead."""
-    hosts = master.hosts
-    if hosts is None:
+    jobs = master.jobs
+    if jobs is None:
         return [], [], []
     try:
-        return hosts.all(), hosts.closed(), [held_phase(error) for error in hosts.held().values()]
+        return jobs.all(), jobs.closed(), [held_phase(error) for error in jobs.held().values()]
     except Rejection:
         return [], [], []
 
@@ -94,12 +98,12 @@ def _run_server(master: Served) -> RunServer | None:
         return None
 
 
-def _facts(host: JobServer) -> JobFacts:
-    log = host.log
+def _facts(job_server: JobServer) -> JobFacts:
+    log = job_server.log
     return JobFacts(
-        lease_waiters=host.task_waiters.count,
-        sessions=len(host.sessions),
-        watchers=host.watchers,
+        lease_waiters=job_server.task_waiters.count,
+        sessions=len(job_server.sessions),
+        watchers=job_server.watchers,
         pending_appends=log.appended - log.durable,
         log_bytes=log.log_bytes,
         snapshot_bytes=log.snapshot_bytes,

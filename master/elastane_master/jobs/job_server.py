@@ -73,18 +73,18 @@ _WANTED: dict[QueueStatus, Wanted] = {
 
 
 class JobServerOwner:
-    """Callbacks from a host to its owner; every method may be overridden."""
+    """Callbacks from a server to its owner; every method may be overridden."""
 
-    def server_failed(self, host: JobServer, error: StoreError) -> None:
+    def server_failed(self, server: JobServer, error: StoreError) -> None:
         """The job can no longer be served: another master took it over, or its log broke."""
 
-    def store_reachable(self, host: DurableServer[Any], reachable: bool) -> None:
+    def store_reachable(self, server: DurableServer[Any], reachable: bool) -> None:
         """The store stopped or resumed answering."""
 
     async def revive_store(self) -> None:
         """Awaited after each failed attempt to write."""
 
-    async def store_mended(self, host: JobServer) -> None:
+    async def store_mended(self, server: JobServer) -> None:
         """Awaited once the store has a job again of which it had lost some. May raise redis errors."""
 
 

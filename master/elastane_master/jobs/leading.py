@@ -1,6 +1,6 @@
 """Leadership of one master: takes over the jobs of its store, pauses, resumes, or stands by.
 
-Between the lease keeper, which knows who leads, and the hosts, which serve the jobs. A takeover counts only
+Between the lease keeper, which knows who leads, and the job servers. A takeover counts only
 once every job of the store is restored; until then every request is refused, and the master is not ready. An
 interrupted takeover discards what it has read, and begins again or stands by.
 """
@@ -54,18 +54,18 @@ class Leadership(Follower):
         clock: Clock | None = None,
         master: str = "",
     ) -> None:
-        self.hosts = JobServers(
+        self.jobs = JobServers(
             store,
             options,
             limits,
-            on_failed=self._host_failed,
+            on_failed=self._server_failed,
             on_reachable=self._store_reachable,
             clock=clock,
             master=master,
         )
         self.measures = measures or MasterMeasures()
-        self.hosts.opening.measures = self.measures.store
-        self.hosts.refuse(not_leading(None))
+        self.jobs.opening.measures = self.measures.store
+        self.jobs.refuse(not_leading(None))
         self.leads = False
         self.reachable = True
         self.news = Signal()
@@ -91,9 +91,9 @@ class Leadership(Follower):
         if self.keeper is not None:
             await self.keeper.stop()
         self.leads = False
-        self.hosts.refuse(stopping())
-        await self.hosts.stop(stopping())
-        fenced = self.hosts.any_fenced()
+        self.jobs.refuse(stopping())
+        await self.jobs.stop(stopping())
+        fenced = self.jobs.any_fenced()
         if self.keeper is not None:
             await self.keeper.release()
         return fenced
@@ -101,7 +101,7 @@ class Leadership(Follower):
     @property
     def ready(self) -> bool:
         """True if, as far as is known, this master serves every job of the store."""
-        return self.reachable and self.leads and self.hosts.restored
+        return self.reachable and self.leads and self.jobs.restored
 
     def not_ready(self) -> str:
         """Reason why requests are currently refused; empty while they are served."""
@@ -125,16 +125,16 @@ class Leadership(Follower):
         started = time.monotonic()
         for attempt in itertools.count(1):
             try:
-                await self.hosts.start(lambda: self._lease_over() is None)
+                await self.jobs.start(lambda: self._lease_over() is None)
                 break
             except Fenced as error:  # while we were reading: somebody else is about to serve
-                await self.hosts.abandon(not_leading(None))
+                await self.jobs.abandon(not_leading(None))
                 if self.keeper is None:
                     raise
                 self.keeper.fenced(str(error))
                 return False
             except (*_STORE_AWAY, LeaseOver) as error:
-                await self.hosts.abandon(not_leading(None))
+                await self.jobs.abandon(not_leading(None))
                 if not self._started and not isinstance(error, LeaseOver):
                     raise StoreRefused(f"the jobs of {self._store.url} cannot be read: {error}") from error
                 logger.warning("the jobs cannot be taken over yet", error=str(error))
@@ -145,18 +145,18 @@ class Leadership(Follower):
         self.measures.takeovers += 1
         self.measures.takeover_seconds = seconds = round(time.monotonic() - started, 3)
         if self.keeper is not None:
-            logger.info("leads", jobs=self.hosts.count, takeover_seconds=seconds)
+            logger.info("leads", jobs=self.jobs.count, takeover_seconds=seconds)
         return True
 
     async def pause(self, reason: str) -> None:
         logger.warning("does not lead until the store answers", reason=reason)
         self.leads = False
-        self.hosts.pause(not_leading(None))
+        self.jobs.pause(not_leading(None))
         self.news.announce()
 
     async def resume(self) -> None:
         logger.info("leads again: nobody else did meanwhile")
-        self.hosts.resume()
+        self.jobs.resume()
         self._serve()
 
     async def give_way(self, reason: str) -> None:
@@ -164,20 +164,20 @@ class Leadership(Follower):
         logger.warning("gives way", reason=reason)
         self.leads = False
         self.news.announce()
-        await self.hosts.abandon(not_leading(self.keeper.state.leader))
+        await self.jobs.abandon(not_leading(self.keeper.state.leader))
         self._stand_by(reason)
 
     # ---------------------------------------------------------------- inside
 
     def _serve(self) -> None:
         self.leads = True
-        self.hosts.refuse_by(self._lease_over)
+        self.jobs.refuse_by(self._lease_over)
         self.news.announce()
 
     def _stand_by(self, reason: str = "") -> None:
         assert self.keeper is not None
         keeper = self.keeper
-        self.hosts.refuse_by(lambda: not_leading(keeper.state.leader))
+        self.jobs.refuse_by(lambda: not_leading(keeper.state.leader))
         if not self._standby:
             leader = keeper.state.leader
             said = reason or (f"{leader.master} at {leader.address} leads this store" if leader else "")
@@ -204,7 +204,7 @@ class Leadership(Follower):
         self.reachable = reachable
         self.news.announce()
 
-    def _host_failed(self, error: StoreError) -> None:
+    def _server_failed(self, error: StoreError) -> None:
         if self.keeper is not None and isinstance(error, Fenced):
             self.keeper.fenced(str(error))
         else:

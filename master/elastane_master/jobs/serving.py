@@ -36,22 +36,22 @@ def not_leading(leader: Leader | None) -> Rejection:
     )
 
 
-def require_serving(host: JobServer) -> None:
+def require_serving(server: JobServer) -> None:
     """Raise the error that ended the service of this job, if any."""
-    if host.stopping:
+    if server.stopping:
         raise stopping()
-    if host.paused is not None:
-        raise host.paused
-    if host.log.failure is not None:
-        raise host.log.failure
+    if server.paused is not None:
+        raise server.paused
+    if server.log.failure is not None:
+        raise server.log.failure
 
 
-async def once_durable(host: JobServer, view: Callable[[], T]) -> T:
+async def once_durable(server: JobServer, view: Callable[[], T]) -> T:
     """Return `view` of the job's state once that state is durable, so that a crash cannot revoke it.
 
     While the store does not answer, the state in memory is returned all the same, because operators need it
     then.
     """
     current = view()
-    await host.log.settled()
+    await server.log.settled()
     return current

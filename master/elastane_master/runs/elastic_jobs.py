@@ -47,8 +47,8 @@ def settings_of(run: Run, checkpoint_url: str) -> JobSettings:
 class ElasticJobs:
     """Jobs of the runs of one master. ended: called with each job's end. Used from one event loop."""
 
-    def __init__(self, hosts: JobServers, ended: Callable[[ElasticJobEnded], None]) -> None:
-        self._hosts = hosts
+    def __init__(self, jobs: JobServers, ended: Callable[[ElasticJobEnded], None]) -> None:
+        self._jobs = jobs
         self._ended = ended
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -83,14 +83,14 @@ class ElasticJobs:
     async def _create_and_follow(self, run_id: int, job: str, settings: JobSettings) -> None:
         while True:
             try:
-                host, _ = await self._hosts.create(job, settings)
-                while host.machine.state.phase not in OVER:
-                    seen = host.changed.count
-                    if host.stopping or host.log.failure is not None:
+                server, _ = await self._jobs.create(job, settings)
+                while server.machine.state.phase not in OVER:
+                    seen = server.changed.count
+                    if server.stopping or server.log.failure is not None:
                         return  # another master follows it
-                    await host.changed.beyond(seen)
-                await host.log.settled()
-                state = host.machine.state
+                    await server.changed.beyond(seen)
+                await server.log.settled()
+                state = server.machine.state
                 self._report(run_id, job, _PHASES.get(state.phase, "failed"), state.reason)
                 return
             except Rejection as refusal:
@@ -105,10 +105,10 @@ class ElasticJobs:
     async def _cancel(self, run_id: int, job: str) -> None:
         while True:
             try:
-                host = await self._hosts.find(job)
-                if host.machine.state.phase not in OVER:
-                    await host.submit(CancelRequested(""))
-                state = host.machine.state
+                server = await self._jobs.find(job)
+                if server.machine.state.phase not in OVER:
+                    await server.submit(CancelRequested(""))
+                state = server.machine.state
                 self._report(run_id, job, _PHASES.get(state.phase, "failed"), state.reason)
                 return
             except Rejection as refusal:

@@ -85,7 +85,7 @@ class TrainingRuns(RunServerOwner):
 
     def __init__(
         self,
-        hosts: JobServers,
+        jobs: JobServers,
         options: ServiceOptions,
         log_options: LogOptions,
         limits: Limits,
@@ -94,14 +94,14 @@ class TrainingRuns(RunServerOwner):
         self.name = RUNS
         self._message_of = message_of
         self.options = options
-        self._hosts = hosts
+        self._jobs = jobs
         self._log_options = replace(
             log_options, state_version=runs_machine.VERSION, version_of=runs_machine.version_of
         )
         self._limits = limits
         self._server: RunServer | None = None
         self._held: HeldError | None = None
-        self._jobs = ElasticJobs(hosts, self._job_ended)
+        self._elastic_jobs = ElasticJobs(jobs, self._job_ended)
         self._records = RecordWriter(self._ended_run, self._record_written)
         service = None
         if options.data_service:
@@ -114,7 +114,7 @@ class TrainingRuns(RunServerOwner):
     @property
     def server(self) -> RunServer:
         """The server of the runs. Raises Rejection while this master does not serve, and HeldError."""
-        self._hosts.require_serving()
+        self._jobs.require_serving()
         if self._held is not None:
             raise self._held.with_traceback(None)
         if self._server is None:
@@ -140,7 +140,7 @@ class TrainingRuns(RunServerOwner):
         except (JobDamaged, JobTooNew) as error:
             self._hold(error)
             raise
-        self._hosts.require_serving()
+        self._jobs.require_serving()
         self._server, self._held = server, None
         await self.serve()
         logger.warning("the runs are served again", lost="; ".join(str(damage) for damage in accepted))
@@ -148,7 +148,7 @@ class TrainingRuns(RunServerOwner):
 
     async def _open(self, *, accept_loss: bool) -> tuple[RunServer, tuple[Damage, ...]]:
         """Take the log over, and replay it; with accept_loss as far as that is possible."""
-        redis = self._hosts.store.redis
+        redis = self._jobs.store.redis
         is_stored = bool(await redis.exists(RUNS_STORED_KEY))
         log, recovered = await JobLog.open(redis, RUNS, self._log_options, accept_loss=accept_loss)
         accepted = recovered.damages
@@ -164,15 +164,15 @@ class TrainingRuns(RunServerOwner):
                 raise
             accepted = (*accepted, *error.damages)
             machine = RunsMachine.create(self.options.settings)
-        log.measures = self._hosts.opening.measures
-        return RunServer(machine, log, self._hosts.clock, self, self._limits), accepted
+        log.measures = self._jobs.opening.measures
+        return RunServer(machine, log, self._jobs.clock, self, self._limits), accepted
 
     async def serve(self) -> None:
         """Serve the runs that were read."""
         if self._server is None:
             return
         await self._server.start(self._started())
-        await self._hosts.store.redis.set(RUNS_STORED_KEY, "1")
+        await self._jobs.store.redis.set(RUNS_STORED_KEY, "1")
         self._tasks = [
             asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs"),
             asyncio.create_task(self._keep_deleting(self._server), name="finished runs"),
@@ -204,12 +204,12 @@ class TrainingRuns(RunServerOwner):
     async def _quiet(self) -> None:
         await cancel(*self._tasks)
         self._tasks = []
-        await self._jobs.close()
+        await self._elastic_jobs.close()
         await self.datasets.close()
         await self._records.close()
 
     def _started(self) -> MasterStarted:
-        return MasterStarted(self._hosts.master, self.options.settings)
+        return MasterStarted(self._jobs.master, self.options.settings)
 
     def _replayed(self, snapshot: bytes | None, stored: list[bytes]) -> RunsMachine:
         try:
@@ -219,11 +219,11 @@ class TrainingRuns(RunServerOwner):
                 else RunsMachine.create(self.options.settings)
             )
             # Deadlines are in the state: on a machine whose clock is behind they would lie far away.
-            self._hosts.clock.at_least(machine.state.decided_at)
+            self._jobs.clock.at_least(machine.state.decided_at)
             for record in stored:
                 event = records.decode_event(record)
                 machine.handle(event.event, event.now)
-                self._hosts.clock.at_least(event.now)
+                self._jobs.clock.at_least(event.now)
         except Exception as error:  # bytes that were spoiled can contradict each other in any way
             unknown = error if isinstance(error, StoreFormatUnknown) else repr(error)
             damage = Damage(JobKeys.of(RUNS).snapshot, 0, f"what was read contradicts itself: {unknown}")
@@ -267,7 +267,7 @@ class TrainingRuns(RunServerOwner):
 
     async def delete_overdue(self, server: RunServer) -> None:
         """Delete finished runs that are kept no longer, with their logs; models and records stay."""
-        for run_id in views.overdue(server.machine, self._hosts.finished.retention, server.clock()):
+        for run_id in views.overdue(server.machine, self._jobs.finished.retention, server.clock()):
             try:
                 await self.artifacts.remove_logs(run_id)
                 await server.submit(RunDeleted(run_id))
@@ -298,10 +298,10 @@ class TrainingRuns(RunServerOwner):
         run = self._server.machine.state.runs.get(effect.run_id) if self._server is not None else None
         if run is not None:
             settings = settings_of(run, self.artifacts.checkpoint_url(run.run_id))
-            self._jobs.create(effect.run_id, effect.job, settings)
+            self._elastic_jobs.create(effect.run_id, effect.job, settings)
 
     def cancel_job(self, effect: CancelElasticJob) -> None:
-        self._jobs.cancel(effect.run_id, effect.job)
+        self._elastic_jobs.cancel(effect.run_id, effect.job)
 
     def _job_ended(self, event: ElasticJobEnded) -> None:
         if self._server is None:
@@ -337,17 +337,17 @@ class TrainingRuns(RunServerOwner):
 
     def server_failed(self, server: RunServer, error: StoreError) -> None:
         if not isinstance(error, JobDamaged):
-            self._hosts.lead_lost(error)
+            self._jobs.lead_lost(error)
         elif server is self._server:
             self._server = None
             self._hold(error)
 
     def store_reachable(self, server: RunServer, reachable: bool) -> None:
-        self._hosts.store_reachable(server, reachable)
+        self._jobs.store_reachable(server, reachable)
 
     async def revive_store(self) -> None:
-        await self._hosts.revive_store()
+        await self._jobs.revive_store()
 
     async def store_mended(self) -> None:
-        redis: Any = self._hosts.store.redis
+        redis: Any = self._jobs.store.redis
         await redis.set(RUNS_STORED_KEY, "1")

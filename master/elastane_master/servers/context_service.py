@@ -14,21 +14,25 @@ from elastane_proto.v1 import context_pb2
 class ContextServicer:
     """Implementation of elastane.v1.ContextService."""
 
-    def __init__(self, hosts: JobServers) -> None:
-        self._hosts = hosts
+    def __init__(self, jobs: JobServers) -> None:
+        self._jobs = jobs
 
     async def Get(
         self, request: context_pb2.ContextServiceGetRequest, context: Context
     ) -> context_pb2.ContextServiceGetResponse:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         step = request.step if request.HasField("step") else None
-        found, parts = await once_durable(host, lambda: context_of(host.machine, request.virtual_rank, step))
+        found, parts = await once_durable(
+            server, lambda: context_of(server.machine, request.virtual_rank, step)
+        )
         message = context_to_proto(request.virtual_rank, found, parts)
         return context_pb2.ContextServiceGetResponse(context=message)
 
     async def List(
         self, request: context_pb2.ContextServiceListRequest, context: Context
     ) -> context_pb2.ContextServiceListResponse:
-        host = await self._hosts.find(request.job)
-        infos = await once_durable(host, lambda: [context_info(view) for view in context_views(host.machine)])
+        server = await self._jobs.find(request.job)
+        infos = await once_durable(
+            server, lambda: [context_info(view) for view in context_views(server.machine)]
+        )
         return context_pb2.ContextServiceListResponse(contexts=infos)

@@ -172,11 +172,11 @@ class LocalContext:
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Admits or refuses calls. Used from one event loop.
 
-    hosts: the jobs; set before the server starts. tls: of the port. refusals: counter by reason.
+    jobs: the jobs; set before the server starts. tls: of the port. refusals: counter by reason.
     """
 
     def __init__(self, tokens: TokenFile, *, tls: ServerTls | None = None) -> None:
-        self.hosts: JobServers | None = None
+        self.jobs: JobServers | None = None
         self.refusals: Counter[str] = Counter()
         self._tokens = tokens
         self._quotas = QuotaBook()
@@ -348,17 +348,17 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return request
 
     def _require(self, call: _Call, caller: Principal, message: Any, held: ExitStack) -> None:
-        rule, hosts = call.rule, self.hosts
-        assert hosts is not None, "the gate serves without knowing the jobs"
+        rule, jobs = call.rule, self.jobs
+        assert jobs is not None, "the gate serves without knowing the jobs"
         # A standby master knows no jobs: they are only requested where needed, so that health still works.
-        jobs = hosts.names() if rule.only_job or rule.takes == "job" else ()
-        call.job = require_job(rule, caller, message, jobs)
+        names = jobs.names() if rule.only_job or rule.takes == "job" else ()
+        call.job = require_job(rule, caller, message, names)
         if rule.takes == "session":
             held.enter_context(self._quotas.session(caller, (call.job, message.hello.worker_id)))
         elif rule.takes == "job":
-            held.enter_context(self._quotas.making_job(caller, call.job, jobs))
+            held.enter_context(self._quotas.making_job(caller, call.job, names))
         elif rule.takes == "dataset":
-            self._quotas.require_dataset(caller, message.dataset, hosts.dataset_names(call.job))
+            self._quotas.require_dataset(caller, message.dataset, jobs.dataset_names(call.job))
 
     def _refusing(self, error: Rejection | None, *, known: bool) -> Any:
         """Return a handler that refuses without reading messages, and reports the call to the front.

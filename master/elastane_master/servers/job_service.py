@@ -57,33 +57,33 @@ _NOBODY = Liveness()
 class JobServicer:
     """Serves elastane.v1.JobService."""
 
-    def __init__(self, hosts: JobServers) -> None:
-        self._hosts = hosts
+    def __init__(self, jobs: JobServers) -> None:
+        self._jobs = jobs
 
     async def Create(
         self, request: job_pb2.JobServiceCreateRequest, context: Context
     ) -> job_pb2.JobServiceCreateResponse:
         checked_request_id(request.request_id)
-        host, created = await self._hosts.create(request.name, job_settings(request.settings))
-        return job_pb2.JobServiceCreateResponse(job=_job(host), created=created)
+        server, created = await self._jobs.create(request.name, job_settings(request.settings))
+        return job_pb2.JobServiceCreateResponse(job=_job(server), created=created)
 
     async def Get(
         self, request: job_pb2.JobServiceGetRequest, context: Context
     ) -> job_pb2.JobServiceGetResponse:
-        held = self._hosts.held().get(request.name)
+        held = self._jobs.held().get(request.name)
         if held is not None:
             return job_pb2.JobServiceGetResponse(job=held_message(held))
-        if (closed := self._hosts.closed_job(request.name)) is not None:
+        if (closed := self._jobs.closed_job(request.name)) is not None:
             return job_pb2.JobServiceGetResponse(job=_closed_job(closed))
-        host = self._hosts.get(request.name)
-        return job_pb2.JobServiceGetResponse(job=await _durable_job(host))
+        server = self._jobs.get(request.name)
+        return job_pb2.JobServiceGetResponse(job=await _durable_job(server))
 
     async def List(
         self, request: job_pb2.JobServiceListRequest, context: Context
     ) -> job_pb2.JobServiceListResponse:
         after = checked_job_name(request.page_token) if request.page_token else ""
         count = min(request.page_size, JOBS_PAGE_MAX)
-        page = self._hosts.page(after, count or None, callers.covers.get())
+        page = self._jobs.page(after, count or None, callers.covers.get())
         jobs: list[job_pb2.Job] = []
         for number, job in enumerate(page.jobs, 1):
             if isinstance(job, JobServer):
@@ -100,20 +100,20 @@ class JobServicer:
     async def Watch(
         self, request: job_pb2.JobServiceWatchRequest, context: Context
     ) -> AsyncGenerator[job_pb2.JobServiceWatchResponse]:
-        host = await self._hosts.find(request.name)
+        server = await self._jobs.find(request.name)
         revision = -1
-        with host.watching():
+        with server.watching():
             while True:
-                seen = host.changed.count
-                require_serving(host)
-                if host.machine.state.revision != revision:
-                    job = _job(host)
+                seen = server.changed.count
+                require_serving(server)
+                if server.machine.state.revision != revision:
+                    job = _job(server)
                     # An agent ends with the phase it is told: it must not be one that a crash takes back.
-                    if await host.log.settled():
+                    if await server.log.settled():
                         revision = job.revision
                         yield job_pb2.JobServiceWatchResponse(job=job)
                         await asyncio.sleep(WATCH_SECONDS_MIN)
-                await host.changed.beyond(seen)
+                await server.changed.beyond(seen)
 
     async def Scale(
         self, request: job_pb2.JobServiceScaleRequest, context: Context
@@ -161,48 +161,48 @@ class JobServicer:
     async def Checkpoint(
         self, request: job_pb2.JobServiceCheckpointRequest, context: Context
     ) -> job_pb2.JobServiceCheckpointResponse:
-        host = await self._hosts.find(request.name)
+        server = await self._jobs.find(request.name)
         request_id = checked_request_id(request.request_id) or uuid.uuid4().hex
-        with host.watching():
-            await host.submit(CheckpointRequested(request_id))
+        with server.watching():
+            await server.submit(CheckpointRequested(request_id))
             while True:
-                seen = host.changed.count
-                require_serving(host)
-                outcome = _outcome(host, request_id)
-                if outcome is not None and await host.log.settled():
+                seen = server.changed.count
+                require_serving(server)
+                outcome = _outcome(server, request_id)
+                if outcome is not None and await server.log.settled():
                     return outcome
-                await host.changed.beyond(seen)
+                await server.changed.beyond(seen)
 
     async def Delete(
         self, request: job_pb2.JobServiceDeleteRequest, context: Context
     ) -> job_pb2.JobServiceDeleteResponse:
         request_id = checked_request_id(request.request_id)
-        await self._hosts.delete(request.name, request_id=request_id, force=request.force)
+        await self._jobs.delete(request.name, request_id=request_id, force=request.force)
         return job_pb2.JobServiceDeleteResponse()
 
     async def Repair(
         self, request: job_pb2.JobServiceRepairRequest, context: Context
     ) -> job_pb2.JobServiceRepairResponse:
         checked_request_id(request.request_id)
-        host, accepted = await self._hosts.repair(request.name, accept_loss=request.accept_loss)
+        server, accepted = await self._jobs.repair(request.name, accept_loss=request.accept_loss)
         return job_pb2.JobServiceRepairResponse(
-            job=_job(host) if host is not None else None,
-            removed=host is None and request.name != RUNS,
+            job=_job(server) if server is not None else None,
+            removed=server is None and request.name != RUNS,
             accepted=[damage_message(damage) for damage in accepted],
         )
 
     async def _ask(self, name: str, event: AnyEvent) -> job_pb2.Job:
-        host = await self._hosts.find(name)
-        await host.submit(event)
-        return await _durable_job(host)
+        server = await self._jobs.find(name)
+        await server.submit(event)
+        return await _durable_job(server)
 
 
-def _job(host: JobServer) -> job_pb2.Job:
-    return job_message(job_view(host.machine, host.clock()), host.liveness)
+def _job(server: JobServer) -> job_pb2.Job:
+    return job_message(job_view(server.machine, server.clock()), server.liveness)
 
 
-async def _durable_job(host: JobServer) -> job_pb2.Job:
-    return await once_durable(host, partial(_job, host))
+async def _durable_job(server: JobServer) -> job_pb2.Job:
+    return await once_durable(server, partial(_job, server))
 
 
 def _closed_job(closed: ClosedJob) -> job_pb2.Job:
@@ -212,9 +212,9 @@ def _closed_job(closed: ClosedJob) -> job_pb2.Job:
     return message
 
 
-def _outcome(host: JobServer, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:
+def _outcome(server: JobServer, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:
     """Outcome of a requested checkpoint; None while it is pending. Raises Rejection."""
-    view = checkpoints_view(host.machine)
+    view = checkpoints_view(server.machine)
     for saved in view.saved:
         if request_id in saved.requests:
             return job_pb2.JobServiceCheckpointResponse(step=saved.step, url=saved.url)

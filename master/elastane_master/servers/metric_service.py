@@ -38,8 +38,8 @@ WATCH_SECONDS_MIN = 0.05
 class _Followed:
     """Curves of one job as far as they were read. token: of the last commit in them."""
 
-    def __init__(self, host: JobServer) -> None:
-        self.host = host
+    def __init__(self, server: JobServer) -> None:
+        self.server = server
         self.curves = Curves()
         self.token = ""
         self.lock = asyncio.Lock()
@@ -48,16 +48,16 @@ class _Followed:
 class MetricServicer:
     """Implementation of elastane.v1.MetricService."""
 
-    def __init__(self, hosts: JobServers) -> None:
-        self._hosts = hosts
+    def __init__(self, jobs: JobServers) -> None:
+        self._jobs = jobs
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
 
     async def GetSeries(
         self, request: metric_pb2.GetSeriesRequest, context: Context
     ) -> metric_pb2.GetSeriesResponse:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         points_max = _points_max(request.points_max)
-        curves = await self.curves(host)
+        curves = await self.curves(server)
         return metric_pb2.GetSeriesResponse(
             series=_series(curves, request.names, points_max),
             step=curves.step,
@@ -67,16 +67,16 @@ class MetricServicer:
     async def WatchSeries(
         self, request: metric_pb2.WatchSeriesRequest, context: Context
     ) -> AsyncGenerator[metric_pb2.WatchSeriesResponse]:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         points_max = _points_max(request.points_max)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
         sent_token: str | None = None
         followed: _Followed | None = None
-        with host.watching():
+        with server.watching():
             while True:
-                seen = host.changed.count
-                require_serving(host)
-                followed = await self._caught_up(host, followed)
+                seen = server.changed.count
+                require_serving(server)
+                followed = await self._caught_up(server, followed)
                 if followed.token != sent_token:
                     sent_token, curves = followed.token, followed.curves
                     yield metric_pb2.WatchSeriesResponse(
@@ -85,27 +85,27 @@ class MetricServicer:
                         names_left_out=curves.left_out,
                     )
                 await asyncio.sleep(max(interval, WATCH_SECONDS_MIN))
-                await host.changed.beyond(seen)
+                await server.changed.beyond(seen)
 
     async def WatchSteps(
         self, request: metric_pb2.WatchStepsRequest, context: Context
     ) -> AsyncGenerator[metric_pb2.WatchStepsResponse]:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         if not is_history_token(request.after):
             raise translate_shard.bad_token(request.after)
         token, highest = request.after, -1
-        created = timestamp(host.machine.state.created_at)
-        with host.watching():
-            _require_leading(host, request.worker_id)
+        created = timestamp(server.machine.state.created_at)
+        with server.watching():
+            _require_leading(server, request.worker_id)
             # Sent at once: the client must know which job's curves these are before it requests any.
             yield metric_pb2.WatchStepsResponse(token=token, job_created=created)
             while True:
-                seen = host.changed.count
-                require_serving(host)
-                _require_leading(host, request.worker_id)
+                seen = server.changed.count
+                require_serving(server)
+                _require_leading(server, request.worker_id)
                 if not request.follow:
-                    await host.log.settled()
-                payloads, newest = await self._hosts.history(host).news(token, _at_once(host))
+                    await server.log.settled()
+                payloads, newest = await self._jobs.history(server).news(token, _at_once(server))
                 steps = []
                 for payload in payloads:
                     now, logged = records.decode_logged(payload)
@@ -114,7 +114,7 @@ class MetricServicer:
                     rewound, highest = logged.step <= highest, logged.step
                     if logged.step >= request.since_step:
                         steps.append(_step(now, logged, rewound=rewound))
-                _require_leading(host, request.worker_id)  # the lead may be lost while the store answers
+                _require_leading(server, request.worker_id)  # the lead may be lost while the store answers
                 if steps:
                     yield metric_pb2.WatchStepsResponse(steps=steps, token=newest, job_created=created)
                 token = newest
@@ -122,29 +122,29 @@ class MetricServicer:
                     continue
                 if not request.follow:
                     return
-                await host.changed.beyond(seen)
+                await server.changed.beyond(seen)
 
-    async def curves(self, host: JobServer) -> Curves:
+    async def curves(self, server: JobServer) -> Curves:
         """Return all curves of a job, including every commit decided before this call."""
-        await host.log.settled()
-        return (await self._caught_up(host)).curves
+        await server.log.settled()
+        return (await self._caught_up(server)).curves
 
-    async def _caught_up(self, host: JobServer, before: _Followed | None = None) -> _Followed:
+    async def _caught_up(self, server: JobServer, before: _Followed | None = None) -> _Followed:
         """Update the curves with all stored commits.
 
         before: the curves a watch already has. Without them, if more than `JOBS_KEPT` jobs are watched, each
         request would read the whole history again.
         """
-        followed = self._followed.get(host.name)
-        if followed is None or followed.host is not host:
-            followed = self._followed[host.name] = before or _Followed(host)
-        self._followed.move_to_end(host.name)
+        followed = self._followed.get(server.name)
+        if followed is None or followed.server is not server:
+            followed = self._followed[server.name] = before or _Followed(server)
+        self._followed.move_to_end(server.name)
         while len(self._followed) > JOBS_KEPT:
             self._followed.popitem(last=False)
         async with followed.lock:
-            history = self._hosts.history(host)
+            history = self._jobs.history(server)
             while True:
-                payloads, newest = await history.news(followed.token, _at_once(host))
+                payloads, newest = await history.news(followed.token, _at_once(server))
                 if not payloads:
                     return followed
                 if self._count(followed.curves, payloads):
@@ -161,9 +161,9 @@ class MetricServicer:
         return True
 
 
-def _at_once(host: JobServer) -> int:
+def _at_once(server: JobServer) -> int:
     """Number of commits to read at a time."""
-    return max(1, min(COMMITS_AT_ONCE, TASKS_AT_ONCE // host.machine.state.settings.ests))
+    return max(1, min(COMMITS_AT_ONCE, TASKS_AT_ONCE // server.machine.state.settings.ests))
 
 
 def _step(now: float, logged: records.LoggedStep, *, rewound: bool) -> metric_pb2.StepValues:
@@ -204,9 +204,9 @@ def _points_max(asked: int) -> int:
     return checked_count(asked, "points_max", POINTS_MAX, f"a curve of {asked} points", POINTS_MAX)
 
 
-def _require_leading(host: JobServer, worker: str) -> None:
+def _require_leading(server: JobServer, worker: str) -> None:
     """Raise Rejection if `worker` is named and does not lead the current ring."""
-    members = ring_view(host.machine).members
+    members = ring_view(server.machine).members
     if worker and members and members[0].worker != worker:
         raise Rejection(
             "stale",

@@ -1,7 +1,7 @@
 """RingService: the workers' sessions, and views of the ring.
 
 A session is one stream from Hello to Bye, served by two tasks: this coroutine writes the session's messages,
-and a reader passes the worker's messages to the host. When one ends, the other is ended; a stream that ends
+and a reader passes the worker's messages to the server. When one ends, the other is ended; a stream that ends
 without Bye means a dead worker.
 """
 
@@ -43,35 +43,35 @@ Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 class RingServicer:
     """Implementation of elastane.v1.RingService."""
 
-    def __init__(self, hosts: JobServers) -> None:
-        self._hosts = hosts
+    def __init__(self, jobs: JobServers) -> None:
+        self._jobs = jobs
         self._encoder = AttendEncoder()
 
     async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[bytes]:
         first = await _first_message(requests)
         require_version(first.hello.version, f"worker {first.hello.worker_id}")
-        host = await self._hosts.find(first.hello.job)
+        server = await self._jobs.find(first.hello.job)
         # A Hello may have waited in this process until its call ended. gRPC then cancels this task in the
         # next turn of the loop, before the worker is admitted and a newer stream of it closed.
         await asyncio.sleep(0)
-        if host.stopping:
+        if server.stopping:
             raise stopping()
         try:
-            session = host.open_session(lambda session_id: hello(first.hello, session_id))
+            session = server.open_session(lambda session_id: hello(first.hello, session_id))
         except Rejection:
-            await host.confirm()
+            await server.confirm()
             raise
-        reader = asyncio.create_task(_read(host, session, requests))
+        reader = asyncio.create_task(_read(server, session, requests))
         try:
             async for message in session.outgoing():
-                yield self._encoder.encode(message, host.machine.state.settings, host.traceparent)
+                yield self._encoder.encode(message, server.machine.state.settings, server.traceparent)
         finally:
             reader.cancel()
-            host.stream_over(session, "its stream broke without Bye")
+            server.stream_over(session, "its stream broke without Bye")
 
     async def GetRing(self, request: ring_pb2.GetRingRequest, context: Context) -> ring_pb2.GetRingResponse:
-        host = await self._hosts.find(request.job)
-        view = await once_durable(host, lambda: ring_view(host.machine))
+        server = await self._jobs.find(request.job)
+        view = await once_durable(server, lambda: ring_view(server.machine))
         response = ring_pb2.GetRingResponse(generation=view.generation, step=view.step)
         fill_members(response.members, view.members)
         return response
@@ -79,24 +79,24 @@ class RingServicer:
     async def GetWorkerFigures(
         self, request: ring_pb2.GetWorkerFiguresRequest, context: Context
     ) -> ring_pb2.GetWorkerFiguresResponse:
-        host = await self._hosts.find(request.job)
-        given, maximum = len(request.worker_ids), host.limits.sessions_per_job_max
+        server = await self._jobs.find(request.job)
+        given, maximum = len(request.worker_ids), server.limits.sessions_per_job_max
         require_within("sessions_per_job_max", given, maximum, "workers in one request")
         response = ring_pb2.GetWorkerFiguresResponse()
         for worker in request.worker_ids:
-            if (figures := host.figures.get(worker)) is not None:
+            if (figures := server.figures.get(worker)) is not None:
                 response.figures[worker].ParseFromString(figures)
         return response
 
     async def WatchEvents(
         self, request: ring_pb2.WatchEventsRequest, context: Context
     ) -> AsyncGenerator[ring_pb2.WatchEventsResponse]:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         following = max(request.since, 1)
-        with host.watching():
+        with server.watching():
             while True:
-                seen = host.noted.count
-                notes = await self._notes(host, following)
+                seen = server.noted.count
+                notes = await self._notes(server, following)
                 for stored in notes:
                     yield ring_pb2.WatchEventsResponse(event=event_message(stored))
                     following = stored.sequence + 1
@@ -104,16 +104,16 @@ class RingServicer:
                     continue
                 if not request.follow:
                     return
-                require_serving(host)
-                await host.noted.beyond(seen)
+                require_serving(server)
+                await server.noted.beyond(seen)
 
-    async def _notes(self, host: JobServer, since: int) -> list[StoredNote]:
+    async def _notes(self, server: JobServer, since: int) -> list[StoredNote]:
         """Return the next notes from number `since` on, from memory, or older ones from the store."""
-        recent = host.recent_notes
+        recent = server.recent_notes
         if recent and recent[0].sequence <= since:
             return list(islice(recent, since - recent[0].sequence, None))
-        await host.log.settled()
-        stored = await self._hosts.history(host).events(since, EVENTS_AT_ONCE)
+        await server.log.settled()
+        stored = await self._jobs.history(server).events(since, EVENTS_AT_ONCE)
         return [records.decode_note(payload) for _, payload in stored]
 
 
@@ -131,43 +131,45 @@ async def _first_message(requests: Requests) -> ring_pb2.AttendRequest:
     return first
 
 
-async def _read(host: JobServer, session: Session[WorkerMessage], requests: Requests) -> None:
-    """Pass the worker's messages to the host until the stream or the session ends."""
+async def _read(server: JobServer, session: Session[WorkerMessage], requests: Requests) -> None:
+    """Pass the worker's messages to the server until the stream or the session ends."""
     try:
         async for request in requests:
             if isinstance(request, Malformed):
                 raise request.rejection()
-            host.heard(session)
-            _keep_figures(host, session, request)
-            host.deliver(session, attend_event(request, session.worker, session.id))
+            server.heard(session)
+            _keep_figures(server, session, request)
+            server.deliver(session, attend_event(request, session.worker, session.id))
             if session.ended:
                 return
     except REFUSALS as error:
         rejection = as_rejection(error)
         logger.warning(
             "a worker's message was refused",
-            job=host.name,
+            job=server.name,
             worker=session.worker,
-            generation=host.machine.state.ring.generation,
-            step=host.machine.state.steps.committed,
+            generation=server.machine.state.ring.generation,
+            step=server.machine.state.steps.committed,
             reason=str(rejection),
         )
         # Confirmed and sent before the worker counts as lost, so that it learns the reason.
         try:
-            await host.confirm()
+            await server.confirm()
         except REFUSALS as other:
             rejection = as_rejection(other)
         session.end(rejection)
-        host.close_session(session, f"its message was refused: {rejection}")
+        server.close_session(session, f"its message was refused: {rejection}")
         return
-    host.close_session(session, "its stream ended without Bye")
+    server.close_session(session, "its stream ended without Bye")
 
 
-def _keep_figures(host: JobServer, session: Session[WorkerMessage], request: ring_pb2.AttendRequest) -> None:
+def _keep_figures(
+    server: JobServer, session: Session[WorkerMessage], request: ring_pb2.AttendRequest
+) -> None:
     """Keep the figures that came with a heartbeat or Bye, in serialized form because they are rarely read."""
     kind = request.WhichOneof("message")
     if kind not in ("heartbeat", "bye"):
         return
     figures = getattr(request, kind).figures
     if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
-        host.keep_figures(session, figures.SerializeToString())
+        server.keep_figures(session, figures.SerializeToString())

@@ -38,26 +38,26 @@ REQUESTS_IN_FLIGHT = 64
 class ShardServicer:
     """Implementation of elastane.v1.ShardService."""
 
-    def __init__(self, hosts: JobServers) -> None:
-        self._hosts = hosts
+    def __init__(self, jobs: JobServers) -> None:
+        self._jobs = jobs
 
     async def CreateDataset(
         self, request: shard_pb2.CreateDatasetRequest, context: Context
     ) -> shard_pb2.CreateDatasetResponse:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         dataset = checked_name(request.dataset, "dataset")
         settings = translate_shard.dataset_settings(request.settings)
         request_id = checked_request_id(request.request_id)
-        created = await host.submit(DatasetCreated(request_id, dataset, settings))
-        progress = _progress(host, dataset)[0]
+        created = await server.submit(DatasetCreated(request_id, dataset, settings))
+        progress = _progress(server, dataset)[0]
         return shard_pb2.CreateDatasetResponse(progress=progress, created=bool(created))
 
     async def LeaseTasks(
         self, request: shard_pb2.LeaseTasksRequest, context: Context
     ) -> shard_pb2.LeaseTasksResponse:
-        await self._hosts.find(request.job)
+        await self._jobs.find(request.job)
         asked = self._asked(request)
-        result = cast("LeaseResult", await asked.host.submit(asked.event))
+        result = cast("LeaseResult", await asked.server.submit(asked.event))
         return translate_shard.lease_response(asked.event.dataset, await _awaited(asked, result, Place()))
 
     async def StreamTasks(
@@ -98,7 +98,7 @@ class ShardServicer:
             asked = self._asked(message.request)
             if job is None:
                 job = message.request.job
-                ends.enter_context(asked.host.ending(answers.end))
+                ends.enter_context(asked.server.ending(answers.end))
             return _begin(asked, line)
 
         with contextlib.ExitStack() as ends:
@@ -113,47 +113,47 @@ class ShardServicer:
         is_first = True
         async for message in requests:
             if is_first and not isinstance(message, Malformed):
-                await self._hosts.find(message.request.job)
+                await self._jobs.find(message.request.job)
                 is_first = False
             yield message
 
     def _asked(self, request: shard_pb2.LeaseTasksRequest) -> _Asked:
         """Parse a request for tasks. Raises Rejection."""
-        host = self._hosts.get(request.job)
+        server = self._jobs.get(request.job)
         wait_seconds = seconds(request.wait, "wait") if request.HasField("wait") else WAIT_SECONDS
         event = translate_shard.tasks_requested(request)
-        return _Asked(host, event, asyncio.get_running_loop().time() + min(wait_seconds, WAIT_SECONDS_MAX))
+        return _Asked(server, event, asyncio.get_running_loop().time() + min(wait_seconds, WAIT_SECONDS_MAX))
 
     async def GetProgress(
         self, request: shard_pb2.GetProgressRequest, context: Context
     ) -> shard_pb2.GetProgressResponse:
-        host = await self._hosts.find_or_only(request.job)
-        datasets = await once_durable(host, lambda: _progress(host, request.dataset))
+        server = await self._jobs.find_or_only(request.job)
+        datasets = await once_durable(server, lambda: _progress(server, request.dataset))
         return shard_pb2.GetProgressResponse(datasets=datasets)
 
     async def WatchProgress(
         self, request: shard_pb2.WatchProgressRequest, context: Context
     ) -> AsyncGenerator[shard_pb2.WatchProgressResponse]:
-        host = await self._hosts.find_or_only(request.job)
+        server = await self._jobs.find_or_only(request.job)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
-        with host.watching():
+        with server.watching():
             while True:
-                seen = host.changed.count
-                require_serving(host)
-                datasets = await once_durable(host, lambda: _progress(host, request.dataset))
+                seen = server.changed.count
+                require_serving(server)
+                datasets = await once_durable(server, lambda: _progress(server, request.dataset))
                 yield shard_pb2.WatchProgressResponse(datasets=datasets)
                 await asyncio.sleep(max(interval, WATCH_SECONDS_MIN))
-                await host.changed.beyond(seen)
+                await server.changed.beyond(seen)
 
     async def ListTasks(
         self, request: shard_pb2.ListTasksRequest, context: Context
     ) -> shard_pb2.ListTasksResponse:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         count = _page_size(request.page_size)
         after = translate_shard.after_token(request.page_token)
         state = translate_shard.task_state(request.state)
         tasks = await once_durable(
-            host, lambda: list_tasks(host.machine, request.dataset, state, after, count)
+            server, lambda: list_tasks(server.machine, request.dataset, state, after, count)
         )
         return shard_pb2.ListTasksResponse(
             tasks=[translate_shard.task_info(task) for task in tasks],
@@ -163,11 +163,11 @@ class ShardServicer:
     async def GetAuditLog(
         self, request: shard_pb2.GetAuditLogRequest, context: Context
     ) -> shard_pb2.GetAuditLogResponse:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         if not is_history_token(request.page_token):
             raise translate_shard.bad_token(request.page_token)
         count = _page_size(request.page_size)
-        commits, token = await self._hosts.history(host).commits(request.page_token, count)
+        commits, token = await self._jobs.history(server).commits(request.page_token, count)
         entries = [
             entry
             for commit in commits
@@ -178,17 +178,17 @@ class ShardServicer:
     async def ExtendDataset(
         self, request: shard_pb2.ExtendDatasetRequest, context: Context
     ) -> shard_pb2.ExtendDatasetResponse:
-        host = await self._hosts.find(request.job)
+        server = await self._jobs.find(request.job)
         dataset = checked_name(request.dataset, "dataset")
         request_id = checked_request_id(request.request_id)
-        await host.submit(DatasetExtended(request_id, dataset, request.watermark, request.closed))
-        return shard_pb2.ExtendDatasetResponse(progress=_progress(host, dataset)[0])
+        await server.submit(DatasetExtended(request_id, dataset, request.watermark, request.closed))
+        return shard_pb2.ExtendDatasetResponse(progress=_progress(server, dataset)[0])
 
 
 class _Asked(NamedTuple):
     """A request for tasks. deadline: end of its wait for tasks, on the loop's clock."""
 
-    host: JobServer
+    server: JobServer
     event: TasksRequested
     deadline: float
 
@@ -197,13 +197,13 @@ def _begin(
     asked: _Asked, line: WaitingLine
 ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
     """Decide on a request: return the answer, or a task if it has to wait."""
-    host = asked.host
-    host.require_taking()
+    server = asked.server
+    server.require_taking()
     try:
-        result, durable = host.begin(asked.event)
+        result, durable = server.begin(asked.event)
     except Rejection as refusal:
         line.answered()
-        return asyncio.create_task(_refuse(host, refusal))
+        return asyncio.create_task(_refuse(server, refusal))
     leased = cast("LeaseResult", result)
     if leased.wait:
         return asyncio.create_task(_answer(asked, leased, durable, line, line.enter()))
@@ -211,8 +211,8 @@ def _begin(
     return Decided(translate_shard.streamed_response(asked.event.dataset, leased), durable)
 
 
-async def _refuse(host: JobServer, refusal: Rejection) -> NoReturn:
-    await host.confirm()
+async def _refuse(server: JobServer, refusal: Rejection) -> NoReturn:
+    await server.confirm()
     raise refusal
 
 
@@ -237,29 +237,29 @@ async def _awaited(asked: _Asked, result: LeaseResult, place: Place) -> LeaseRes
     """Return the result or a later one: waits while there is nothing to lease yet, unless hurried."""
     if not result.wait:
         return result
-    host, event, deadline = asked
+    server, event, deadline = asked
     loop, outcomes = asyncio.get_running_loop(), result.outcomes
     while result.wait and not place.hurried and (left := deadline - loop.time()) > 0:
-        require_serving(host)
-        maximum = host.limits.lease_waiters_per_job_max
+        require_serving(server)
+        maximum = server.limits.lease_waiters_per_job_max
         require_room(
-            "lease_waiters_per_job_max", host.task_waiters.count, maximum, "calls that wait for tasks"
+            "lease_waiters_per_job_max", server.task_waiters.count, maximum, "calls that wait for tasks"
         )
-        await place.sleep(host.task_waiters, event.dataset, left)
+        await place.sleep(server.task_waiters, event.dataset, left)
         if place.hurried:
-            require_serving(host)
+            require_serving(server)
             break
         # The reports were already counted. Later requests may have been decided meanwhile, so more answers
         # must be remembered.
         unanswered = REQUESTS_IN_FLIGHT - 1 if place.followed else event.unanswered
         again = msgspec.structs.replace(event, completed=(), unanswered=unanswered)
-        result = cast("LeaseResult", await host.submit(again))
+        result = cast("LeaseResult", await server.submit(again))
     return msgspec.structs.replace(result, outcomes=outcomes)
 
 
-def _progress(host: JobServer, dataset: str) -> list[shard_pb2.Progress]:
+def _progress(server: JobServer, dataset: str) -> list[shard_pb2.Progress]:
     """Progress of one dataset, or of all. Raises Rejection."""
-    views = progress_views(host.machine, host.clock())
+    views = progress_views(server.machine, server.clock())
     chosen = [view for view in views if dataset in ("", view.dataset)]
     if dataset and not chosen:
         raise Rejection("not_found", f"the job has no dataset {dataset!r}", dataset=dataset)

@@ -21,18 +21,18 @@ class Deleting:
         self.calls: list[str] = []
         self.away = False
         self.lost_lead: Rejection | None = None
-        self.hosts = JobServers(SimpleNamespace(redis=None, remove_job=self.remove_job), None)  # type: ignore[arg-type]
-        self.hosts.restored = True
-        self.hosts.finished.records = SimpleNamespace(delete=self.delete)  # type: ignore[assignment]
+        self.jobs = JobServers(SimpleNamespace(redis=None, remove_job=self.remove_job), None)  # type: ignore[arg-type]
+        self.jobs.restored = True
+        self.jobs.finished.records = SimpleNamespace(delete=self.delete)  # type: ignore[assignment]
         [(self.name, record)] = records(1)
         closed = ClosedJob.of(self.name, Closed(1, record))
         assert closed is not None
-        self.hosts._table.closed[self.name] = closed
+        self.jobs._table.closed[self.name] = closed
 
     async def delete(self, name: str, token: int, request_id: str) -> None:
         self.calls.append("delete")
         if self.lost_lead is not None:
-            await self.hosts.abandon(self.lost_lead)
+            await self.jobs.abandon(self.lost_lead)
 
     async def remove_job(self, name: str) -> None:
         if self.away:
@@ -45,7 +45,7 @@ async def test_a_master_that_lost_its_lead_leaves_the_list_to_the_new_leader() -
     master = Deleting()
     master.lost_lead = Rejection("not_leading", "another master leads")
     with pytest.raises(Rejection) as refusal:
-        await master.hosts.delete(master.name, request_id="once")
+        await master.jobs.delete(master.name, request_id="once")
     assert refusal.value is master.lost_lead
     assert master.calls == ["delete"]
 
@@ -55,7 +55,7 @@ async def test_a_deletion_that_the_store_cut_off_is_finished_by_the_next_request
     master = Deleting()
     master.away = True
     with pytest.raises(StoreAway):
-        await master.hosts.delete(master.name, request_id="once")
-    await master.hosts.delete(master.name, request_id="once")
+        await master.jobs.delete(master.name, request_id="once")
+    await master.jobs.delete(master.name, request_id="once")
     assert master.calls == ["delete", "delete", "remove"]
-    assert master.hosts.names() == []
+    assert master.jobs.names() == []

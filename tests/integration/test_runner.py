@@ -15,6 +15,7 @@ import patience
 from elastane_common import layout
 from elastane_common.artifacts import read_record, verify
 from elastane_common.run_record import RunRecord
+from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2
 from integration.master_support import master_process, serving_master
 from integration.runner_support import RunnerProcess, Service, running_runner, send_code, shims
@@ -182,9 +183,11 @@ async def test_a_launch_that_would_fail_anywhere_fails_the_run_at_once(tmp_path:
         running_runner(master.address, tmp_path / "runner"),
     ):
         service = Service(channel)
+        spoiled = layout.code_archive("0" * 64)
+        Folder(await service.artifact_url()).write(spoiled, [b"another content"])
         run_id = await service.train("true", code={"archive_sha256": "0" * 64})
         run = await service.until(run_id, "FAILED")
-        assert "there is no archive" in run.reason and run.attempt == 1
+        assert "could not launch it" in run.reason and run.attempt == 1
         assert (await record_of(run.artifact_url)).state == "failed"
 
 

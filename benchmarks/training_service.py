@@ -5,7 +5,7 @@
 Clients are processes of their own with one call in flight each. Elastane answers a submission when it is in
 its store; Ray's head keeps jobs in memory, as it does unless it is given an external Redis. Both have their
 slots taken while runs are submitted, so that all of them wait. Scripts are started by the same interpreter on
-all sides, and say themselves when their first line ran. Everything is on the loopback of one machine.
+all sides, and say themselves when their first line ran. Everything is on one machine.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def ours(slots: int) -> Iterator[Ours]:
 
 
 class Ray:
-    """A Ray head on the loopback with one CPU for each slot, and its own client of jobs.
+    """A Ray head at this machine's own address (it replaces the loopback) with one CPU for each slot, and its own client of jobs.
 
     Without an external Redis, which is its default, a head keeps its jobs in memory.
     """

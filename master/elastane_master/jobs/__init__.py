@@ -1,1 +1,1 @@
-"""The jobs that a master serves, and whether it may: job servers, leadership, limits, what is stored of a job."""
+"""The jobs that a master serves, and whether it may: job servers, leadership, limits, stored records."""

@@ -200,8 +200,9 @@ def ours(slots: int) -> Iterator[Ours]:
 
 
 class Ray:
-    """A Ray head at this machine's own address (it replaces the loopback) with one CPU for each slot, and its own client of jobs.
+    """A Ray head with one CPU for each slot, and its own client of jobs.
 
+    It listens at the machine's own address, whatever it is told: it replaces the loopback.
     Without an external Redis, which is its default, a head keeps its jobs in memory.
     """
 

@@ -568,8 +568,9 @@ async def test_ranks_whose_engine_is_away_are_neither_ended_nor_lost(bench: Benc
 
 async def test_ranks_are_adopted_while_the_engine_is_away(bench: Bench) -> None:
     """They count as running until it answers: then their ends are known, and what was cut is gone."""
+    # A podman that is started again in a mount namespace of its own does not find those of networks.
     go = fifo(bench, "go")
-    engine = bench.engine()
+    engine = bench.engine(network="host", allows_host_network=True)
     await engine.launch(bench.plan(f"echo before; read _ < {go}; echo after; exit 3", STUBBORN))
     await said(engine, b"before")
     await said(engine, b"up", 1)
@@ -582,7 +583,7 @@ async def test_ranks_are_adopted_while_the_engine_is_away(bench: Bench) -> None:
     bench.podman.end()
     try:
         await asyncio.to_thread(go.write_text, "\n")
-        engine = bench.engine()
+        engine = bench.engine(network="host", allows_host_network=True)
         whole, cut = sorted(await engine.adopt(), key=lambda record: record.run, reverse=True)
         assert (whole.run, whole.launched, cut.run, cut.launched) == ("run", True, "cut", False)
         assert [rank.state for rank in whole.ranks] == [RankState.RUNNING, RankState.RUNNING]

@@ -102,6 +102,20 @@ async def test_a_run_goes_from_the_queue_to_its_end_with_each_rank_seen(tmp_path
         assert [STATES.Name(one.state) for one in ended.history][-1] == "RUN_STATE_SUCCEEDED"
 
 
+async def test_roles_of_tensorflow_reach_the_runner_and_its_servers_are_stopped(tmp_path: Path) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        roles = {"framework": "FRAMEWORK_TENSORFLOW", "chief": True, "parameter_servers": 1}
+        run = await train(channel, instances=2, **roles)
+        assert run.spec.chief and run.spec.parameter_servers == 1
+        prepare = await runner.launch()
+        assert prepare.spec.chief and prepare.spec.parameter_servers == 1
+        await until(channel, run.run_id, "RUNNING")
+        runner.report(prepare.attempt, 0, "EXITED")
+        assert (await runner.next("stop")).stop.attempt == prepare.attempt
+        runner.stopped(prepare.attempt)
+        await until(channel, run.run_id, "SUCCEEDED")
+
+
 async def test_what_was_accepted_is_there_after_the_master_is_killed_and_its_ranks_go_on(
     tmp_path: Path,
 ) -> None:

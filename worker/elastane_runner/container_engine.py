@@ -284,9 +284,13 @@ class ContainerEngine:
         tries = 0
         while tries < LATE_TRIES:
             await asyncio.sleep(LATE_SECONDS)
-            with contextlib.suppress(EngineUnreachableError):
+            try:
                 await asyncio.to_thread(self._remove_late, attempts, was_away)
-                tries += 1
+            except EngineUnreachableError:
+                continue
+            except EngineError as error:
+                _log.warning("what was cut is not taken back yet", reason=str(error))
+            tries += 1
 
     def _remove_late(self, attempts: list[AttemptRecord], was_away: bool) -> None:
         unknown = {(one.run, one.attempt) for one in attempts}

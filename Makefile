@@ -86,6 +86,7 @@ test-images: $(VENV)/.installed
 
 # Needs podman, and a static busybox on the PATH (Debian: busybox-static).
 test-containers: $(VENV)/.installed
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[containers]'
 	ELASTANE_TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/integration/test_container_engine.py tests/integration/test_container_runner.py -rs
 
 test-browser: $(VENV)/.installed

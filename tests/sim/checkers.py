@@ -89,7 +89,8 @@ class Checkers:
 
     standing: generation of the valid commit of each step. next_step: the first step without one.
     prepared_until: steps below it were prepared in the valid history. loaded_generation: the newest in which
-    a checkpoint was loaded; history continues from there, even if a worker holds more of the run before.
+    a checkpoint or the initial state was loaded; history continues from there, even if a worker holds more of
+    the run before.
     """
 
     world: World
@@ -119,6 +120,7 @@ class Checkers:
     _asked: dict[str, int] = field(default_factory=dict)
     _forgotten_rings: set[int] = field(default_factory=set)
     _formed: set[int] = field(default_factory=set)
+    _loads: set[int] = field(default_factory=set)
     _reached: dict[str, int] = field(default_factory=dict)
     _trained_in: dict[str, int] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
@@ -320,6 +322,7 @@ class Checkers:
 
     def _check_load(self, stream: Stream, generation: int) -> None:
         """Check a Load: no connected worker may hold a state from which the history could continue."""
+        self._loads.add(generation)
         if not self.standing or (self.ests == 1 and not self.saves):
             return  # a single EST that moves cannot be handed over, because its worker leaves first
         ring = self.rings.get(self.applied_generation)
@@ -362,7 +365,8 @@ class Checkers:
                 and self._trained_in.get(worker.name, 0) >= self.loaded_generation
                 and worker.protocol.history_generation in self._formed  # else the store lost its beginning
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
-                and worker.protocol.applied_step != self.lost_before
+                # Once a part of an interval is lost, history goes back, whoever holds the steps before it.
+                and self.lost_before < 0
             ):
                 yield worker
 
@@ -418,6 +422,8 @@ class Checkers:
                 self.lost_before = -1
             if note.kind == "ring_formed":
                 self._formed.add(note.generation)
+                if note.generation in self._loads:  # also of the initial state, which has no note of its own
+                    self.loaded_generation, self.lost_before = note.generation, -1
             if note.kind == "store_behind" and not self._has_lost:
                 self._broken("no false alarm", f"the store has lost nothing, and {note.reason}")
             if note.kind == "checkpoint_loaded":

@@ -145,7 +145,7 @@ async def test_tokens_in_a_browser(tmp_path: Path) -> None:
         chromium() as browser,
         watched_page(browser) as watched,
     ):
-        await master.hosts.create("j", JobSettings(ests=1))
+        await master.jobs.create("j", JobSettings(ests=1))
         page = watched.page
         await page.goto(base + "/jobs/j")
         await page.get_by_label("Token").fill(token_of("look"))

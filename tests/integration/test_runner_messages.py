@@ -209,6 +209,13 @@ async def test_ranks_go_on_without_a_master_and_the_next_hello_has_their_end(tmp
 async def test_a_reader_that_takes_nothing_is_sent_64_kib_and_slows_nobody(tmp_path: Path) -> None:
     async with attended(tmp_path) as (master, _):
         await launch(master, prepare(tmp_path, "sh", "-c", f"head -c 300000 /dev/zero; {WAITS}"))
+        # One that takes everything: then all of it is written.
+        master.send(read_log=training_pb2.RunnerReadLog(reader=9, attempt=key(), follow=True))
+        written = 0
+        while written < 300_000:
+            written += len((await master.next("log_chunk")).log_chunk.chunk.data)
+            master.send(read_log=training_pb2.RunnerReadLog(reader=9, taken_bytes=written))
+        master.send(read_log=training_pb2.RunnerReadLog(reader=9, end=True))
         read = training_pb2.RunnerReadLog(reader=1, attempt=key(), follow=True)
         master.send(read_log=read)
         sizes = [len((await master.next("log_chunk")).log_chunk.chunk.data) for _ in range(2)]

@@ -7,6 +7,7 @@ replaces the gRPC server, the command line that starts and stops it, and its Red
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +108,11 @@ class MasterModel:
         self.is_calm: Callable[[], bool] = lambda: True
         self.takes_over: Callable[[], None] = lambda: None
         self.process.spawn(self._start(options))
+
+    @property
+    def deletes_jobs(self) -> bool:
+        """True if finished jobs are kept up to a number only."""
+        return self._closings is not None and math.isfinite(self._closings.newest)
 
     # ------------------------------------------------------------------ life
 

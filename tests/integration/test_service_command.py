@@ -78,8 +78,9 @@ def test_a_run_survives_the_death_of_master_and_runner(
     submitted = elastane(address, "submit", *options, *parameters, str(code / "train.py"))
     assert submitted.returncode == 0, submitted.stderr
     wait_for(address, "running", seen, 2)
-    os.kill(child_of(process, "elastane_master").pid, signal.SIGKILL)
-    os.kill(child_of(process, "elastane_cli runner").pid, signal.SIGKILL)
+    # Both are looked up first: a killed one has no command line until it is reaped.
+    for victim in (child_of(process, "elastane_master"), child_of(process, "elastane_cli runner")):
+        os.kill(victim.pid, signal.SIGKILL)
     wait_for(address, "running", seen, 2)
     (seen / "go").touch()
     logs = elastane(address, "logs", "1", "--rank", "1", "--follow")

@@ -20,7 +20,9 @@ from elastane_master.decisions.runs.spec import CodeRef, RunSpec
 from elastane_master.security.tokens import Principal, Quotas
 from elastane_master.servers import callers
 from elastane_master.servers.training_service import submit
+from elastane_master.store.errors import Damage, JobDamaged
 from elastane_master.store.keys import RUNS, JobKeys
+from elastane_master.store.log import JobLog
 from elastane_proto.training import training_service_pb2 as chapter_pb2
 from elastane_proto.training import training_service_pb2_grpc as chapter_grpc
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, training_pb2, training_pb2_grpc
@@ -266,13 +268,34 @@ async def test_a_code_archive_is_there_when_its_run_is_submitted(tmp_path: Path)
         Folder(str(tmp_path / "artifacts")).write(layout.code_archive(digest), [b"zip"])
         run = await train(channel, algorithm="", command=["a"], code=code)
         for _ in range(3):
-            await master.runs.code_archives.sweep()
+            await master.runs.sweep_archives(master.runs.server)
         assert Folder(str(tmp_path / "artifacts")).size(layout.code_archive(digest))
         await stub(channel).Cancel(training_pb2.TrainingServiceCancelRequest(run_id=run.run_id))
         await stub(channel).Delete(training_pb2.TrainingServiceDeleteRequest(run_id=run.run_id))
         for _ in range(2):
-            await master.runs.code_archives.sweep()
+            await master.runs.sweep_archives(master.runs.server)
         assert Folder(str(tmp_path / "artifacts")).size(layout.code_archive(digest)) is None
+
+
+async def test_a_master_whose_runs_another_one_has_removes_no_code_archive(tmp_path: Path) -> None:
+    name = layout.code_archive("a" * 64)
+    async with serving_master(tmp_path, artifact_url=str(tmp_path / "artifacts")) as (master, _):
+        Folder(str(tmp_path / "artifacts")).write(name, [b"zip"])
+        server = master.runs.server
+        await master.runs.sweep_archives(server)
+        await JobLog.open(master.jobs.store.redis, RUNS, master.settings.log_options())
+        await master.runs.sweep_archives(server)  # without the other one it would be removed now
+        assert Folder(str(tmp_path / "artifacts")).size(name)
+
+
+async def test_nothing_is_looked_after_for_runs_that_are_held(tmp_path: Path) -> None:
+    async with serving_master(tmp_path) as (master, _):
+        tasks = list(master.runs._tasks)
+        damage = Damage(JobKeys.of(RUNS).history, 1, "an entry is gone")
+        master.runs.server_failed(master.runs.server, JobDamaged(RUNS, [damage]))
+        async with patience.within(10):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(tasks) == 3 and all(task.cancelled() for task in tasks)
 
 
 async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path: Path) -> None:

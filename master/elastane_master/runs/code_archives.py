@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 
 import structlog
@@ -70,19 +70,26 @@ class CodeArchives:
                 field="spec.code.archive_sha256",
             )
 
-    async def sweep(self) -> None:
-        """Remove archives that no run needs, and none needed at the last sweep. Raises ArtifactError."""
+    async def sweep(self, confirm: Callable[[], Awaitable[None]]) -> None:
+        """Remove archives that no run needs, and none needed at the last sweep.
+
+        confirm: returns once the runs known here are known to be all of them, and raises if another master
+        may have accepted some: theirs may need what these do not. Asked before each removal. Raises what it
+        raises, and ArtifactError.
+        """
         if not self._url:
             return
         folder = Folder(layout.join(self._url, layout.CODE), ArtifactError)
         names = await asyncio.to_thread(folder.files)
         there = {digest for name, _ in names if (digest := layout.archive_digest(name)) is not None}
+        await confirm()
         self._submitted.clear()
         unused = there.difference(self._used())
         for digest in sorted(unused & self._unused):
             async with self._removing:
                 if digest in self._submitted or digest in self._submitting:
                     continue
+                await confirm()
                 self._present.discard(digest)
                 await asyncio.to_thread(folder.remove_file, f"{digest}.zip")
                 logger.info("code archive removed", sha256=digest, reason="no run needs it")

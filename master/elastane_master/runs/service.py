@@ -176,7 +176,7 @@ class TrainingRuns(RunServerOwner):
         self._tasks = [
             asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs"),
             asyncio.create_task(self._keep_deleting(self._server), name="finished runs"),
-            asyncio.create_task(self._keep_sweeping(), name="code archives"),
+            asyncio.create_task(self._keep_sweeping(self._server), name="code archives"),
         ]
 
     async def stop(self, refusal: Rejection) -> None:
@@ -275,13 +275,17 @@ class TrainingRuns(RunServerOwner):
             except (Rejection, StoreError, RedisError, MachineBroken) as error:
                 logger.info("a finished run stays for now", run=run_id, error=str(error))
 
-    async def _keep_sweeping(self) -> None:
+    async def _keep_sweeping(self, server: RunServer) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            try:
-                await self.code_archives.sweep()
-            except ElastaneError as error:
-                logger.info("code archives stay for now", error=str(error))
+            await self.sweep_archives(server)
+
+    async def sweep_archives(self, server: RunServer) -> None:
+        """Remove code archives that no run needs; none while it is unsure that these are all runs."""
+        try:
+            await self.code_archives.sweep(server.confirm)
+        except (ElastaneError, Rejection, StoreError, RedisError, OSError) as error:
+            logger.info("code archives stay for now", error=str(error))
 
     def _archives_used(self) -> Collection[str]:
         if self._server is None:
@@ -340,6 +344,8 @@ class TrainingRuns(RunServerOwner):
             self._jobs.lead_lost(error)
         elif server is self._server:
             self._server = None
+            for task in self._tasks:  # what they would remove may be needed by runs that are not known now
+                task.cancel()
             self._hold(error)
 
     def store_reachable(self, server: RunServer, reachable: bool) -> None:

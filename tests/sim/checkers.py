@@ -365,8 +365,7 @@ class Checkers:
                 and self._trained_in.get(worker.name, 0) >= self.loaded_generation
                 and worker.protocol.history_generation in self._formed  # else the store lost its beginning
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
-                # Once a part of an interval is lost, history goes back, whoever holds the steps before it.
-                and self.lost_before < 0
+                and worker.protocol.applied_step != self.lost_before
             ):
                 yield worker
 

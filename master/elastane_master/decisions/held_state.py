@@ -95,10 +95,10 @@ def load_given_up(state: JobState) -> None:
             state.workers[leader].holds_state = False
 
 
-def void_all(state: JobState) -> None:
-    """Invalidate all workers' weights: history will be rewound."""
+def void_from(state: JobState, step: int) -> None:
+    """Invalidate the weights of those that have applied `step` steps or more: history goes back before it."""
     for record in state.workers.values():
-        if record.holds_state:
+        if record.holds_state and record.applied_step >= step:
             _fence(state, record.worker, ANY_STEP)
             record.holds_state = False
 

@@ -11,7 +11,7 @@ its generators, and nobody begins the step before this is decided:
   contexts known in full (the code ran once for each EST) stay as they are
 
 A part that is lost with its worker, such as EST 0's when the leader dies in its evaluation, is run again by
-going back to the newest checkpoint, because no worker holds a state from which the job could continue.
+going back: to a worker that has not applied the last step before that code yet, or to the newest checkpoint.
 
 The decision is stored with the step's contexts: a repetition of the step starts from the same states. Reports
 of workers that are gone remain valid, since the code they describe has run.
@@ -140,6 +140,7 @@ def reported(ctx: DecisionContext, event: IntervalReported) -> None:
         return
     ctx.touch()
     interval.here[event.worker] = event.generation
+    held_state.proven(state, record, event.step)
     if event.passed:
         contexts = {delta.virtual_rank: delta.parts for delta in event.contexts}
         interval.reports[event.worker] = IntervalReport(
@@ -171,7 +172,8 @@ def decide_if_complete(ctx: DecisionContext) -> None:
     except PartLost as why:
         lost = history.IntervalLost(step, str(why))
         ctx.note(lost)
-        held_state.void_all(state)
+        del steps.intervals[step]  # everybody runs it again
+        held_state.void_from(state, step)
         ring.reform(ctx, describe(lost))
         return
     except Unattributable as why:

@@ -143,6 +143,43 @@ def test_history_goes_back_where_the_leaders_own_part_is_lost() -> None:
     assert any(isinstance(message, effects.Load) for _, message in job.sent)
 
 
+def test_who_is_before_the_last_step_of_an_epoch_carries_on_where_the_leaders_own_part_is_lost() -> None:
+    job = JobDriver(settings())
+    job.form("a", "b", "c")
+    formed, last = job.generation, job.state.signature.steps_per_epoch - 1
+    job.steps(0, last + 1)
+    for worker in "ab":
+        job.applied(worker, last + 1, between=True)
+    job.join("d")
+    job.lose("c")
+    for worker in "ab":
+        job.ready(worker, last + 1, holds=True)
+    job.ready("d")
+    report(job, "b", as_leader=False, asked=True, contexts=())
+    job.lose("a")
+    job.ready("b", last + 1, holds=True)
+    job.ready("d")
+    assert job.state.ring.receivers, "d gets the state, and the step is not committed before it has it"
+    job.rejoin("c", formed, last, session="c-2")
+    report(job, "d", passed=False)
+    report(job, "b", passed=False)
+    assert len(job.noted("interval_lost")) == 1
+
+    for worker in "bd":
+        job.ready(worker, last + 1, holds=True)
+    job.sent.clear()
+    job.ready("c", last, holds=True)
+    went = job.take(effects.Go)
+    assert {worker: go.resume_step for worker, go in went.items()} == dict.fromkeys("bcd", last)
+    assert all(go.members[go.donors[0]].worker == "c" for go in went.values())
+    job.step(last)
+    for worker in "bd":
+        report(job, worker)
+    assert not decided(job), "what was reported before history went back counts no more"
+    report(job, "c")
+    assert set(decided(job)) == set("bcd")
+
+
 def test_a_refusal_reaches_every_member_and_ends_the_job() -> None:
     job = running()
     report(job, "a")

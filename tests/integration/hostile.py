@@ -20,6 +20,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import logging
 import os
 import ssl
 import statistics
@@ -518,6 +519,7 @@ def main() -> int:
     attackers = Attackers(options.connections, options.addresses, options.shared)
     if options.attack:
         host, _, port = options.address.rpartition(":")
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each connection that was ended
         asyncio.run(attack(options.attack, host, int(port), attackers))
     bad = False
     for kind in [options.only] if options.only else ATTACKS:

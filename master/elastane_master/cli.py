@@ -8,9 +8,9 @@ import ctypes
 import gc
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -31,6 +31,9 @@ from elastane_master.store.errors import (
     StoreReadOnly,
 )
 from elastane_proto import log_lines
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 EXIT_BAD_START = 2
 """Bad settings, an address in use, no store: a restart without changes would fail again."""
@@ -200,13 +203,7 @@ def main(
         settings = MasterSettings(security=SecuritySettings(**given), **given)
     except ValidationError as error:
         for fault in error.errors():
-            if not fault["loc"]:  # of several settings together
-                text = fault["msg"].removeprefix("Value error, ")
-                typer.echo(f"elastane master: {text} [{BAD_SETTING}]", err=True)
-                continue
-            name = "--" + "-".join(str(part) for part in fault["loc"]).replace("_", "-")
-            wrong = f"{name}: {fault['msg']} (given: {fault['input']!r})"
-            typer.echo(f"elastane master: {wrong} [{BAD_SETTING}]", err=True)
+            typer.echo(f"elastane master: {_setting_fault(fault, given)} [{BAD_SETTING}]", err=True)
         raise typer.Exit(EXIT_BAD_START) from None
     configure_logging(settings)
     try:
@@ -219,6 +216,18 @@ def main(
         _fail(error, EXIT_BROKEN)
     except StoreError as error:
         _fail(error, EXIT_UNFIT.get(type(error), EXIT_BAD_START))
+
+
+def _setting_fault(fault: ErrorDetails, given: Collection[str]) -> str:
+    """Say what is wrong with a setting; given: those of the command line, others come from variables."""
+    text = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:  # of several settings together
+        return text
+    field = str(fault["loc"][0])
+    settings = SecuritySettings if field in SecuritySettings.model_fields else MasterSettings
+    variable = f"{settings.model_config['env_prefix']}{field}".upper()
+    name = f"--{field.replace('_', '-')}" if field in given else variable
+    return f"{name}: {text} (given: {fault['input']!r})"
 
 
 async def serve(settings: MasterSettings) -> None:

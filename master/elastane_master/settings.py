@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
@@ -82,6 +84,15 @@ class MasterSettings(Limits):
         gt=0,
         description="time after which the processes of a runner that is not heard of are given up",
     )
+    starvation_seconds: float = Field(
+        default=600.0,
+        gt=0,
+        description="time after which slots are reserved for a run that others are preferred to",
+    )
+    owner_weights: Annotated[dict[str, float], NoDecode] = Field(
+        default_factory=dict,
+        description="shares of owners in the queue of runs, OWNER=WEIGHT,...; 1 for those not named",
+    )
     http: str = ""
     http_port_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -122,6 +133,20 @@ class MasterSettings(Limits):
     def _is_retention(cls, keep_finished: str) -> str:
         Retention.parse(keep_finished)
         return keep_finished
+
+    @field_validator("owner_weights", mode="before")
+    @classmethod
+    def _are_weights(cls, weights: object) -> object:
+        if not isinstance(weights, str):
+            return weights
+        try:
+            pairs = [pair.rpartition("=") for pair in weights.split(",") if pair]
+            found = {owner.strip(): float(weight) for owner, _, weight in pairs}
+        except ValueError as error:
+            raise ValueError(f"must be OWNER=WEIGHT,...: {error}") from error
+        if not all(owner and 0 < weight < math.inf for owner, weight in found.items()):
+            raise ValueError("must be OWNER=WEIGHT,... with weights above 0")
+        return found
 
     @field_validator("advertise", "data_service")
     @classmethod
@@ -179,7 +204,12 @@ class MasterSettings(Limits):
             dataset_root=self.dataset_root,
             data_service=self.data_service,
             data_service_url=self.data_service_url,
-            settings=ServiceSettings(lease_seconds=self.runner_lease_seconds),
+            settings=ServiceSettings(
+                lease_seconds=self.runner_lease_seconds,
+                starvation_seconds=self.starvation_seconds,
+                runs_waiting_max=self.runs_waiting_max,
+                weights=self.owner_weights,
+            ),
         )
 
     def log_options(self) -> LogOptions:

@@ -133,7 +133,7 @@ class Gateway:
                 if b" cannot " in refusal:  # otherwise admission refused it, not a missing right
                     self.refused.append(f"{request.method} {request.path}: {refusal.decode()}")
                 return aiohttp.web.Response(body=refusal, status=403, content_type=answer.content_type)
-            if cut is not None and cut.at == 0:
+            if cut is not None and cut.at == 0 and cut is self.cut:  # it may have been withdrawn meanwhile
                 return self._carry_out(cut, request)
             response = aiohttp.web.StreamResponse(status=answer.status)
             response.content_type = answer.content_type

@@ -45,6 +45,7 @@ class Limits(BaseSettings):
     watchers_per_job_max: int = Field(
         default=1000, ge=1, description="concurrent watches of a job: Watch*, Checkpoint"
     )
+    runs_waiting_max: int = Field(default=50_000, ge=1, description="runs that have not been launched")
     run_watchers_max: int = Field(default=10_000, ge=1, description="concurrent watches of runs")
     run_log_readers_max: int = Field(default=1000, ge=1, description="logs of running runs read at a time")
     watch_write_seconds_max: float = Field(

@@ -105,7 +105,7 @@ class EmbeddedMaster:
         port_file = self.state_dir / "port"
         port_file.unlink(missing_ok=True)
         command = [
-            sys.executable, "-m", "elastane_master",
+            sys.executable, "-P", "-m", "elastane_master",
             "--listen", f"{self._host}:{self._port}",
             "--state-dir", str(self.state_dir),
             "--port-file", str(port_file),

@@ -26,4 +26,4 @@ def register(app: typer.Typer) -> None:
 def master(context: typer.Context) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "elastane_master", *context.args])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "elastane_master", *context.args])

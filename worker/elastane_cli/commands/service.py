@@ -82,13 +82,13 @@ def service(
         if not addresses and port_file.exists():
             addresses.append(port_file.read_text().strip())
         host, port = listen.rpartition(":")[0], (addresses or [listen])[0].rpartition(":")[2]
-        words = [sys.executable, "-m", "elastane_master", "--state-dir", str(folder)]
+        words = [sys.executable, "-P", "-m", "elastane_master", "--state-dir", str(folder)]
         words += ["--listen", f"{host}:{port}", "--port-file", str(port_file)]
         return [*words, *(["--http", http] if http else []), *(["--insecure"] if insecure else [])]
 
     def runner() -> list[str]:
         address = port_file.read_text().strip() if port_file.exists() else addresses[0]
-        words = [sys.executable, "-m", "elastane_cli", "runner", "--master", address]
+        words = [sys.executable, "-P", "-m", "elastane_cli", "runner", "--master", address]
         words += ["--folder", str(folder / "runner"), "--slots", str(slots), "--on-stop", on_stop]
         words += ["--algorithms", str(algorithms)] if algorithms is not None else []
         return words + (["--secrets", str(secrets)] if secrets is not None else [])

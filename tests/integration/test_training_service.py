@@ -420,6 +420,23 @@ async def test_an_elastic_run_is_a_job_and_ends_with_it(tmp_path: Path) -> None:
         assert ended.reason == "cancelled by an operator"
 
 
+async def test_the_job_of_a_run_that_is_cancelled_says_so(tmp_path: Path) -> None:
+    async with service(tmp_path) as (_, channel, runner):
+        run = await train(channel, framework="FRAMEWORK_ELASTANE")
+        carried_out = asyncio.create_task(runner.until_stopped())
+        name = (await until(channel, run.run_id, "RUNNING")).job
+        await created(channel, name)
+        await stub(channel).Cancel(training_pb2.TrainingServiceCancelRequest(run_id=run.run_id))
+        await carried_out
+        await until(channel, run.run_id, "CANCELLED")
+        asked = job_pb2.JobServiceGetRequest(name=name)
+        async with patience.within(30):
+            jobs = job_pb2_grpc.JobServiceStub(channel)
+            while (job := (await jobs.Get(asked)).job).phase != job_pb2.JOB_PHASE_CANCELLED:
+                await asyncio.sleep(0.02)
+        assert job.reason == f"run {run.run_id} has ended"
+
+
 async def test_the_chapters_clients_work_unchanged(tmp_path: Path) -> None:
     async with service(tmp_path) as (master, channel, runner):
         folder = Path(master.settings.state_dir) / "datasets" / "data-1" / "v1"

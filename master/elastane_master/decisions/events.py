@@ -268,7 +268,10 @@ class ResumeRequested(Event, frozen=True, tag=True):
 
 
 class CancelRequested(Event, frozen=True, tag=True):
+    """reason: who asks, and why; empty: an operator."""
+
     request_id: str
+    reason: str = ""
 
 
 class DrainRequested(Event, frozen=True, tag=True):

@@ -46,7 +46,7 @@ def request(ctx: DecisionContext, event: Request) -> None:
         case ResumeRequested():
             _resume(ctx)
         case CancelRequested():
-            _cancel(ctx)
+            _cancel(ctx, event)
         case DrainRequested():
             _drain(ctx, event)
         case CheckpointRequested():
@@ -117,11 +117,11 @@ def _resume(ctx: DecisionContext) -> None:
     ring.form_if_due(ctx)
 
 
-def _cancel(ctx: DecisionContext) -> None:
+def _cancel(ctx: DecisionContext, event: CancelRequested) -> None:
     if ctx.state.phase == "cancelled":
         return
     _require_not_over(ctx)
-    life.end(ctx, "cancelled", "cancelled by an operator")
+    life.end(ctx, "cancelled", event.reason or "cancelled by an operator")
 
 
 def _drain(ctx: DecisionContext, event: DrainRequested) -> None:

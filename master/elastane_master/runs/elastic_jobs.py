@@ -107,7 +107,7 @@ class ElasticJobs:
             try:
                 server = await self._jobs.find(job)
                 if server.machine.state.phase not in OVER:
-                    await server.submit(CancelRequested(""))
+                    await server.submit(CancelRequested("", f"run {run_id} has ended"))
                 state = server.machine.state
                 self._report(run_id, job, _PHASES.get(state.phase, "failed"), state.reason)
                 return

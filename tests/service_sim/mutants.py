@@ -30,6 +30,18 @@ MUTANTS = (
         "if run is None or run.launch is None:",
     ),
     Mutant(
+        "a run that ends in the queue has no record",
+        f"{RUNS}.life",
+        "    if not recorded:\n",
+        "    if not recorded and run.attempt:\n",
+    ),
+    Mutant(
+        "records that are due are lost with the master",
+        f"{RUNS}.machine",
+        "        ctx.emit(WriteRecord(run_id))\n",
+        "        pass\n",
+    ),
+    Mutant(
         "a gang starts when the first is prepared",
         f"{RUNS}.launch",
         'elif all(record.state == "prepared" for record in run.ranks):',

@@ -73,6 +73,8 @@ class Simulation:
     faulty: bool = True
     submissions: list[events.RunSubmitted] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
+    #: Runs whose record the master was asked to write.
+    recorded: set[int] = field(default_factory=set)
     stale: dict[tuple[str, AttemptKey, int], float] = field(default_factory=dict)
     trace: list[tuple[float, tuple[object, ...]]] = field(default_factory=list)
     profiles: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Simulation:
             case effects.CancelElasticJob(run_id, job):
                 self.world.after(0.01, lambda: self.end_job(run_id, job, "cancelled"))
             case effects.WriteRecord(run_id):
+                self.recorded.add(run_id)
                 self.world.after(self.delay(), lambda: self.master.deliver(events.RecordWritten(run_id)))
 
     def delay(self) -> float:
@@ -535,6 +538,11 @@ class Simulation:
         self.checkers.consistent(machine)
         if machine.state.records_due:
             self.world.fail("every end is recorded", f"runs {machine.state.records_due} have no record")
+        for run in machine.state.runs.values():
+            if run.state in OVER and not run.attempt and run.run_id not in self.recorded:
+                self.world.fail(
+                    "every end is recorded", f"run {run.run_id} never had a runner, and no record"
+                )
         for runner in self.runners.values():
             current = {run.launch.fence for run in machine.state.runs.values() if run.launch}
             left = [one for one in runner.processes.values() if one.lives and one.key.fence not in current]

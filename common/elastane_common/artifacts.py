@@ -6,7 +6,8 @@
 The manifest is put in place last, by one rename or put. Files that it names are never written to: another
 content has another folder, so a reader has the old files or the new ones, and who dies while writing leaves
 the old ones. Writing the same content again changes nothing. One URL has one writer at a time; a second one
-may win, but never mixes its files with the first one's. A folder that a killed writer leaves is named by no
+may win, but never mixes its files with the first one's. A writer with a lower fence than the manifest's, such
+as a launch that was given up and still runs, is refused. A folder that a killed writer leaves is named by no
 manifest; it goes with the run.
 """
 
@@ -46,11 +47,15 @@ class ArtifactError(ElastaneError):
 
 
 class ArtifactManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of one folder of artifacts; unknown fields are ignored. folder: subfolder with the files."""
+    """The files of one folder of artifacts; unknown fields are ignored.
+
+    folder: subfolder with the files. fence: of the launch that wrote them; 0: no launch of a service.
+    """
 
     version: int
     folder: str
     files: tuple[FileEntry, ...]
+    fence: int = 0
 
     @property
     def content_hash(self) -> str:
@@ -84,33 +89,52 @@ def local_files(path: Path) -> dict[str, Path]:
     return found
 
 
-def manifest_of(files: Mapping[str, Path], *, kind: str = "model") -> ArtifactManifest:
+def manifest_of(files: Mapping[str, Path], *, kind: str = "model", fence: int = 0) -> ArtifactManifest:
     """Return the manifest that the upload of local files writes. Raises ArtifactError."""
     for path in files:
         if fault := path_fault(path):
             raise _refused(f"the path {path[:80]!r} {fault}", "rename the file")
     entries = tuple(_entry(path, files[path], kind) for path in sorted(files))
-    return ArtifactManifest(version=VERSION, folder=content_hash(entries)[:_FOLDER_DIGITS], files=entries)
+    folder = content_hash(entries)[:_FOLDER_DIGITS]
+    return ArtifactManifest(version=VERSION, folder=folder, files=entries, fence=fence)
 
 
-def write_artifacts(url: str, files: Mapping[str, Path], *, kind: str = "model") -> ArtifactManifest:
+def write_artifacts(
+    url: str, files: Mapping[str, Path], *, kind: str = "model", fence: int = 0
+) -> ArtifactManifest:
     """Upload local files, by their path in the artifacts, and return the manifest.
 
     If it returns, they are durable and replace what was at `url`; if it raises ArtifactError, they do not.
-    The files must not change meanwhile.
+    The files must not change meanwhile. fence: of the writer's launch; what a later launch wrote stays.
     """
-    manifest = manifest_of(files, kind=kind)
+    manifest = manifest_of(files, kind=kind, fence=fence)
     folder = Folder(url, ArtifactError)
     before = _read_manifest(folder)
-    if before == manifest and all(folder.size(entry.path) == entry.size_bytes for entry in before.located()):
-        return manifest
-    for entry, located in zip(manifest.files, manifest.located(), strict=True):
-        folder.write(located.path, _unchanged(files[entry.path], entry))
-    folder.remove_partial_files(manifest.folder)
+    is_stored = before is not None and before.files == manifest.files and _is_whole(folder, before)
+    if before is not None and is_stored and before.fence >= fence:
+        return before
+    _refuse_stale(url, before, fence)
+    if not is_stored:
+        for entry, located in zip(manifest.files, manifest.located(), strict=True):
+            folder.write(located.path, _unchanged(files[entry.path], entry))
+        folder.remove_partial_files(manifest.folder)
+        _refuse_stale(url, _read_manifest(folder), fence)  # one may have been written meanwhile
     folder.write(MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest), indent=1)])
     if before is not None and before.folder != manifest.folder:
         _remove(folder, before.folder)
     return manifest
+
+
+def _is_whole(folder: Folder, manifest: ArtifactManifest) -> bool:
+    return all(folder.size(entry.path) == entry.size_bytes for entry in manifest.located())
+
+
+def _refuse_stale(url: str, there: ArtifactManifest | None, fence: int) -> None:
+    if there is not None and there.fence > fence > 0:
+        raise _refused(
+            f"a later launch of the run has written to {url} (fence {there.fence}, own {fence})",
+            "this process was given up by the service; nothing is to be done",
+        )
 
 
 def read_manifest(url: str) -> ArtifactManifest | None:

@@ -27,6 +27,8 @@ _log = structlog.get_logger(__name__)
 
 #: fsspec URL of the folder of the run's model; set by the training service.
 MODEL_URL: Final = "MODEL_URL"
+#: Grows with each launch of a run; one that was given up does not replace the model. Set by the service.
+RUN_FENCE: Final = "ELASTANE_RUN_FENCE"
 #: Between two looks at what the leader has uploaded.
 LOOK_SECONDS: Final = 0.25
 
@@ -101,14 +103,19 @@ def save(path: str | os.PathLike[str]) -> str:
 def _saved(role: Role, turn: int, url: str, local: Path) -> ArtifactManifest:
     from elastane_common.artifacts import local_files, manifest_of, read_manifest, write_artifacts
 
-    files = local_files(local)
+    files, fence = local_files(local), _fence()
     if turn > 0:
         expected, end = manifest_of(files), time.monotonic() + turn * role.takeover_seconds
         while time.monotonic() < end and not role.ring_changes():
-            if read_manifest(url) == expected:
-                return expected
+            if (there := read_manifest(url)) is not None and there.files == expected.files:
+                return there
             time.sleep(LOOK_SECONDS)
-    manifest = write_artifacts(url, files)
+    manifest = write_artifacts(url, files, fence=fence)
     size_bytes = sum(entry.size_bytes for entry in manifest.files)
     _log.info("the model is saved", url=url, files=len(manifest.files), size_bytes=size_bytes)
     return manifest
+
+
+def _fence() -> int:
+    given = os.environ.get(RUN_FENCE, "")
+    return int(given) if given.isascii() and given.isdigit() else 0

@@ -71,6 +71,11 @@ VARIABLES: Final = (
     Variable("MASTER_PORT", RANKED, f"port on which rank 0 listens; {MASTER_PORT_DEFAULT} unless set"),
     Variable("JOB_ID", EVERY, "id of the job, the same in all attempts"),
     Variable("JOB_ATTEMPT", EVERY, "number of this attempt, from 1"),
+    Variable(
+        "ELASTANE_RUN_FENCE",
+        EVERY,
+        "number that grows with each launch; the model of a later one is not replaced",
+    ),
     Variable("ALGORITHM_NAME", EVERY, "algorithm that was submitted; empty for code without one"),
     Variable("MODEL_NAME", EVERY, "name under which the trained model is registered"),
     Variable("TRAINING_DATASET_ID", EVERY, "id of the data set"),
@@ -114,11 +119,11 @@ class Endpoint(NamedTuple):
 class LaunchSpec:
     """All that decides the environment of an attempt's ranks.
 
-    attempt: from 1. instances: number of ranks, or of workers for Elastane. endpoints: one for each rank, in
-    order. dataset_hash: of the data set's version. master_port: where rank 0 listens. parameters: of the
-    submission. chief: rank 0 is TensorFlow's chief. parameter_servers: the last ranks are TensorFlow's
-    parameter servers. rendezvous: Horovod's rendezvous server. elastane_masters: addresses, comma-separated.
-    elastane_job: that the workers join.
+    attempt: from 1. fence: of the launch. instances: number of ranks, or of workers for Elastane. endpoints:
+    one for each rank, in order. dataset_hash: of the data set's version. master_port: where rank 0 listens.
+    parameters: of the submission. chief: rank 0 is TensorFlow's chief. parameter_servers: the last ranks are
+    TensorFlow's parameter servers. rendezvous: Horovod's rendezvous server. elastane_masters: addresses,
+    comma-separated. elastane_job: that the workers join.
     """
 
     job_id: str
@@ -128,6 +133,7 @@ class LaunchSpec:
     model_name: str
     instances: int
     endpoints: tuple[Endpoint, ...]
+    fence: int = 0
     dataset_id: str = ""
     dataset_hash: str = ""
     dataset_url: str = ""
@@ -247,6 +253,7 @@ def _of_job(spec: LaunchSpec) -> dict[str, str]:
     return {
         "JOB_ID": spec.job_id,
         "JOB_ATTEMPT": str(spec.attempt),
+        "ELASTANE_RUN_FENCE": str(spec.fence),
         "ALGORITHM_NAME": spec.algorithm,
         "MODEL_NAME": spec.model_name,
         "TRAINING_DATASET_ID": spec.dataset_id,

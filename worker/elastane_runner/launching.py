@@ -248,6 +248,7 @@ def launch_spec(
     return LaunchSpec(
         job_id=str(record.run_id),
         attempt=record.attempt,
+        fence=record.fence,
         framework=framework,
         algorithm=spec.algorithm,
         model_name=spec.output_model_name,

@@ -39,6 +39,7 @@ def spec_of(framework: Framework) -> LaunchSpec:
         attempt=2,
         framework=framework,
         algorithm="intent-classification",
+        fence=9,
         model_name="my model",
         instances=3,
         endpoints=ENDPOINTS,

@@ -21,7 +21,7 @@ from elastane_common.errors import StepError
 @pytest.fixture(autouse=True)
 def no_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process that has opened no job yet."""
-    for name in ("MODEL_URL", "RANK", "ELASTANE_MODE"):
+    for name in ("MODEL_URL", "RANK", "ELASTANE_MODE", "ELASTANE_RUN_FENCE"):
         monkeypatch.delenv(name, raising=False)
     model_saving.take_role(Role())
     yield
@@ -68,6 +68,33 @@ def test_of_the_ranks_of_a_launcher_the_first_uploads(
     assert elastane.save_model(model) == "" and read_manifest(url) is None
     monkeypatch.setenv("RANK", "0")
     assert elastane.save_model(model) != "" and contents(url) == b"weights"
+
+
+def test_a_launch_that_was_given_up_does_not_replace_the_model_of_its_successor(
+    model: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ELASTANE_RUN_FENCE", "8")
+    stored = elastane.save_model(model)
+    monkeypatch.setenv("ELASTANE_RUN_FENCE", "7")
+    assert elastane.save_model(model) == stored  # the same bits
+    (model / "weights.bin").write_bytes(b"other")
+    with pytest.raises(ArtifactError, match=r"a later launch .* \(fence 8, own 7\)"):
+        elastane.save_model(model)
+    assert contents(url) == b"weights"
+    monkeypatch.setenv("ELASTANE_RUN_FENCE", "9")
+    assert elastane.save_model(model) != stored
+
+
+def test_the_same_model_of_a_later_launch_is_fenced_as_that(
+    model: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fence in ("7", "8"):
+        monkeypatch.setenv("ELASTANE_RUN_FENCE", fence)
+        elastane.save_model(model)
+    (model / "weights.bin").write_bytes(b"other")
+    monkeypatch.setenv("ELASTANE_RUN_FENCE", "7")
+    with pytest.raises(ArtifactError, match="a later launch"):
+        elastane.save_model(model)
 
 
 def test_a_worker_without_a_job_does_not_know_who_leads(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +165,9 @@ def test_the_scripts_generators_do_not_move(model: Path, url: str, monkeypatch: 
     from elastane_common import artifacts
 
     write = artifacts.write_artifacts
-    monkeypatch.setattr(artifacts, "write_artifacts", lambda *of: (random.random(), write(*of))[1])
+    monkeypatch.setattr(
+        artifacts, "write_artifacts", lambda *of, **how: (random.random(), write(*of, **how))[1]
+    )
     before = random.getstate()
     elastane.save_model(model)
     assert random.getstate() == before

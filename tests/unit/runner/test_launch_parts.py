@@ -347,7 +347,8 @@ def test_black_boxes_start_together_with_where_all_ranks_listen(tmp_path: Path) 
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"], variables["RANK"]) == ("h1", "11", "1")
     assert (variables["KEY"], variables["LR"], variables["JOB_ATTEMPT"]) == ("hidden", "0.1", "2")
     assert variables["MODEL_URL"] == "file:///a/runs/7/model"
-    assert not [name for name in variables if name.startswith("ELASTANE_")]
+    assert [name for name in variables if name.startswith("ELASTANE_")] == ["ELASTANE_RUN_FENCE"]
+    assert variables["ELASTANE_RUN_FENCE"] == "9"
     with pytest.raises(LaunchSpecError, match="rank 0 of 2 has no endpoint"):
         plan(launch, preparation, [1], {1: Endpoint("h0", 12)}, SETTINGS)
 
@@ -364,6 +365,7 @@ def test_a_worker_joins_the_runs_job_with_the_workers_token(tmp_path: Path) -> N
         "ELASTANE_MASTER": "m:1",
         "ELASTANE_JOB": "run-7-2",
         "ELASTANE_LOCAL_WORKERS": "1",
+        "ELASTANE_RUN_FENCE": "9",
         "ELASTANE_TLS_CA": "/ca",
         "ELASTANE_TOKEN_FILE": "/token",
     }

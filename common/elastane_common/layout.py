@@ -1,5 +1,6 @@
 """Where things are below the artifact URL of a training service. Pure.
 
+service.json                        tells a local folder from one of the same path elsewhere
 code/SHA256.zip                     code archives, shared by all runs
 runs/ID/                            the folder of a run
     model/manifest.json             names the files of the model (see `artifacts`)
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+SERVICE: Final = "service.json"
 CODE: Final = "code"
 MODEL: Final = "model"
 RECORD: Final = "record.json"

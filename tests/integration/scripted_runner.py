@@ -9,6 +9,7 @@ from types import TracebackType
 import grpc
 
 import patience
+from elastane_common.artifact_mark import check_mark
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 Request = training_pb2.RunnerServiceAttendRequest
@@ -33,6 +34,8 @@ class ScriptedRunner:
         self._task = asyncio.create_task(self._attend())
         welcome = await self.next("welcome")
         assert welcome.welcome.lease.seconds > 0
+        assert welcome.welcome.artifact_mark
+        check_mark(welcome.welcome.artifact_url, welcome.welcome.artifact_mark)
         return self
 
     async def __aexit__(

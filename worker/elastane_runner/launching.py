@@ -10,12 +10,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from google.protobuf import json_format
 
 from elastane_common import layout
 from elastane_common.addresses import parse_addresses, split_address
+from elastane_common.artifact_mark import check_mark
 from elastane_common.code_archive import ArchiveError
 from elastane_common.errors import ElastaneError
 from elastane_proto.v1 import training_pb2
@@ -96,6 +97,13 @@ class Preparation:
                 port.release()
 
 
+class ServiceStorage(NamedTuple):
+    """Where the service keeps code and artifacts, as Welcome says. mark: see `artifact_mark`."""
+
+    url: str = ""
+    mark: str = ""
+
+
 def spec_of(record: LaunchRecord) -> training_pb2.RunSpec:
     """Return the run's spec."""
     return json_format.ParseDict(record.spec, training_pb2.RunSpec(), ignore_unknown_fields=True)
@@ -130,7 +138,9 @@ def check_network(record: LaunchRecord, ranks: Iterable[int], settings: LaunchSe
         )
 
 
-def prepare(launch: Launch, service_url: str, cache: CodeCache, settings: LaunchSettings) -> Preparation:
+def prepare(
+    launch: Launch, storage: ServiceStorage, cache: CodeCache, settings: LaunchSettings
+) -> Preparation:
     """Unpack the code of a launch and read its secrets. Raises LaunchError, whatever the cause."""
     spec = spec_of(launch.record)
     try:
@@ -142,8 +152,9 @@ def prepare(launch: Launch, service_url: str, cache: CodeCache, settings: Launch
                 hint="give a command, or choose an algorithm that a runner offers",
                 is_permanent=True,
             )
+        check_mark(storage.url, storage.mark)
         secrets = {one.variable: _secret(one, settings) for one in spec.secrets}
-        folder = _code(launch, spec, algorithm, service_url, cache, settings)
+        folder = _code(launch, spec, algorithm, storage.url, cache, settings)
     except (ArchiveError, LaunchSpecError, ValueError) as error:
         raise LaunchError(str(error), is_permanent=True) from error
     except CodeError as error:

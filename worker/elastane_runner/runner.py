@@ -40,7 +40,7 @@ from elastane_runner.launches import (
     folder_id,
     launch_of,
 )
-from elastane_runner.launching import LaunchError, LaunchSettings, Preparation
+from elastane_runner.launching import LaunchError, LaunchSettings, Preparation, ServiceStorage
 from elastane_runner.log_sending import LogSender
 from elastane_runner.master_stream import MasterStream, Response
 from elastane_runner.run_outcomes import RunOutcomes
@@ -97,7 +97,7 @@ class Runner:
         #: Ranks for which something is being done, and who does it.
         self._busy: dict[tuple[LaunchKey, int], asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._service_url = ""
+        self._storage = ServiceStorage()
         self._changed = asyncio.Event()
         self._stream = MasterStream(
             settings.launch.masters,
@@ -207,7 +207,7 @@ class Runner:
 
     def _welcome(self, welcome: training_pb2.RunnerWelcome) -> None:
         self._logs.close()
-        self._service_url = welcome.artifact_url
+        self._storage = ServiceStorage(welcome.artifact_url, welcome.artifact_mark)
         _log.info("attends", ranks=sum(len(launch.ranks) for launch in self._launches.values()))
 
     def _received(self, message: Response) -> None:
@@ -275,7 +275,7 @@ class Runner:
             async with self._unpacking.setdefault(launch.key, asyncio.Lock()):
                 if (preparation := self._preparations.get(launch.key)) is None:
                     preparation = self._preparations[launch.key] = await asyncio.to_thread(
-                        launching.prepare, launch, self._service_url, self._cache, self._settings.launch
+                        launching.prepare, launch, self._storage, self._cache, self._settings.launch
                     )
             for rank in ranks:
                 launch.record.tries[rank] = launch.record.tries.get(rank, 0) + 1

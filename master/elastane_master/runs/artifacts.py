@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 import structlog
 
 from elastane_common import layout
+from elastane_common.artifact_mark import make_mark
 from elastane_common.artifacts import ArtifactError, list_run
 from elastane_common.errors import ElastaneError
 from elastane_common.file_manifest import FileEntry
@@ -26,6 +27,7 @@ class RunArtifacts:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._marking = asyncio.Lock()
 
     def run_url(self, run_id: int) -> str:
         """Folder of a run's artifacts; empty if nothing is stored."""
@@ -34,6 +36,15 @@ class RunArtifacts:
     def checkpoint_url(self, run_id: int) -> str:
         """Folder of an elastic run's checkpoints; empty if nothing is stored."""
         return layout.join(self.run_url(run_id), "checkpoints") if self.url else ""
+
+    async def mark(self) -> str:
+        """Return the mark of the folder (see `artifact_mark`); empty if there is none to compare."""
+        try:
+            async with self._marking:
+                return await asyncio.to_thread(make_mark, self.url)
+        except ElastaneError as error:
+            logger.warning("the artifact URL has no mark", reason=str(error))
+            return ""
 
     async def list(self, run_id: int) -> list[FileEntry]:
         """Return the artifacts of a run. Raises Rejection if storage cannot be read."""

@@ -52,7 +52,7 @@ class RunnerServicer:
         reader = asyncio.create_task(_read(server, session, requests))
         artifacts = self._runs.artifacts
         try:
-            yield self._welcome(server)
+            yield await self._welcome(server)
             async for message in session.outgoing():
                 yield runner_response(
                     message, lambda run_id: (artifacts.run_url(run_id), artifacts.checkpoint_url(run_id))
@@ -61,12 +61,13 @@ class RunnerServicer:
             reader.cancel()
             server.stream_over(session, "its stream broke")
 
-    def _welcome(self, server: RunServer) -> training_pb2.RunnerServiceAttendResponse:
+    async def _welcome(self, server: RunServer) -> training_pb2.RunnerServiceAttendResponse:
         settings = server.machine.state.settings
         welcome = training_pb2.RunnerWelcome(
             heartbeat_interval=duration(HEARTBEAT_SECONDS),
             lease=duration(settings.lease_seconds),
             artifact_url=self._runs.options.artifact_url,
+            artifact_mark=await self._runs.artifacts.mark(),
         )
         return training_pb2.RunnerServiceAttendResponse(welcome=welcome)
 

@@ -15,6 +15,7 @@ import pytest
 from google.protobuf import json_format
 
 from elastane_common import layout
+from elastane_common.artifact_mark import check_mark, make_mark
 from elastane_common.code_archive import ArchiveError, pack
 from elastane_common.errors import RefusedError
 from elastane_common.storage import Folder
@@ -30,6 +31,7 @@ from elastane_runner.launching import (
     LaunchError,
     LaunchSettings,
     Preparation,
+    ServiceStorage,
     check_network,
     plan,
     prepare,
@@ -74,7 +76,12 @@ def test_a_secret_replaces_no_variable_of_the_service(tmp_path: Path, variable: 
     launch = LaunchStore(tmp_path).new(record())
     launch.record.spec = json_format.MessageToDict(spec, preserving_proto_field_name=True)
     with pytest.raises(LaunchError, match=variable) as refused:
-        prepare(launch, "", CodeCache(tmp_path), LaunchSettings(host="h", masters="m:1", secrets=tmp_path))
+        prepare(
+            launch,
+            ServiceStorage(),
+            CodeCache(tmp_path),
+            LaunchSettings(host="h", masters="m:1", secrets=tmp_path),
+        )
     assert refused.value.is_permanent and "hidden" not in str(refused.value)
 
 
@@ -226,6 +233,25 @@ def test_a_commit_that_cannot_be_had_leaves_nothing(
     assert refused.value.is_permanent is permanent and not list(tmp_path.iterdir())
 
 
+def test_nothing_is_launched_where_the_services_folder_is_another_one(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path / "runner").new(record())
+    launch.record.spec |= {"code": {"installed": True}, "command": ["x"]}
+    there, here = (tmp_path / "there").as_uri(), (tmp_path / "here").as_uri()
+    mark = make_mark(there)
+    assert mark and make_mark(there) == mark
+    assert prepare(launch, ServiceStorage(there, mark), CodeCache(tmp_path), SETTINGS).command == ("x",)
+    for _ in "no folder", "another one":
+        with pytest.raises(LaunchError, match="here is not the service's folder on this machine") as refused:
+            prepare(launch, ServiceStorage(here, mark), CodeCache(tmp_path), SETTINGS)
+        assert not refused.value.is_permanent, "another runner may reach it"
+        make_mark(here)
+
+
+def test_a_url_that_means_the_same_everywhere_has_no_mark() -> None:
+    assert make_mark("memory://elastane-marks") == ""
+    check_mark("memory://elastane-marks", "")
+
+
 def test_code_is_readable_for_the_user_of_a_container_below_a_folder_that_is_not(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "sub").mkdir(parents=True)
@@ -238,7 +264,7 @@ def test_code_is_readable_for_the_user_of_a_container_below_a_folder_that_is_not
     launch.record.spec |= {"code": {"archive_sha256": digest}, "command": ["x"]}
     before = os.umask(0o077)
     try:
-        folder = prepare(launch, tmp_path.as_uri(), CodeCache(tmp_path), SETTINGS).folder
+        folder = prepare(launch, ServiceStorage(tmp_path.as_uri()), CodeCache(tmp_path), SETTINGS).folder
     finally:
         os.umask(before)
     assert folder.parent.stat().st_mode & 0o077 == 0
@@ -429,4 +455,4 @@ def test_the_image_is_the_runs_or_the_algorithms(
     launch.record.spec = json_format.MessageToDict(spec, preserving_proto_field_name=True)
     algorithms = {"digits": Algorithm(("y",), image="digits:3")}
     settings = replace(SETTINGS, algorithms=algorithms)
-    assert prepare(launch, "", CodeCache(tmp_path), settings).image == image
+    assert prepare(launch, ServiceStorage(), CodeCache(tmp_path), settings).image == image

@@ -21,7 +21,7 @@ from elastane_master.security.tokens import Principal, Quotas
 from elastane_master.servers import callers
 from elastane_master.servers.training_service import submit
 from elastane_master.store.errors import Damage, JobDamaged
-from elastane_master.store.keys import RUNS, JobKeys
+from elastane_master.store.keys import RUNS, RUNS_STORED_KEY, JobKeys
 from elastane_master.store.log import JobLog
 from elastane_proto.training import training_service_pb2 as chapter_pb2
 from elastane_proto.training import training_service_pb2_grpc as chapter_grpc
@@ -418,6 +418,25 @@ async def test_an_elastic_run_is_a_job_and_ends_with_it(tmp_path: Path) -> None:
         assert (await carried_out)[0] == {0, 1, 2, 3}
         ended = await until(channel, run.run_id, "CANCELLED")
         assert ended.reason == "cancelled by an operator"
+
+
+async def test_a_master_that_takes_over_with_other_artifacts_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    async with serving_master(tmp_path / "state", artifact_url=there.as_uri()) as (_, channel):
+        await train(channel, algorithm="", command=["x"], code=training_pb2.CodeRef(installed=True))
+    async with (
+        serving_master(tmp_path / "state", artifact_url=there.as_uri()) as (master, _),
+        patience.within(30),
+    ):
+        while b"#" not in await master._store.redis.get(RUNS_STORED_KEY):
+            await asyncio.sleep(0.02)
+    there.rename(elsewhere)
+    assert "are elsewhere" not in capsys.readouterr().out
+    async with serving_master(tmp_path / "state", artifact_url=there.as_uri()), patience.within(30):
+        while "are elsewhere" not in capsys.readouterr().out:
+            await asyncio.sleep(0.02)
 
 
 async def test_the_job_of_a_run_that_is_cancelled_says_so(tmp_path: Path) -> None:

@@ -172,12 +172,27 @@ class TrainingRuns(RunServerOwner):
         if self._server is None:
             return
         await self._server.start(self._started())
-        await self._jobs.store.redis.set(RUNS_STORED_KEY, "1")
+        redis: Any = self._jobs.store.redis
+        await redis.set(RUNS_STORED_KEY, "1", nx=True)
         self._tasks = [
+            asyncio.create_task(self._note_artifact_url(self._server), name="artifact URL"),
             asyncio.create_task(self._watch_datasets(self._server), name="datasets of runs"),
             asyncio.create_task(self._keep_deleting(self._server), name="finished runs"),
             asyncio.create_task(self._keep_sweeping(self._server), name="code archives"),
         ]
+
+    async def _note_artifact_url(self, server: RunServer) -> None:
+        """Store where the artifacts are, and warn if the master before had others. Storage may be slow."""
+        redis: Any = self._jobs.store.redis
+        own = f"{self.options.artifact_url}#{await self.artifacts.mark()}"
+        before = (await redis.set(RUNS_STORED_KEY, own, get=True) or b"").decode()
+        if "#" in before and before != own and server.machine.state.runs:
+            logger.warning(
+                "models and logs of earlier runs are elsewhere: the artifact URL or its folder has changed",
+                before=before.partition("#")[0],
+                now=self.options.artifact_url,
+                hint="give all masters of a store the same --artifact-url, which all of them reach",
+            )
 
     async def stop(self, refusal: Rejection) -> None:
         await self._quiet()
@@ -356,4 +371,4 @@ class TrainingRuns(RunServerOwner):
 
     async def store_mended(self) -> None:
         redis: Any = self._jobs.store.redis
-        await redis.set(RUNS_STORED_KEY, "1")
+        await redis.set(RUNS_STORED_KEY, "1", nx=True)

@@ -28,10 +28,11 @@ def easyscale(view: View, *, mixed: bool) -> Allocation:
     mixed: on all types it may use.
     """
     allocation, free = kept(view)
+    alone = [state.shape.alone(view.offered) for state in view.jobs]
     proposals = [
         (-score, index, added)
         for index, devices in enumerate(allocation)
-        if any(devices)
+        if any(devices) and devices != alone[index]  # as fast as can be, with the fewest
         for score, added in _proposals(view.jobs[index], devices, view.offered, mixed)
     ]
     for index, state in enumerate(view.jobs):

@@ -13,6 +13,7 @@ from elastane_scheduler.policies.giving import (
     kept,
     less,
     plus,
+    total,
     uncontended,
     widest_in_order,
     worth,
@@ -102,11 +103,10 @@ def settle(view: View, allocation: Allocation) -> Allocation:
     A running job keeps what it has where that is still free, unless its own end, all costs charged, gets
     earlier.
     """
-    settled, free = list(allocation), view.offered
-    for devices in settled:
-        free = less(free, devices)
+    settled = list(allocation)
+    free = less(view.offered, total(settled, len(view.offered)))
     for index, state in enumerate(view.jobs):
-        if not state.running or settled[index] == state.devices:
+        if settled[index] == state.devices or not state.running:
             continue
         reachable = plus(free, settled[index])
         if not fits(state.devices, reachable):

@@ -37,7 +37,8 @@ class FairShare:
 
     def update(self, view: View) -> None:
         """Let the virtual run come to `view.now`, with the jobs that have come since."""
-        new = [state for state in view.jobs if state.name not in self._ends]
+        ends = self._ends
+        new = [state for state in view.jobs if state.job.name not in ends]
         if not new:
             return
         self._advance(view)
@@ -68,12 +69,13 @@ class FairShare:
     def _share(self, view: View, now: float) -> None:
         virtual = self._virtual(view, now)
         for state, devices in zip(virtual.jobs, maxmin(virtual), strict=True):
-            change(state, devices, now, _FREE)
+            if devices != state.devices:
+                change(state, devices, now, _FREE)
 
     def _predict(self, view: View) -> None:
         virtual = self._virtual(view, view.now)
         shared = [state.devices for state in virtual.jobs]
-        if len(shared) > PLAYED_MAX and uncontended(virtual) is None:
+        if len(shared) > PLAYED_MAX or uncontended(virtual) is not None:
             ends = [state.finish_seconds for state in virtual.jobs]
         else:
             _, ends = play(virtual, shared, maxmin)

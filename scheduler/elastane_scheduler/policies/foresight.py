@@ -25,7 +25,7 @@ from elastane_scheduler.policies.elastic import (
     shortest,
 )
 from elastane_scheduler.policies.fair_share import FairShare
-from elastane_scheduler.policies.giving import less, plus, uncontended, widest_in_order
+from elastane_scheduler.policies.giving import less, plus, total, uncontended, widest_in_order
 from elastane_scheduler.view import Allocation, Decision, Rule, View
 
 #: What a second costs by which a job ends after its virtual fair share.
@@ -169,9 +169,6 @@ def _left_to(detail: Sequence[int], view: View, allocation: Allocation) -> tuple
     """The devices of the jobs that are played, and what is free."""
     if len(detail) == len(view.jobs):
         return view.offered
-    free = view.offered
-    for devices in allocation:
-        free = less(free, devices)
-    for index in detail:
-        free = plus(free, allocation[index])
-    return free
+    types = len(view.offered)
+    free = less(view.offered, total(allocation, types))
+    return plus(free, total([allocation[index] for index in detail], types))

@@ -20,13 +20,9 @@ def plus(one: Counts, other: Counts) -> Counts:
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-def total(counts: Iterable[Counts], types: int) -> Counts:
+def total(counts: Sequence[Counts], types: int) -> Counts:
     """Return the sum of counts of `types` device types."""
-    summed = [0] * types
-    for each in counts:
-        for i, count in enumerate(each):
-            summed[i] += count
-    return tuple(summed)
+    return tuple(sum([each[i] for each in counts]) for i in range(types))
 
 
 def fits(counts: Counts, free: Counts) -> bool:
@@ -64,10 +60,7 @@ def uncontended(view: View) -> Allocation | None:
     """Return the allocation in which each job is as fast as alone, or None where devices do not suffice."""
     none = (0,) * len(view.offered)
     allocation = [state.shape.alone(view.offered) or none for state in view.jobs]
-    for i, most in enumerate(view.offered):
-        if sum(devices[i] for devices in allocation) > most:
-            return None
-    return allocation
+    return allocation if fits(total(allocation, len(none)), view.offered) else None
 
 
 def kept(view: View) -> tuple[Allocation, Counts]:
@@ -75,6 +68,10 @@ def kept(view: View) -> tuple[Allocation, Counts]:
 
     Where devices were taken away, the newest jobs have to give theirs up.
     """
+    had = [state.devices for state in view.jobs]
+    used = total(had, len(view.offered))
+    if fits(used, view.offered):
+        return had, less(view.offered, used)
     allocation, free = nothing(view), view.offered
     for index, state in enumerate(view.jobs):
         if state.running and fits(state.devices, free):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from elastane_scheduler.jobs import JobState
-from elastane_scheduler.policies.giving import fits, kept, less, nothing
+from elastane_scheduler.policies.giving import fits, kept, less, nothing, total
 from elastane_scheduler.pool import Counts, common
 from elastane_scheduler.view import Allocation, View
 
@@ -17,6 +17,13 @@ def request_of(state: JobState, view: View) -> Counts:
     """Return what the job asks for, or what there is of it at all."""
     wanted = common(state.job.request, view.offered)
     return wanted if state.shape.step_seconds(wanted) < math.inf else state.job.request
+
+
+def requests(view: View) -> Allocation:
+    """Return what every job asks for, or what there is of it at all."""
+    asked = [state.job.request for state in view.jobs]
+    largest = tuple(max([each[i] for each in asked], default=0) for i in range(len(view.offered)))
+    return asked if fits(largest, view.offered) else [request_of(state, view) for state in view.jobs]
 
 
 def seconds_left(state: JobState, view: View) -> float:
@@ -35,13 +42,16 @@ def fifo(view: View) -> Allocation:
     return allocation
 
 
+def _waiting(view: View, allocation: Allocation) -> list[int]:
+    none = (0,) * len(view.offered)
+    return [index for index, devices in enumerate(allocation) if devices == none]
+
+
 def packing(view: View) -> Allocation:
     """Start jobs in the order of their arrival while they fit; none overtakes, none is stopped."""
     allocation, free = kept(view)
-    for index, state in enumerate(view.jobs):
-        if any(allocation[index]):
-            continue
-        request = request_of(state, view)
+    for index in _waiting(view, allocation):
+        request = request_of(view.jobs[index], view)
         if not fits(request, view.offered):
             continue  # it waits for devices that are not there at all
         if not fits(request, free):
@@ -57,9 +67,8 @@ def backfill(view: View) -> Allocation:
     head: int | None = None
     spare: Counts = free
     start = math.inf
-    for index, state in enumerate(view.jobs):
-        if any(allocation[index]):
-            continue
+    for index in _waiting(view, allocation):
+        state = view.jobs[index]
         request = request_of(state, view)
         if not fits(request, view.offered):
             continue
@@ -101,8 +110,9 @@ def _reservation(view: View, allocation: Allocation, request: Counts, free: Coun
 def whole_in_order(view: View, order: list[int]) -> Allocation:
     """Give each job in order what it asks for where that fits; those that do not fit are stopped."""
     allocation, free = nothing(view), view.offered
+    asked = requests(view)
     for index in order:
-        request = request_of(view.jobs[index], view)
+        request = asked[index]
         if fits(request, free):
             allocation[index] = request
             free = less(free, request)
@@ -113,11 +123,8 @@ def whole_in_order(view: View, order: list[int]) -> Allocation:
 
 def all_requests(view: View) -> Allocation | None:
     """Return what every job asks for, or None where that is too much."""
-    allocation = [request_of(state, view) for state in view.jobs]
-    for i, most in enumerate(view.offered):
-        if sum(devices[i] for devices in allocation) > most:
-            return None
-    return allocation
+    allocation = requests(view)
+    return allocation if fits(total(allocation, len(view.offered)), view.offered) else None
 
 
 def srtf(view: View) -> Allocation:

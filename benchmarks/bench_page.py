@@ -33,8 +33,8 @@ its cause.
 def write_page(page: Path, figures: dict[str, dict[str, Any]], changes: Path, draw: Draw) -> None:
     """Write the page, and its pictures into a folder of the same name beside it.
 
-    figures: by benchmark, as returned by `Report.as_dict`; changes: a folder of tables in Markdown. The folder
-    `sections` beside it has what is measured by other commands, on data that is not ours to ship.
+    figures: by benchmark, as returned by `Report.as_dict`; changes: a folder of tables in Markdown. The
+    folder `sections` beside it has what is measured by other commands, on data that is not ours to ship.
     """
     pictures = page.with_suffix("")
     pictures.mkdir(parents=True, exist_ok=True)

@@ -172,6 +172,11 @@ class Shape:
             missing -= more
         return tuple(taken) if missing <= 0 else None
 
+    def slowest_within(self, seconds: float) -> int | None:
+        """Return the index of the longest level within `seconds`, or None."""
+        found = [i for i, (value, _) in enumerate(self.levels) if value <= seconds * (1 + TOLERANCE)]
+        return found[-1] if found else None
+
     def widest(self, free: Counts, prices: Sequence[float]) -> Counts | None:
         """Return the devices of `free` with which a step is fastest: few, then cheap.
 
@@ -214,23 +219,35 @@ def fewest_cheapest(shape: Shape, level: int, devices: Counts, prices: Sequence[
 
     Ties of the price are broken in favour of the types that come first.
     """
+    if not shape.mixes and len(shape.usable) > 1:
+        alone = [
+            fewest_cheapest(shape.bound_to(i), level_of, devices, prices)
+            for i in shape.usable
+            if (level_of := shape.bound_to(i).slowest_within(shape.levels[level][0])) is not None
+        ]
+        found = [chosen for chosen in alone if chosen is not None]
+        return min(found, key=lambda chosen: (sum(chosen), _price(chosen, prices)), default=None)
     capacities = shape.levels[level][1]
     most = sorted(
         (c for c, n in zip(capacities, devices, strict=True) for _ in range(min(n, shape.ests))), reverse=True
     )
     total = count = 0
-    while total < shape.ests and count < len(most):
+    while (total < shape.ests or count < shape.workers_min) and count < len(most):
         total += most[count]
         count += 1
-    if total < shape.ests:
+    if total < shape.ests or count < shape.workers_min:
         return None
     best: tuple[float, Counts] | None = None
     for chosen in _spread(devices, count):
         if sum(n * c for n, c in zip(chosen, capacities, strict=True)) >= shape.ests:
-            price = sum(n * p for n, p in zip(chosen, prices, strict=True))
+            price = _price(chosen, prices)
             if best is None or price < best[0] - TOLERANCE * best[0]:
                 best = (price, chosen)
     return None if best is None else best[1]
+
+
+def _price(devices: Counts, prices: Sequence[float]) -> float:
+    return sum(n * p for n, p in zip(devices, prices, strict=True))
 
 
 def _spread(devices: Counts, count: int) -> list[Counts]:

@@ -45,7 +45,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy decided: devices by job, and when it wants to decide again though nothing happens (or
+    """What a policy decided: devices by job, and when it wants to decide again without an event (or
     infinity).
 
     choice: how it came about, for reasons. rejected: alternatives that were played, with their scores.

@@ -31,9 +31,15 @@ class FairShare:
         self._running: dict[str, JobState] = {}
         self._ends: dict[str, float] = {}
 
-    def end(self, state: JobState) -> float:
-        """Return when the job ends in the virtual run, in seconds."""
-        return self._ends[state.name]
+    def end(self, state: JobState, now: float) -> float:
+        """Return when the job ends in the virtual run, in seconds.
+
+        Of a job that has not said its steps more are believed to be left the longer it runs.
+        """
+        end = self._ends[state.job.name]
+        if state.job.known:
+            return end
+        return max(end, now + state.remaining_at(now) * state.shape.levels[0][0])
 
     def update(self, view: View) -> None:
         """Let the virtual run come to `view.now`, with the jobs that have come since."""

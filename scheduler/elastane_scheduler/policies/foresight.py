@@ -67,7 +67,7 @@ def by_fair_end(fair: FairShare) -> Rule:
     """Return the rule that orders jobs by their virtual ends."""
 
     def rule(view: View) -> Allocation:
-        ends = [fair.end(state) for state in view.jobs]
+        ends = [fair.end(state, view.now) for state in view.jobs]
         return widest_in_order(view, sorted(range(len(ends)), key=lambda i: (ends[i], i)))
 
     return rule
@@ -139,7 +139,7 @@ class Foresight:
         seconds = []
         for index in indices:
             state = view.jobs[index]
-            share = max(self._fair.end(state) - state.job.arrival_seconds, FAIR_SECONDS_MIN)
+            share = max(self._fair.end(state, view.now) - state.job.arrival_seconds, FAIR_SECONDS_MIN)
             seconds.append(state.job.arrival_seconds + share)
         return indices, Limits(seconds, self._late_weight)
 

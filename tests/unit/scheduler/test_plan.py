@@ -135,6 +135,17 @@ def test_types_that_may_not_mix() -> None:
     assert shape.bound_to(1).step_seconds((4, 0)) == math.inf
 
 
+def test_the_fewest_of_types_that_may_not_mix_and_of_a_gang() -> None:
+    apart = Shape(4, (1.0, 2.0), mixes=False)
+    level = apart.level((2, 4))
+    assert level is not None and apart.levels[level][0] == 2.0
+    assert fewest_cheapest(apart, level, (2, 4), (1.0, 1.0)) == (2, 0)
+    assert fewest_cheapest(apart, level, (1, 4), (1.0, 1.0)) == (0, 4)
+    gang = Shape(4, (1.0,), workers_min=3)
+    assert fewest_cheapest(gang, 3, (4,), (1.0,)) == (3,)
+    assert fewest_cheapest(gang, 3, (2,), (1.0,)) is None
+
+
 def test_more_ests_than_devices_run_one_after_the_other() -> None:
     assert step_time(100, [0.5], (3,)) == 17.0
 

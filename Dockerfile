@@ -26,6 +26,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY common common
 COPY proto proto
 COPY shard_service shard_service
+COPY scheduler scheduler
 COPY master master
 COPY worker worker
 COPY deploy/elastane_operator deploy/elastane_operator

@@ -33,7 +33,8 @@ its cause.
 def write_page(page: Path, figures: dict[str, dict[str, Any]], changes: Path, draw: Draw) -> None:
     """Write the page, and its pictures into a folder of the same name beside it.
 
-    figures: by benchmark, as returned by `Report.as_dict`; changes: a folder of tables in Markdown.
+    figures: by benchmark, as returned by `Report.as_dict`; changes: a folder of tables in Markdown. The
+    folder `sections` beside it has what is measured by other commands, on data that is not ours to ship.
     """
     pictures = page.with_suffix("")
     pictures.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,7 @@ def write_page(page: Path, figures: dict[str, dict[str, Any]], changes: Path, dr
     parts = [INTRODUCTION, _machine(figures), _summary(figures)]
     for name, report in figures.items():
         parts.append("\n".join(_section(name, report, pictures, draw)))
+    parts += [file.read_text() for file in sorted((changes.parent / "sections").glob("*.md"))]
     if tables := {file.stem: file.read_text().strip() for file in sorted(changes.glob("*.md"))}:
         parts.append("## Changes made for speed\n\nPredicted before the change, measured after it.\n")
         parts += [f"### {part}\n\n{table}\n" for part, table in tables.items()]

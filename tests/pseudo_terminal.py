@@ -18,7 +18,8 @@ import pyte
 from patience import Patience
 
 ROOT = Path(__file__).resolve().parents[1]
-PATH = os.pathsep.join(str(ROOT / root) for root in ("common", "proto", "shard_service", "master", "worker"))
+ROOTS = ("common", "proto", "shard_service", "scheduler", "master", "worker")
+PATH = os.pathsep.join(str(ROOT / root) for root in ROOTS)
 ELASTANE = (sys.executable, "-m", "elastane_cli")
 WAIT_SECONDS = 60.0
 _NOT_PASSED_ON = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")

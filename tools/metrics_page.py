@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / folder) for folder in ("common", "proto", "shard_service", "master", "worker")]
+ROOTS = ("common", "proto", "shard_service", "scheduler", "master", "worker")
+sys.path[:0] = [str(ROOT / folder) for folder in ROOTS]
 
 from elastane_common.observe import catalogue as agents  # noqa: E402 - found on the path above
 from elastane_master.metrics import catalogue  # noqa: E402

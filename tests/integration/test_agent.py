@@ -29,7 +29,7 @@ from slow import slow
 SOURCES = Path(__file__).parents[2]
 TRAINER = Path(__file__).parent / "scripts" / "fake_trainer.py"
 PATH = os.pathsep.join(
-    str(SOURCES / root) for root in ("common", "proto", "shard_service", "master", "worker")
+    str(SOURCES / root) for root in ("common", "proto", "shard_service", "scheduler", "master", "worker")
 )
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PATH}
 WAIT_SECONDS = 60.0

@@ -35,7 +35,7 @@ from slow import slow
 SCRIPT = Path(__file__).parent / "scripts" / "train_levels.py"
 SOURCES = Path(__file__).parents[2]
 PATH = os.pathsep.join(
-    str(SOURCES / root) for root in ("common", "proto", "shard_service", "master", "worker")
+    str(SOURCES / root) for root in ("common", "proto", "shard_service", "scheduler", "master", "worker")
 )
 ESTS, STEPS_PER_EPOCH, EPOCHS = 2, 4, 2
 #: What torch says of the instruction set when nothing is pinned.

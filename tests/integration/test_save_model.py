@@ -17,7 +17,7 @@ from slow import slow
 SOURCES = Path(__file__).parents[2]
 SCRIPT = Path(__file__).parent / "scripts" / "saves_model.py"
 PATH = os.pathsep.join(
-    str(SOURCES / root) for root in ("common", "proto", "shard_service", "master", "worker")
+    str(SOURCES / root) for root in ("common", "proto", "shard_service", "scheduler", "master", "worker")
 )
 ELASTIC = ("-m", "elastane_cli", "run", "--ests", "2", "--workers", "2")
 DDP = ("-m", "torch.distributed.run", "--nproc-per-node", "2")

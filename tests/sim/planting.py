@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 TESTS = Path(__file__).resolve().parents[1]
-SOURCES = [str(TESTS.parent / name) for name in ("common", "proto", "shard_service", "master", "worker")]
+ROOTS = ("common", "proto", "shard_service", "scheduler", "master", "worker")
+SOURCES = [str(TESTS.parent / name) for name in ROOTS]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("common", "proto", "shard_service", "master", "worker")
+PACKAGES = ("common", "proto", "shard_service", "scheduler", "master", "worker")
 
 MODULES = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml", "ruamel",

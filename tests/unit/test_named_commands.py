@@ -15,7 +15,7 @@ _NAMED = re.compile(r"(?:`|<code>)elastane ([a-z][a-z-]*)")
 def test_every_command_that_is_named_exists() -> None:
     files = [
         file
-        for root in ("master", "worker", "shard_service", "proto", "deploy", "examples")
+        for root in ("master", "worker", "shard_service", "scheduler", "proto", "deploy", "examples")
         for file in (ROOT / root).rglob("*")
         if file.suffix in SUFFIXES
     ]

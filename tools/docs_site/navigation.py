@@ -37,6 +37,7 @@ GROUPS: Final = (
             "howto/spot",
             "howto/sentinel",
             "howto/tasks",
+            "howto/simulate",
             "howto/training-service",
             "howto/masters",
             "howto/repair",

@@ -38,7 +38,7 @@ SOURCES = Path(__file__).parents[3]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
-        str(SOURCES / root) for root in ("common", "proto", "shard_service", "master", "worker")
+        str(SOURCES / root) for root in ("common", "proto", "shard_service", "scheduler", "master", "worker")
     ),
 }
 

@@ -152,6 +152,11 @@ COMMANDS: Final = {
         "Look",
         "Write a report of a job into one file: its ring over time, throughput, faults and what they cost.",
     ),
+    "simulate": Entry(
+        "simulate",
+        "Look",
+        "Play a trace of jobs through scheduling policies: completion times, fairness, use, money.",
+    ),
     "audit": Entry(
         "audit",
         "Look",

@@ -1,0 +1,299 @@
+"""Plans of one job: how long a step takes on given devices, and the devices that a step time needs. Pure.
+
+A job has N ESTs. Device i runs one EST's part of a step in c_i seconds and takes at most m_i ESTs. A step
+ends when the last device is done, so its time is the least T with
+
+    sum over devices of min(floor(T / c_i), m_i) >= N
+
+and T is one of the values a c_i, a = 1..N: they are sorted once for each shape and searched by bisection.
+More than one device adds the exchange, `exchange_seconds + peer_seconds (P - 1)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from elastane_scheduler.amounts import check_amount
+from elastane_scheduler.errors import InvalidSettings
+from elastane_scheduler.pool import Counts
+
+#: Quotients this near to a whole number are that number: T is a multiple of c in floating point.
+TOLERANCE = 1e-9
+ESTS_MAX = 2**20
+_CACHE_MAX = 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """What decides a job's speed: equal jobs should share one object, and with it the cache of plans.
+
+    ests: N. est_seconds: seconds of one EST's part of a step on each device type; infinite where the job may
+    not run. limits: most ESTs on one device of each type. mixes: whether devices of unlike types may train
+    together. workers_min: fewest devices with which the job may run. exchange_seconds, peer_seconds: the
+    exchange of gradients. Raises InvalidSettings.
+    """
+
+    ests: int
+    est_seconds: tuple[float, ...]
+    limits: tuple[int, ...] = ()
+    mixes: bool = True
+    workers_min: int = 1
+    exchange_seconds: float = 0.0
+    peer_seconds: float = 0.0
+    _steps: dict[Counts, float] = field(default_factory=dict, init=False, repr=False)
+    _least: dict[Counts, int] = field(default_factory=dict, init=False, repr=False)
+    _alone: dict[Counts, Counts | None] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ests <= ESTS_MAX:
+            raise InvalidSettings(f"a job cannot have {self.ests} ESTs", hint=f"Give 1 to {ESTS_MAX}.")
+        if not 1 <= self.workers_min <= self.ests:
+            raise InvalidSettings(
+                f"{self.workers_min} workers at least for {self.ests} ESTs",
+                hint="A worker hosts one EST or more.",
+            )
+        for seconds in self.est_seconds:
+            if seconds != math.inf:
+                check_amount("the seconds of an EST", seconds, positive=True)
+        if all(seconds == math.inf for seconds in self.est_seconds):
+            raise InvalidSettings("a job that may run on no device type", hint="Measure it on one at least.")
+        check_amount("the seconds of the exchange", self.exchange_seconds)
+        check_amount("the seconds of the exchange for each peer", self.peer_seconds)
+        limits = self.limits or (self.ests,) * len(self.est_seconds)
+        if any(limit < 0 for limit in limits):
+            raise InvalidSettings("a negative EST limit", hint="0 keeps a job away from a device type.")
+        capped = (min(limit, self.ests) for limit in limits)
+        usable = zip(capped, self.est_seconds, strict=True)
+        object.__setattr__(self, "limits", tuple(0 if c == math.inf else limit for limit, c in usable))
+        object.__setattr__(self, "levels", self._make_levels())
+        usable_types = tuple(i for i, limit in enumerate(self.limits) if limit)
+        object.__setattr__(self, "usable", usable_types)
+
+    #: Indices of the device types that the job may use.
+    usable: tuple[int, ...] = field(default=(), init=False, repr=False)
+    #: Step times that are possible, ascending, each with the ESTs that one device of each type can run in it.
+    levels: tuple[tuple[float, Counts], ...] = field(default=(), init=False, repr=False)
+
+    def _make_levels(self) -> tuple[tuple[float, Counts], ...]:
+        values = sorted(
+            a * c for c, limit in zip(self.est_seconds, self.limits, strict=True) for a in range(1, limit + 1)
+        )
+        distinct: list[float] = []
+        for value in values:
+            if not distinct or value > distinct[-1] * (1 + TOLERANCE):
+                distinct.append(value)
+        return tuple((value, self.capacities(value)) for value in distinct)
+
+    def capacities(self, seconds: float) -> Counts:
+        """Return how many ESTs one device of each type can run within `seconds`."""
+        return tuple(
+            0 if c == math.inf else min(int(seconds / c * (1 + TOLERANCE)), limit)
+            for c, limit in zip(self.est_seconds, self.limits, strict=True)
+        )
+
+    def level(self, devices: Counts) -> int | None:
+        """Return the index of the least level that `devices` reach, or None where they cannot hold all ESTs.
+
+        Where types may not mix, the best single type counts.
+        """
+        capped = tuple(map(min, devices, (self.ests,) * len(devices)))
+        found = self._least.get(capped)
+        if found is None:
+            found = self._search(capped)
+            if len(self._least) < _CACHE_MAX:
+                self._least[capped] = found
+        return found if found >= 0 else None
+
+    def _search(self, devices: Counts) -> int:
+        low, high = 0, len(self.levels)
+        while low < high:
+            middle = (low + high) // 2
+            if self._holds(self.levels[middle][1], devices):
+                high = middle
+            else:
+                low = middle + 1
+        return low if low < len(self.levels) else -1
+
+    def _holds(self, capacities: Counts, devices: Counts) -> bool:
+        if self.mixes:
+            return sum(n * a for n, a in zip(devices, capacities, strict=True)) >= self.ests
+        return any(n * a >= self.ests for n, a in zip(devices, capacities, strict=True))
+
+    def step_seconds(self, devices: Counts) -> float:
+        """Return the seconds of a step on `devices`, exchange included; infinite where they cannot train."""
+        found = self._steps.get(devices)
+        if found is None:
+            level = self.level(devices) if sum(devices) >= self.workers_min else None
+            found = math.inf if level is None else self.levels[level][0] + self.exchange(sum(devices))
+            if len(self._steps) < _CACHE_MAX:
+                self._steps[devices] = found
+        return found
+
+    def exchange(self, devices: int) -> float:
+        """Return the seconds that the exchange adds to a step on that many devices."""
+        return self.exchange_seconds + self.peer_seconds * (devices - 1) if devices > 1 else 0.0
+
+    def devices_at(self, level: int, free: Counts, prices: Sequence[float]) -> Counts | None:
+        """Return few and cheap devices of `free` that reach a level, or None.
+
+        Types are filled in the order of price per EST; what is more than needed is then dropped, dearest
+        first. At least `workers_min` devices are taken.
+        """
+        capacities = self.levels[level][1]
+        if not self._holds(capacities, free):
+            return None
+        order = sorted(
+            (i for i, capacity in enumerate(capacities) if capacity and free[i]),
+            key=lambda i: (prices[i] / capacities[i], -capacities[i], i),
+        )
+        if not self.mixes:
+            order = next([i] for i in order if free[i] * capacities[i] >= self.ests)
+        taken, need = [0] * len(free), self.ests
+        for i in order:
+            taken[i] = min(free[i], -(-need // capacities[i]))
+            need -= taken[i] * capacities[i]
+            if need <= 0:
+                break
+        for i in sorted(order, key=lambda i: (-prices[i], i)):
+            dropped = min(taken[i], -need // capacities[i])
+            taken[i] -= dropped
+            need += dropped * capacities[i]
+        return self._gang(taken, order, free)
+
+    def _gang(self, taken: list[int], order: Sequence[int], free: Counts) -> Counts | None:
+        missing = self.workers_min - sum(taken)
+        for i in order:
+            if missing <= 0:
+                break
+            more = min(missing, free[i] - taken[i])
+            taken[i] += more
+            missing -= more
+        return tuple(taken) if missing <= 0 else None
+
+    def slowest_within(self, seconds: float) -> int | None:
+        """Return the index of the longest level within `seconds`, or None."""
+        found = [i for i, (value, _) in enumerate(self.levels) if value <= seconds * (1 + TOLERANCE)]
+        return found[-1] if found else None
+
+    def widest(self, free: Counts, prices: Sequence[float]) -> Counts | None:
+        """Return the devices of `free` with which a step is fastest: few, then cheap.
+
+        None where none can train.
+        """
+        level = self.level(free)
+        return None if level is None else self.devices_at(level, free, prices)
+
+    def alone(self, offered: Counts) -> Counts | None:
+        """Return the devices with which the job is fastest if it has all that is offered to itself."""
+        if offered not in self._alone:
+            if len(self._alone) >= _CACHE_MAX:
+                self._alone.clear()
+            self._alone[offered] = self.widest(offered, (1.0,) * len(offered))
+        return self._alone[offered]
+
+    def bound_to(self, index: int) -> Shape:
+        """Return the shape of the job once it is bound to one device type."""
+        seconds = tuple(c if i == index else math.inf for i, c in enumerate(self.est_seconds))
+        return Shape(
+            self.ests, seconds, self.limits, False, self.workers_min, self.exchange_seconds, self.peer_seconds
+        )
+
+
+def step_time(
+    ests: int, est_seconds: Sequence[float], devices: Counts, limits: Sequence[int] | None = None
+) -> float:
+    """Return the least T in which `devices` can run `ests` ESTs, without the exchange; infinite if they
+    cannot.
+
+    est_seconds, devices, limits: for each device type. Raises InvalidSettings for amounts out of range.
+    """
+    shape = Shape(ests, tuple(est_seconds), tuple(limits or ()))
+    level = shape.level(devices)
+    return math.inf if level is None else shape.levels[level][0]
+
+
+def fewest_cheapest(shape: Shape, level: int, devices: Counts, prices: Sequence[float]) -> Counts | None:
+    """Return the fewest of `devices` that reach a level and, of these, the cheapest; exact. None if none do.
+
+    Ties of the price are broken in favour of the types that come first.
+    """
+    if not shape.mixes and len(shape.usable) > 1:
+        alone = [
+            fewest_cheapest(shape.bound_to(i), level_of, devices, prices)
+            for i in shape.usable
+            if (level_of := shape.bound_to(i).slowest_within(shape.levels[level][0])) is not None
+        ]
+        found = [chosen for chosen in alone if chosen is not None]
+        return min(found, key=lambda chosen: (sum(chosen), _price(chosen, prices)), default=None)
+    capacities = shape.levels[level][1]
+    most = sorted(
+        (c for c, n in zip(capacities, devices, strict=True) for _ in range(min(n, shape.ests))), reverse=True
+    )
+    total = count = 0
+    while (total < shape.ests or count < shape.workers_min) and count < len(most):
+        total += most[count]
+        count += 1
+    if total < shape.ests or count < shape.workers_min:
+        return None
+    best: tuple[float, Counts] | None = None
+    for chosen in _spread(devices, count):
+        if sum(n * c for n, c in zip(chosen, capacities, strict=True)) >= shape.ests:
+            price = _price(chosen, prices)
+            if best is None or price < best[0] - TOLERANCE * best[0]:
+                best = (price, chosen)
+    return None if best is None else best[1]
+
+
+def _price(devices: Counts, prices: Sequence[float]) -> float:
+    return sum(n * p for n, p in zip(devices, prices, strict=True))
+
+
+def _spread(devices: Counts, count: int) -> list[Counts]:
+    """Return every choice of `count` devices by type, most of the first type first."""
+    if len(devices) == 1:
+        return [(count,)] if count <= devices[0] else []
+    return [
+        (first, *rest)
+        for first in range(min(devices[0], count), -1, -1)
+        for rest in _spread(devices[1:], count - first)
+    ]
+
+
+def ladder(ests: int) -> tuple[int, ...]:
+    """Return the numbers of equal devices that pay: any other is as fast as the next fewer."""
+    return tuple(sorted({-(-ests // a) for a in range(1, ests + 1)}))
+
+
+@dataclass(frozen=True)
+class Waste:
+    """What EasyScale calls the waste of a plan, and the rate that it leaves, in ESTs a second."""
+
+    waste: float
+    rate: float
+    capability: float
+
+    @property
+    def fraction(self) -> float:
+        """The part of the devices' capability that is not used."""
+        return self.waste / self.capability if self.capability else 0.0
+
+
+def waste(shape: Shape, devices: Counts) -> Waste:
+    """Return EasyScale's waste of a plan: rate = capability - waste = N / T, for one type and for mixtures.
+
+    Raises InvalidSettings for devices that cannot hold all ESTs.
+    """
+    level = shape.level(devices)
+    if level is None:
+        raise InvalidSettings(
+            "these devices cannot hold all ESTs", hint="Ask for more, or raise the EST limit."
+        )
+    seconds, capacities = shape.levels[level]
+    used = [(n, 1 / c, a) for n, c, a in zip(devices, shape.est_seconds, capacities, strict=True) if n]
+    capability = sum(n * speed for n, speed, _ in used)
+    # f = max A_i / C_i is T where the slowest device is full: the share it needs is its own A_i.
+    idle = sum(n * (speed - a / seconds) for n, speed, a in used)
+    surplus = (sum(n * a for n, _, a in used) - shape.ests) / seconds
+    return Waste(idle + surplus, capability - idle - surplus, capability)

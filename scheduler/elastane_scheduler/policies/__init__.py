@@ -1,0 +1,1 @@
+"""Policies: who gets which devices. `catalogue` has them by name."""

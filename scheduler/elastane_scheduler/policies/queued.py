@@ -1,0 +1,59 @@
+"""A policy for each queue, over the part of the pool that is the queue's now. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from elastane_scheduler.pool import Counts
+from elastane_scheduler.queues import Queue, check_guarantees, entitlements
+from elastane_scheduler.view import Decision, Policy, View
+
+
+class QueuedPolicy:
+    """Divides the pool among queues and lets a policy of its own share each part out.
+
+    Guaranteed devices go back to their queue at the first decision in which its jobs can use them. Jobs of
+    queues that are not named form queues of weight 1 without a guarantee, in the order in which they appear.
+    """
+
+    def __init__(self, queues: Sequence[Queue], make: Callable[[], Policy], pool: Counts) -> None:
+        """Raises InvalidSettings for guarantees that the pool cannot keep."""
+        check_guarantees(queues, pool)
+        self._queues = list(queues)
+        self._make = make
+        self._policies: dict[str, Policy] = {}
+        self.name = make().name
+
+    def decide(self, view: View) -> Decision:
+        """Return devices for each job, within its queue's part."""
+        members: dict[str, list[int]] = {}
+        for index, state in enumerate(view.jobs):
+            members.setdefault(state.job.queue, []).append(index)
+        known = {queue.name for queue in self._queues}
+        self._queues += [Queue(name) for name in members if name not in known]
+        demands = {name: self._demand(view, indices) for name, indices in members.items()}
+        parts = entitlements(self._queues, demands, view.offered)
+        allocation = [(0,) * len(view.offered)] * len(view.jobs)
+        wake, choices = float("inf"), []
+        rejected: list[str] = []
+        for name, indices in members.items():
+            policy = self._policies.setdefault(name, self._make())
+            jobs = [view.jobs[index] for index in indices]
+            decision = policy.decide(replace(view, jobs=jobs, offered=parts[name]))
+            for index, devices in zip(indices, decision.allocation, strict=True):
+                allocation[index] = devices
+            wake = min(wake, decision.wake_seconds)
+            choices.append(f"queue {name} has {view.pool.describe(parts[name])}: {decision.choice}")
+            rejected += [f"queue {name}, {text}" for text in decision.rejected]
+        return Decision(allocation, wake, "; ".join(choices) or "no jobs", tuple(rejected))
+
+    @staticmethod
+    def _demand(view: View, indices: Sequence[int]) -> Counts:
+        """The devices of each type that a queue's jobs can use, at most those offered."""
+        wanted = [0] * len(view.offered)
+        for index in indices:
+            shape = view.jobs[index].shape
+            for i in shape.usable:
+                wanted[i] += shape.ests
+        return tuple(min(most, count) for most, count in zip(view.offered, wanted, strict=True))

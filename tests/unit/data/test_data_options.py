@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from slow import slow
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -69,8 +70,17 @@ def test_options_beside_stock(options: dict[str, Any]) -> None:
     check_elastic(build, ests=2, resume_at=(1,))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-@pytest.mark.parametrize("accumulation_steps", [2, 4])
+@pytest.mark.parametrize(
+    ("options", "accumulation_steps"),
+    [
+        ({}, 4),
+        ({"num_workers": 2}, 2),
+        ({"num_workers": 2, "persistent_workers": True}, 4),
+        pytest.param({}, 2, marks=slow),
+        pytest.param({"num_workers": 2}, 4, marks=slow),
+        pytest.param({"num_workers": 2, "persistent_workers": True}, 2, marks=slow),
+    ],
+)
 def test_accumulated_steps_and_the_epoch_s_rest(options: dict[str, Any], accumulation_steps: int) -> None:
     """Five mini-batches an epoch, the last one short: steps of 2, 2, 1 or of 4, 1."""
 

@@ -81,12 +81,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Beside cases with more: a function that draws, a sampler that shuffles, more data workers.
+FURTHER = ("two data workers", "in order, drop_last", "persistent")
 #: An even number of ESTs as well, in the trainer, in data workers that are forked anew, and in kept ones.
 FOUR = ("in process, in order, drop_last", "three, deep prefetch", "persistent, many")
 
 
 @pytest.mark.parametrize(
-    ("case", "ests"), [*((case, 3) for case in CASES), *(pytest.param(case, 4, marks=slow) for case in FOUR)]
+    ("case", "ests"),
+    [
+        *(pytest.param(case, 3, marks=slow if case in FURTHER else ()) for case in CASES),
+        *(pytest.param(case, 4, marks=slow) for case in FOUR),
+    ],
 )
 def test_whole_run_equals_stock(case: str, ests: int) -> None:
     loader = DataLoader(DrawingDataset(), **{"batch_size": 2, **CASES[case]})

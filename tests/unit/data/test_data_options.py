@@ -62,10 +62,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_options_beside_stock(options: dict[str, Any]) -> None:
+#: The default as a word, and what other cases have as well.
+FURTHER = ("collate_fn, data workers", "prefetch_factor", "fork", "batch of all")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=slow if case in FURTHER else ()) for case in OPTIONS]
+)
+def test_options_beside_stock(case: str) -> None:
     def build() -> Setup:
-        return Setup(DataLoader(DrawingDataset(26), **{"batch_size": 3, "shuffle": True, **options}))
+        options: dict[str, Any] = {"batch_size": 3, "shuffle": True, **OPTIONS[case]}
+        return Setup(DataLoader(DrawingDataset(26), **options))
 
     check_elastic(build, ests=2, resume_at=(1,))
 

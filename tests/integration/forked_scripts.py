@@ -7,14 +7,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from elastane_common.processes.child import ChildProcess
+import patience
+from elastane_common.processes.child import ChildProcess, ExitStatus
 from integration.forked_cli import FIXED_VARIABLES
 
 
 def run_forked(
     *command: str, environment: Mapping[str, str], timeout_seconds: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python COMMAND` to its end. environment: changes to this process's."""
+    """Run `python COMMAND` to its end, with patience. environment: changes to this process's."""
     said: dict[str, list[str]] = {"stdout": [], "stderr": []}
     script = ChildProcess(
         "script",
@@ -22,8 +23,16 @@ def run_forked(
         environment={**os.environ, **FIXED_VARIABLES, **environment},
         on_line=lambda _, stream, text: said[stream].append(text),
     )
+
+    def ended(seconds: float) -> ExitStatus:
+        status = script.wait(seconds)
+        if status is None:
+            raise subprocess.TimeoutExpired(command, seconds, "\n".join(said["stdout"]))
+        return status
+
     script.start()
-    status = script.wait(timeout_seconds)
-    script.kill_group()
-    assert status is not None, said
+    try:
+        status = patience.wait(ended, timeout_seconds)
+    finally:
+        script.kill_group()
     return subprocess.CompletedProcess((), status.returncode, *("\n".join(said[name]) for name in said))

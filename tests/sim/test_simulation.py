@@ -20,7 +20,7 @@ from sim.simulation import simulate, simulate_cuts, simulate_takeover
 from sim.takeovers import CLOCK, CUT, Cut
 from slow import slow, slow_except
 
-SEEDS = 300
+SEEDS = 150
 BATCH = 50
 HUNTED_SEEDS_MAX = 40
 CUTS = 24

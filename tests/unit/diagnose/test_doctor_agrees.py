@@ -6,11 +6,13 @@ The worker runs each script up to its epochs, where it would look for a master, 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
+import patience
 from elastane.diagnose.findings import is_fault
 from elastane.diagnose.source import examine_source
-from integration.forked_scripts import run_forked
 
 SCRIPT = """\
 import os, torch, elastane, numpy as np
@@ -82,10 +84,14 @@ def test_doctor_and_worker_refuse_the_same_lines(tmp_path: Path) -> None:
         "ELASTANE_ESTS": "2",
         "REACHED": "1",
     }
-    runner = tmp_path / "runner.py"
-    runner.write_text(RUNNER)
-    ran = run_forked(str(runner), *map(str, paths), environment=worker, timeout_seconds=120)
-    assert ran.returncode == 0, ran.stderr
+    ran = patience.run(
+        [sys.executable, "-c", RUNNER, *map(str, paths)],
+        env=os.environ | worker,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     codes = json.loads(ran.stdout.splitlines()[-1])
     for (parts, refused), doctor, code in zip(LINES, said, codes, strict=True):
         assert (doctor, code != 0) == (refused, refused), (parts, code, ran.stderr)

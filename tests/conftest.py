@@ -53,7 +53,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """What is imported and collected stays to the end. No collection of garbage looks at it again, and no
-    child of a fork copies it by doing so."""
+    child of a fork copies it by doing so.
+
+    Torch has one thread here: several workers of pytest share the processors, and OpenMP's threads would spin
+    for one another in each small batch norm, which takes ten times the processor time then.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
 

@@ -15,9 +15,8 @@ import patience
 from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
 from elastane_common.client import RequestRefusedError
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
-from elastane_common.processes.child import ChildProcess
 from elastane_proto.v1 import job_pb2, shard_pb2
-from integration.forked_cli import FIXED_VARIABLES
+from integration.forked_scripts import run_forked
 from slow import slow
 
 CONFIG = Config(2, "sgd", epochs=2)
@@ -41,22 +40,6 @@ def run_script(
         timeout=timeout_seconds,
         check=False,
     )
-
-
-def run_forked(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The same script in a fork of a process that has torch loaded."""
-    said: dict[str, list[str]] = {"stdout": [], "stderr": []}
-    script = ChildProcess(
-        "script",
-        [sys.executable, *CONFIG.arguments, *arguments],
-        environment={**os.environ, **FIXED_VARIABLES, **environment},
-        on_line=lambda _, stream, text: said[stream].append(text),
-    )
-    script.start()
-    status = script.wait(60.0)
-    script.kill_group()
-    assert status is not None, said
-    return subprocess.CompletedProcess((), status.returncode, *("\n".join(said[name]) for name in said))
 
 
 def test_master_refuses_bad_requests_and_keeps_its_state(tmp_path: Path) -> None:
@@ -107,7 +90,7 @@ def test_worker_with_another_script_is_refused(tmp_path: Path, arguments: list[s
             "ELASTANE_ESTS": "2",
             "ELASTANE_WORKER_ID": "stranger",
         }
-        result = run_forked(environment, *arguments)
+        result = run_forked(*CONFIG.arguments, *arguments, environment=environment)
         assert result.returncode == EXIT_REFUSED, result.stderr
         assert named in result.stderr.lower()
         assert "Traceback" not in result.stderr
@@ -121,20 +104,22 @@ def test_unreachable_master_ends_the_worker_with_a_hint() -> None:
         "ELASTANE_ESTS": "2",
         "ELASTANE_MASTER_TIMEOUT_SECONDS": "1",
     }
-    result = run_forked(environment)
+    result = run_forked(*CONFIG.arguments, environment=environment)
     assert result.returncode == EXIT_MASTER_UNREACHABLE, result.stderr
     assert "127.0.0.1:9" in result.stderr and "is the master running" in result.stderr
 
 
 def test_a_dataset_smaller_than_a_batch_is_refused_before_training() -> None:
     environment = {"ELASTANE_MASTER": "127.0.0.1:9", "ELASTANE_ESTS": "2"}
-    result = run_forked(environment, "--size", "0")
+    result = run_forked(*CONFIG.arguments, "--size", "0", environment=environment)
     assert result.returncode != 0
     assert "0 samples" in result.stderr or "num_samples" in result.stderr
 
 
 def test_bad_environment_names_the_variable() -> None:
-    result = run_forked({"ELASTANE_MASTER": "127.0.0.1:9", "ELASTANE_ESTS": "many"})
+    result = run_forked(
+        *CONFIG.arguments, environment={"ELASTANE_MASTER": "127.0.0.1:9", "ELASTANE_ESTS": "many"}
+    )
     assert result.returncode == EXIT_REFUSED
     assert "ELASTANE_ESTS" in result.stderr
 

@@ -102,6 +102,7 @@ def rows(reports: Path, expected: Path, history: list[Any]) -> list[str]:
     return [row.name for row in comparison.rows if not row.equal]
 
 
+@slow
 def test_the_instruction_set_decides_the_bits() -> None:
     assert weights(reference(Level.D1)) == weights(reference(Level.D0))
     assert weights(reference(Level.D1, older=True)) != weights(reference(Level.D1))

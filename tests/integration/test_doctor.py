@@ -16,7 +16,7 @@ from elastane.diagnose.examine import Examination, ScriptFailedError
 from elastane.diagnose.findings import Finding, Report, Severity, is_fault
 from elastane_cli.commands.main import build_app
 from integration.forkserver import ForkServers
-from slow import slow
+from slow import slow, slow_except
 
 SCRIPT = Path(__file__).parent / "scripts" / "doctor_faults.py"
 
@@ -30,7 +30,10 @@ def of_kind(report: Report, kind: str) -> list[Finding]:
     return [finding for finding in report.findings if finding.kind == kind]
 
 
-@pytest.mark.parametrize("options", ["", "registered --accumulate 2 --data-workers 2"])
+RIGHT = "registered --accumulate 2 --data-workers 2"
+
+
+@pytest.mark.parametrize("options", slow_except(["", RIGHT], RIGHT))
 def test_of_a_right_script_nothing_is_said(servers: ForkServers, options: str) -> None:
     report = examine(servers, options)
     assert report.findings == []

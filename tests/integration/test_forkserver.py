@@ -22,7 +22,8 @@ from slow import slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROBE = str(SCRIPTS / "probe_process.py")
-pytestmark = pytest.mark.usefixtures("fresh_processes")
+#: Slow, all of them: tests of the tests.
+pytestmark = [pytest.mark.usefixtures("fresh_processes"), slow]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PROBE": "here"}
 
 
@@ -45,10 +46,10 @@ def run_probe(launch: Callable[..., ChildProcess], folder: Path, what: str) -> t
 @pytest.mark.parametrize(
     ("what", "status"),
     [
-        pytest.param("end", 0, marks=slow),
-        pytest.param("exit", 7, marks=slow),
-        pytest.param("raise", 1, marks=slow),
-        pytest.param("kill", -signal.SIGKILL, marks=slow),
+        ("end", 0),
+        ("exit", 7),
+        ("raise", 1),
+        ("kill", -signal.SIGKILL),
     ],
 )
 def test_is_like_a_fresh_process(servers: ForkServers, tmp_path: Path, what: str, status: int) -> None:
@@ -64,7 +65,6 @@ def test_is_like_a_fresh_process(servers: ForkServers, tmp_path: Path, what: str
         assert seen["variable"] == "here"
 
 
-@slow
 def test_two_children_differ_where_two_processes_do(servers: ForkServers, tmp_path: Path) -> None:
     first, second = (run_probe(servers.launch, tmp_path, "end")[0] for _ in range(2))
     for unseeded in ("python", "numpy", "torch"):
@@ -131,7 +131,6 @@ def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
 
 
-@slow
 def test_training_has_the_same_bits(servers: ForkServers, tmp_path: Path) -> None:
     script = [str(SCRIPTS / "train_matrix.py"), "--size", "40", "--epochs", "1", "--data-workers", "1"]
     results = []

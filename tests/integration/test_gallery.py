@@ -22,9 +22,7 @@ from slow import slow, slow_except
 GALLERY = Path(__file__).parent / "gallery"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEED = os.environ.get("ELASTANE_GALLERY_SEED", "1")
-ESTS = 3
-#: Of the items that `make test` shows: the first churn of each item kills as well.
-RUNS = 2
+ESTS, RUNS = 3, 1
 
 #: Name of the item -> script and arguments.
 EXACT = {
@@ -150,7 +148,7 @@ def verify(
     folder: Path,
     command: str,
     *,
-    runs: int,
+    runs: int = RUNS,
     steps: int | None = None,
     repeat_check: bool = True,
 ) -> VerifyResult:
@@ -171,10 +169,9 @@ def verify(
 
 @pytest.mark.parametrize("item", slow_except(EXACT, *QUICK))
 def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, item: str) -> None:
-    runs = RUNS if item in QUICK else 1
-    result = verify(servers, tmp_path, EXACT[item], runs=runs)
+    result = verify(servers, tmp_path, EXACT[item])
     assert result.verdict is Verdict.EQUAL, result.as_json()
-    assert len(result.runs) == runs
+    assert len(result.runs) == RUNS
     assert all(run.plan.deaths for run in result.runs)
     assert result.values > 0
 
@@ -187,13 +184,14 @@ def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: 
     ],
 )
 def test_example_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, command: str) -> None:
-    result = verify(servers, tmp_path, command, runs=RUNS, steps=12)
+    result = verify(servers, tmp_path, command, steps=12)
     assert result.verdict is Verdict.EQUAL, result.as_json()
     assert result.steps == 12
 
 
+@slow
 def test_unregistered_generator_is_found_and_named(servers: ForkServers, tmp_path: Path) -> None:
-    result = verify(servers, tmp_path, "registered.py --unregistered noise", runs=RUNS, repeat_check=False)
+    result = verify(servers, tmp_path, "registered.py --unregistered noise", runs=2, repeat_check=False)
     assert (result.verdict, result.exit_code) == (Verdict.DIFFERS, 1)
     assert result.cause is not None
     assert result.cause.kind == "unregistered generator"

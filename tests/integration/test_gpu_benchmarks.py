@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import patience
-from slow import slow
+from slow import slow, slow_except
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 DRY = ["--device", "cpu", "--models", "tiny", "--picture-size", "16", "--batch-size", "4"]
@@ -64,7 +64,7 @@ def test_the_switch_is_timed(tmp_path: Path):
     assert case["k"] == 2
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vit"])
+@pytest.mark.parametrize("name", slow_except(["resnet50", "vit"], "vit"))
 def test_the_models_learn_from_every_parameter(name: str, monkeypatch: pytest.MonkeyPatch):
     import torch
 

@@ -151,14 +151,13 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("path", slow_except(PATHS, "1->4", "2->3->2"))
+@pytest.mark.parametrize("path", slow_except(PATHS, "1->4"))
 def test_path_with_four_ests(tmp_path: Path, path: str) -> None:
     run_and_compare(tmp_path, Config(4), PATHS[path])
 
 
-@pytest.mark.parametrize(
-    ("path", "optimizer"), [("4->1->3->2", "adamw"), pytest.param("2->3->2", "sgd", marks=slow)]
-)
+@slow
+@pytest.mark.parametrize(("path", "optimizer"), [("4->1->3->2", "adamw"), ("2->3->2", "sgd")])
 def test_path_with_data_workers(tmp_path: Path, path: str, optimizer: str) -> None:
     run_and_compare(tmp_path, Config(4, optimizer, data_workers=2), PATHS[path])
 

@@ -17,6 +17,7 @@ from elastane_cli.rehearse.results import PARTS, leader_report
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import common_pb2, job_pb2, job_pb2_grpc, ring_pb2
 from integration.master_support import Worker, reason_of, serving_master
+from slow import slow_except
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
 TOTAL = CONFIG.epochs * CONFIG.steps_per_epoch
@@ -168,7 +169,7 @@ def trained(cluster: LocalCluster) -> dict[str, object]:
     return {part: leader["fingerprint"][part] for part in PARTS}
 
 
-@pytest.mark.parametrize("recovery", ["ELASTIC", "FIXED"])
+@pytest.mark.parametrize("recovery", slow_except(["ELASTIC", "FIXED"], "FIXED"))
 def test_the_bits_are_the_same_with_either_recovery(tmp_path: Path, recovery: str) -> None:
     """One of two workers is killed: the other one goes on at once, or waits for a successor."""
     # Both workers are in the first ring: one alone could train to the end before the other is there.

@@ -10,6 +10,7 @@ from elastane_cli.rehearse.cluster import local_cluster
 from elastane_common.errors import EXIT_REFUSED
 from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
+from slow import slow_except
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "slips.py")
 
@@ -32,7 +33,7 @@ def test_a_slip_is_named(tmp_path: Path, slip: str) -> None:
         assert SLIPS[slip] in cluster.last_lines()
 
 
-@pytest.mark.parametrize("slip", ["hang", "hang in backward"])
+@pytest.mark.parametrize("slip", slow_except(["hang", "hang in backward"], "hang"))
 def test_a_worker_that_hangs_does_not_come_back_until_it_can_train(tmp_path: Path, slip: str) -> None:
     settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2)
     settings.lease_min.FromSeconds(1)

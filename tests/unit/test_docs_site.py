@@ -45,6 +45,7 @@ def test_every_page_is_in_the_site_and_in_its_navigation(site: Path) -> None:
         assert f'<span class="caption-text">{kind}</span>' in home
 
 
+@slow
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', page.read_text())
@@ -56,6 +57,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     assert re.findall(r"""url\(["']?(?:https?:)?//""", styles) == []
 
 
+@slow
 def test_a_code_has_its_place_in_the_site(site: Path) -> None:
     assert 'id="ela302"' in (site / "errors.html").read_text()
     assert 'href="../errors.html#ela105"' in (site / "howto/troubles.html").read_text()

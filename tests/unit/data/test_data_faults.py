@@ -25,6 +25,7 @@ from elastane.data.batch_maker import DataWork, StreamTask
 from elastane.data.pool import DataWorkerPool
 from elastane.rng import Generators, seed_all
 from elastane_common.errors import UnsupportedError
+from slow import slow_except
 from unit.data.loader_runs import (
     DrawingDataset,
     Record,
@@ -280,7 +281,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("how", ["thread", "in a batch"])
+@pytest.mark.parametrize("how", slow_except(["thread", "in a batch"], "in a batch"))
 def test_data_workers_end_with_their_trainer(how: str) -> None:
     """Their copies of stdout keep this pipe open for as long as they live."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

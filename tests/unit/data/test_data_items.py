@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from elastane.data import BatchSource, current
 from elastane_common.errors import UnsupportedError
-from slow import slow
+from slow import slow, slow_except
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -89,13 +89,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Beside those with more of the same: a function of the data workers, and fewer of them than batches.
+FURTHER = ("data workers", "more data workers than batches")
 #: Where the loop itself draws nothing, too.
 NO_DRAWS = ("in process", "persistent")
 
 
 @pytest.mark.parametrize(
     ("case", "loop_draws"),
-    [*((case, True) for case in CASES), *(pytest.param(case, False, marks=slow) for case in NO_DRAWS)],
+    [
+        *(pytest.param(case, True, marks=slow if case in FURTHER else ()) for case in CASES),
+        *(pytest.param(case, False, marks=slow) for case in NO_DRAWS),
+    ],
 )
 def test_items_that_the_dataset_uses(case: str, loop_draws: bool) -> None:
     stock = check_elastic(build_of(loop_draws=loop_draws, **CASES[case]), ests=2, epochs=3)
@@ -112,7 +117,7 @@ class Seldom(WithOwn):
         return *DrawingDataset.__getitem__(self, index), 0.0, torch.zeros(2)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", slow_except([False, True], False))
 def test_items_that_a_stream_has_not_used_yet(persistent: bool) -> None:
     """They are those of the epoch's start, however far the loop has drawn from them since."""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from slow import slow
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -61,16 +62,32 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-def test_options_beside_stock(options: dict[str, Any]) -> None:
+#: The default as a word, and what other cases have as well.
+FURTHER = ("collate_fn, data workers", "prefetch_factor", "fork", "batch of all")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=slow if case in FURTHER else ()) for case in OPTIONS]
+)
+def test_options_beside_stock(case: str) -> None:
     def build() -> Setup:
-        return Setup(DataLoader(DrawingDataset(26), **{"batch_size": 3, "shuffle": True, **options}))
+        options: dict[str, Any] = {"batch_size": 3, "shuffle": True, **OPTIONS[case]}
+        return Setup(DataLoader(DrawingDataset(26), **options))
 
     check_elastic(build, ests=2, resume_at=(1,))
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
-@pytest.mark.parametrize("accumulation_steps", [2, 4])
+@pytest.mark.parametrize(
+    ("options", "accumulation_steps"),
+    [
+        ({}, 4),
+        ({"num_workers": 2}, 2),
+        ({"num_workers": 2, "persistent_workers": True}, 4),
+        pytest.param({}, 2, marks=slow),
+        pytest.param({"num_workers": 2}, 4, marks=slow),
+        pytest.param({"num_workers": 2, "persistent_workers": True}, 2, marks=slow),
+    ],
+)
 def test_accumulated_steps_and_the_epoch_s_rest(options: dict[str, Any], accumulation_steps: int) -> None:
     """Five mini-batches an epoch, the last one short: steps of 2, 2, 1 or of 4, 1."""
 

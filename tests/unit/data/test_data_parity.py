@@ -81,12 +81,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+#: Beside cases with more: a function that draws, a sampler that shuffles, more data workers.
+FURTHER = ("two data workers", "in order, drop_last", "persistent")
 #: An even number of ESTs as well, in the trainer, in data workers that are forked anew, and in kept ones.
 FOUR = ("in process, in order, drop_last", "three, deep prefetch", "persistent, many")
 
 
 @pytest.mark.parametrize(
-    ("case", "ests"), [*((case, 3) for case in CASES), *(pytest.param(case, 4, marks=slow) for case in FOUR)]
+    ("case", "ests"),
+    [
+        *(pytest.param(case, 3, marks=slow if case in FURTHER else ()) for case in CASES),
+        *(pytest.param(case, 4, marks=slow) for case in FOUR),
+    ],
 )
 def test_whole_run_equals_stock(case: str, ests: int) -> None:
     loader = DataLoader(DrawingDataset(), **{"batch_size": 2, **CASES[case]})
@@ -122,9 +128,11 @@ def test_getitems_of_the_dataset_is_used(workers: int) -> None:
     check_whole_run(DataLoader(WholeBatches(), batch_size=4, num_workers=workers), 2, epochs=1)
 
 
-@pytest.mark.parametrize("options", [CASES["two data workers"], CASES["persistent"], CASES["in process"]])
-def test_goes_on_in_the_middle_of_an_epoch_from_stored_contexts(options: dict[str, Any]) -> None:
-    loader = DataLoader(DrawingDataset(), **{"batch_size": 2, **options})
+@pytest.mark.parametrize(
+    "case", slow_except(["two data workers", "persistent", "in process"], "persistent", "in process")
+)
+def test_goes_on_in_the_middle_of_an_epoch_from_stored_contexts(case: str) -> None:
+    loader = DataLoader(DrawingDataset(), **{"batch_size": 2, **CASES[case]})
     stock = run_stock(loader, 3, epochs=2)
     with started(loader, 3) as source:
         contexts = initial_contexts(3)

@@ -24,6 +24,7 @@ from torch.utils.data import (
 from elastane.data import BatchSource, DataError, set_epoch, stock_loader
 from elastane.rng import Generators
 from elastane_common.errors import UnsupportedError
+from slow import slow, slow_except
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -135,7 +136,14 @@ def test_every_sampler_gives_the_stock_batches(name: str) -> None:
     check_elastic(setup_of(name))
 
 
-@pytest.mark.parametrize("name", ["weighted", "batch_sampler", "no batching, own", "shuffle, generator"])
+@pytest.mark.parametrize(
+    "name",
+    slow_except(
+        ["weighted", "batch_sampler", "no batching, own", "shuffle, generator"],
+        "batch_sampler",
+        "shuffle, generator",
+    ),
+)
 def test_every_sampler_gives_the_stock_batches_with_data_workers(name: str) -> None:
     check_elastic(setup_of(name, num_workers=2), ests=2, resume_at=(2,))
 
@@ -148,7 +156,14 @@ def test_steps_of_several_mini_batches(name: str, accumulation_steps: int) -> No
     check_elastic(setup_of(name), accumulation_steps=accumulation_steps)
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"num_workers": 2}, marks=slow),
+        {"num_workers": 2, "persistent_workers": True},
+    ],
+)
 def test_the_loop_may_draw_from_the_loaders_generator(options: dict[str, Any]) -> None:
     def build() -> Setup:
         generator = seeded()

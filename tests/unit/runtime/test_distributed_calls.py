@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 
 import pytest
 
-import patience
+from integration.forked_scripts import run_forked
 
 SCRIPT = """
 import json, sys, types
@@ -73,9 +72,7 @@ print(json.dumps(said))
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str]:
     script = tmp_path_factory.mktemp("script") / "train.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    done = patience.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_forked(str(script), environment={}, timeout_seconds=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 

@@ -219,7 +219,7 @@ def test_a_line_that_a_killed_process_left_unfinished_is_passed_over(stock: RunT
         "kill = lambda step, rank: os.kill(os.getpid(), signal.SIGKILL) if step == 2 else None;"
         "write_trace(Path(sys.argv[1]), 'elastic-w0', [0, 1], Twist(after=kill))"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     child = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False)
     assert child.returncode == -signal.SIGKILL
     path = tmp_path / "elastic-w0.jsonl"

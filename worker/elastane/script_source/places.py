@@ -78,13 +78,20 @@ def tree_of(filename: str) -> ast.Module | None:
 
 @lru_cache(maxsize=4096)
 def _is_script_file(filename: str) -> bool:
-    parts = Path(filename).parts
+    # Every worker asks this of all modules, most of them installed: paths would take three times as long.
+    parts = filename.split("/")
     if "site-packages" in parts or "dist-packages" in parts:
         return False
     resolved = Path(filename).resolve()
     if not resolved.is_file():  # some of torch's modules have a __file__ that is not a path
         return False
-    return not any(resolved.is_relative_to(folder) for folder in _library_folders())
+    return not str(resolved).startswith(_library_prefixes())
+
+
+@lru_cache(maxsize=1)
+def _library_prefixes() -> tuple[str, ...]:
+    """Return how the names of files in libraries begin."""
+    return tuple(f"{folder}/" for folder in _library_folders())
 
 
 @lru_cache(maxsize=1)

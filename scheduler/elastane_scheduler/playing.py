@@ -11,6 +11,8 @@ from elastane_scheduler.jobs import JobState
 from elastane_scheduler.view import Allocation, Rule, View
 
 _SAME_TIME = 1e-9
+#: What a job that never ends counts as: far beyond all that end, and still a number to compare.
+NEVER_SECONDS = 1e9
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ def play(
 ) -> tuple[float, list[float]]:
     """Apply `first`, then `rule` at each end, until all have ended. Returns the score and when each job ends.
 
-    The score is the sum of finishing times, with the charges of `limits`; it is infinite as soon as it is
-    certain to exceed `cutoff`, and where a job never gets devices.
+    The score is the sum of finishing times, with the charges of `limits`. It is infinite where the play was
+    cut off, as the score was certain to exceed `cutoff`. A job that never gets devices counts NEVER_SECONDS.
     """
     finishes = [math.inf] * len(view.jobs)
     places = list(range(len(view.jobs)))
@@ -49,7 +51,7 @@ def play(
             return score, finishes
         now = min(state.finish_seconds for state in states)
         if now == math.inf:
-            return math.inf, finishes
+            return score + len(states) * (view.now + NEVER_SECONDS), finishes
         left: list[JobState] = []
         left_places: list[int] = []
         for place, state in zip(places, states, strict=True):

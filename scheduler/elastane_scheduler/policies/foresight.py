@@ -94,9 +94,9 @@ class Foresight:
         scores = _scores(view, candidates, detail, limits, tails)
         best = min(range(len(candidates)), key=lambda i: (scores[i], candidates[i].changes, i))
         rejected = tuple(
-            f"{candidate.name}: {score - scores[best]:+.0f} s"
+            f"{candidate.name}: {_later(score, scores[best])}"
             for i, (candidate, score) in enumerate(zip(candidates, scores, strict=True))
-            if i != best and score < math.inf
+            if i != best
         )
         return Decision(candidates[best].allocation, math.inf, candidates[best].name, rejected)
 
@@ -142,6 +142,11 @@ class Foresight:
             share = max(self._fair.end(state, view.now) - state.job.arrival_seconds, FAIR_SECONDS_MIN)
             seconds.append(state.job.arrival_seconds + share)
         return indices, Limits(seconds, self._late_weight)
+
+
+def _later(score: float, best: float) -> str:
+    """By how much the jobs of a candidate end later, all together."""
+    return "worse, cut off" if score == math.inf else f"{score - best:+.0f} s"
 
 
 def _scores(

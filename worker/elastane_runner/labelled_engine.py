@@ -115,6 +115,8 @@ class LabelledEngine:
         self._watched: dict[RankKey, _Watched] = {}
         self._launching: dict[str, asyncio.Task[None]] = {}
         self._calls: dict[str, LaunchCalls] = {}
+        #: Runs whose launch is to wait for nothing any more.
+        self._stopping: set[str] = set()
         self._adopting = self._has_launched = self._is_closed = False
         self._events: asyncio.Queue[RankEvent] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,6 +172,7 @@ class LabelledEngine:
                 self._events.put_nowait(RankEvent(**key._asdict(), state=RankState.RUNNING))
         finally:
             del self._launching[plan.run]
+            self._stopping.discard(plan.run)
 
     def _launch(self, plan: AttemptPlan) -> dict[int, str]:
         """Create and start the containers; return their ids by rank."""
@@ -182,6 +185,8 @@ class LabelledEngine:
             record = _plan_record(plan.fence, ranks, plan.log_cap_bytes)
             write_record(folder / PLAN, {**record, "image": list(calls.image)})
             self._calls[plan.run] = calls
+            if plan.run in self._stopping:
+                calls.cancel()
             containers = calls.create()
             for rank, container in containers.items():
                 rank_folder = folder / "ranks" / str(rank)
@@ -409,6 +414,7 @@ class LabelledEngine:
         """
         folder = self._folder(run, attempt)
         if launch := self._launching.get(run):  # what is being launched is stopped afterwards
+            self._stopping.add(run)
             if calls := self._calls.get(run):
                 calls.cancel()
             await asyncio.wait([launch])

@@ -88,6 +88,7 @@ class PodClient:
         options = options_of(plan, self._options)
         check_options(options)
         check_secrets(plan, options)
+        self.find({RUN: plan.run})  # an API that is away refuses a launch before anything is created
         return PodLaunch(self, plan, options)
 
     def create(self, kind: str, item: Object) -> Object:

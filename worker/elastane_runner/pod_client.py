@@ -148,8 +148,10 @@ class PodClient:
                     return
                 kept.remove(FINALIZER)
                 patch = {"metadata": {"finalizers": kept, "resourceVersion": metadata["resourceVersion"]}}
-                with contextlib.suppress(_ConflictError):
-                    self._call("PATCH", f"{self._path}/pods/{container}", patch, content_type=_MERGE_PATCH)
+                with contextlib.suppress(_Conflict):
+                    self._exchange(
+                        "PATCH", f"{self._path}/pods/{container}", patch, content_type=_MERGE_PATCH
+                    )
                     return
 
     def remove(self, run: str, attempt: int) -> None:
@@ -182,7 +184,14 @@ class PodClient:
 
     # ------------------------------------------------------------------ requests
 
-    def _call(
+    def _call(self, method: str, path: str, body: Object | None = None) -> Object:
+        """Send a request; return the object of the answer. Raises ContainerMissingError, EngineError."""
+        try:
+            return self._exchange(method, path, body)
+        except _Conflict as error:
+            raise EngineError(str(error)) from error
+
+    def _exchange(
         self, method: str, path: str, body: Object | None = None, *, content_type: str = "application/json"
     ) -> Object:
         with _reaching():
@@ -216,7 +225,7 @@ class PodClient:
         if response.status == 404:
             raise ContainerMissingError(said)
         if response.status == 409:
-            raise _ConflictError(f"the API server refuses to {method} {path}: {said}")
+            raise _Conflict(f"the API server refuses to {method} {path}: {said}")
         is_log = path.partition("?")[0].endswith("/log")  # whose node may be gone for good
         if response.status in (401, 429) or (response.status >= 500 and not is_log):
             raise EngineUnreachableError(f"the API server cannot answer now: {response.status} {said}")
@@ -303,7 +312,7 @@ class PodLaunch:
         self._cancelled.set()
 
 
-class _ConflictError(EngineError):
+class _Conflict(Exception):  # noqa: N818 - an answer
     """An object of this name is there, or has changed since it was read."""
 
 

@@ -498,7 +498,7 @@ async def _kill_launch_at(bench: Bench, line: int) -> None:
 
 
 #: Before anything, before, between and after the containers are created, started and recorded.
-KILLED_AT = (1, 80, 116, 119, 126, 128, 129)
+KILLED_AT = (1, 80, 122, 127, 128, 136, 139)
 
 
 @pytest.mark.parametrize("line", KILLED_AT)

@@ -206,7 +206,7 @@ class ProcessKubelet:
             text = text.replace("$$", "$")
             for path, place in places.items():
                 text = text.replace(path, place)
-            return re.sub(rf"rank-[0-9]+\\.[a-z0-9-]+\\.{self.namespace}\\.svc", "127.0.0.1", text)
+            return re.sub(rf"rank-[0-9]+\.[a-z0-9-]+\.{self.namespace}\.svc", "127.0.0.1", text)
 
         environment = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         for one in container.get("env", []):

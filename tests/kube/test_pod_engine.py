@@ -39,7 +39,8 @@ from elastane_runner.pod_engine import PodEngine
 from elastane_runner.pod_plan import FINALIZER, PodOptions
 from elastane_runner.process_records import LAUNCHED
 from elastane_runner.rank_logs import follow
-from integration.master_support import ROOT
+from integration.master_support import ROOT, serving_master
+from integration.runner_support import Service, running_runner, send_code
 from kube.access import shipped_rights
 from kube.api import CORE, Object, kubeconfig
 from kube.gateway import Gateway
@@ -342,3 +343,53 @@ async def test_an_api_that_is_away_says_nothing(bench: Bench) -> None:
     assert (ends[0].returncode, ends[1].returncode) == (3, -signal.SIGTERM)
     assert await log_of(engine) == b"before\nafter\n"
     await stop
+
+
+# ---------------------------------------------------------------- from submission to the end
+
+
+async def test_a_run_goes_from_submission_to_its_end_while_its_runner_is_killed(bench: Bench) -> None:
+    artifacts, go = bench.folder / "artifacts", bench.folder / "go"
+    artifacts.mkdir()
+    project = bench.folder / "project"
+    project.mkdir()
+    (project / "hello").write_text("code\n")
+    secret = {"metadata": {"name": "s"}, "data": {"k": base64.b64encode(b"hidden").decode()}}
+    await bench.api.create(f"{CORE}/namespaces/{bench.namespace}/secrets", secret)
+    words = (
+        "--kind", "kubernetes", "--namespace", bench.namespace, "--kubeconfig", str(bench.config),
+        "--image", "digits:3", "--run-secret", "s", "--slots", "4",
+    )  # fmt: skip
+    async with (
+        serving_master(
+            bench.folder / "master", artifact_url=artifacts.as_uri(), runner_lease_seconds=600
+        ) as (master, channel),
+        running_runner(master.address, bench.folder / "runner", *words) as runner,
+    ):
+        service = Service(channel)
+        digest = send_code(project, await service.artifact_url())
+        script = f"cat hello; echo $RANK $MASTER_ADDR $S; until test -e {go}; do sleep 0.05; done; echo after"
+        run_id = await service.train(
+            "sh", "-c", script,
+            instances=2,
+            code={"archive_sha256": digest},
+            secrets=[{"variable": "S", "kubernetes": "s/k"}],
+        )  # fmt: skip
+        await service.until(run_id, "RUNNING")
+        await runner.kill()
+        go.touch()
+        runner.start()
+        run = await service.until(run_id, "SUCCEEDED")
+        assert run.attempt == 1 and [rank.exit_code for rank in run.ranks] == [0, 0]
+        assert bench.kubelet.started == 2, "none was started again"
+        for rank in range(2):
+            assert await service.log(run_id, rank) == b"code\n%d 127.0.0.1 hidden\nafter\n" % rank
+        await until_gone(bench)
+        bench.kubelet.capacity = 0  # what is cancelled while it waits for room leaves nothing, too
+        waiting = await service.train("sleep", "1000")
+        async with patience.within(30):
+            while not await bench.pods():
+                await asyncio.sleep(0.05)
+        await service.cancel(waiting)
+        await service.until(waiting, "CANCELLED")
+        await until_gone(bench)

@@ -29,7 +29,7 @@ docker = pytest.importorskip(
     "docker", reason="no client of container engines: pip install 'elastane[containers]'"
 )
 from elastane_runner.container_client import ContainerClient  # noqa: E402
-from elastane_runner.container_plan import RANK, RUNNER  # noqa: E402
+from elastane_runner.rank_labels import RANK, RUNNER  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("ELASTANE_TEST_CONTAINERS") != "1", reason="starts containers: make test-containers"

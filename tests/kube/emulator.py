@@ -94,6 +94,8 @@ class Emulator(kmock.KubernetesEmulator):
         if (request.group, request.plural) not in self.store.kinds:
             return _answer(_status(404, "NotFound", f"no resource {request.plural!r} here"), 404)
         try:
+            if (request.plural, request.subresource) == ("pods", "log"):
+                return await self._log(request, raw_request)
             if request.params.get("watch") in ("true", "1"):
                 return await self._watch(request, raw_request)
             return _answer(*await self._serve(request))
@@ -142,6 +144,30 @@ class Emulator(kmock.KubernetesEmulator):
             case "DELETE", True, _:
                 return await store.delete(key, body), 200
         raise Refusal(405, "MethodNotAllowed", f"{request.method} {request.plural}")
+
+    async def _log(
+        self, request: Request, raw_request: aiohttp.web.BaseRequest
+    ) -> aiohttp.web.StreamResponse:
+        """Pass on what the kubelet of the pod's node says of its log."""
+        node = self.store.get(("", "nodes", "", self.store.get(request.key)["spec"].get("nodeName", "")))
+        port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        container = request.params["container"]
+        url = f"https://127.0.0.1:{port}/containerLogs/{request.namespace}/{request.name}/{container}"
+        given = {name: one for name, one in request.params.items() if name == "follow"}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
+                session.get(url, params=given, ssl=False) as answer,
+            ):
+                if answer.status != 200:
+                    raise Refusal(answer.status, "BadRequest", await answer.text())
+                response = aiohttp.web.StreamResponse(headers={"Content-Type": "text/plain"})
+                await response.prepare(raw_request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                return response
+        except aiohttp.ClientConnectorError as error:
+            raise Refusal(500, "InternalError", f"the node does not answer: {error}") from error
 
     async def _watch(
         self, request: Request, raw_request: aiohttp.web.BaseRequest

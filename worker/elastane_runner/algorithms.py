@@ -28,8 +28,11 @@ class Algorithm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image: str = ""
 
 
-def read_algorithms(path: Path) -> Mapping[str, Algorithm]:
-    """Read the file of `--algorithms`. Raises RefusedError that names what is wrong."""
+def read_algorithms(path: Path, *, in_images: bool = False) -> Mapping[str, Algorithm]:
+    """Read the file of `--algorithms`. Raises RefusedError that names what is wrong.
+
+    in_images: folders are those of images, and not on this machine.
+    """
     try:
         found = msgspec.toml.decode(path.read_bytes(), type=dict[str, Algorithm])
     except OSError as error:
@@ -57,6 +60,6 @@ def read_algorithms(path: Path) -> Mapping[str, Algorithm]:
         for name, one in found.items()
     }
     for name, one in absolute.items():
-        if one.folder and not Path(one.folder).is_dir():
+        if one.folder and not in_images and not Path(one.folder).is_dir():
             raise RefusedError(f"{path}: the folder {one.folder} of {name} is not there")
     return absolute

@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import docker
 import docker.errors
@@ -21,6 +21,7 @@ import urllib3
 
 from elastane_runner.container_plan import image_reference
 from elastane_runner.engine import EngineError, EngineUnreachableError, ImageMissingError
+from elastane_runner.rank_client import ContainerMissingError, ContainerState, Found, LogStream
 
 CALL_SECONDS_MAX: Final = 60
 
@@ -29,43 +30,11 @@ _BROKEN: Final = (requests.RequestException, urllib3.exceptions.HTTPError, OSErr
 _ENDED: Final = ("exited", "dead", "stopped")
 
 
-class ContainerMissingError(LookupError):
-    """There is no such container."""
-
-
-class Found(NamedTuple):
-    """A container that bears labels."""
-
-    container: str
-    labels: Mapping[str, str]
-
-
 class Image(NamedTuple):
     """An image on the machine. digest: of its manifest, as in NAME@DIGEST; "": the engine has none."""
 
     id: str
     digest: str
-
-
-class ContainerState(NamedTuple):
-    """What the engine says of a container.
-
-    is_running: also before it has run. started_at, ended_at: seconds since the Unix epoch; None: not yet.
-    exit_code: of one that has ended, 128 and more for a signal.
-    """
-
-    is_running: bool
-    started_at: float | None = None
-    ended_at: float | None = None
-    exit_code: int = 0
-
-
-class LogStream(Protocol):
-    """Bytes of a log as they come; `close` ends a wait for more from another thread."""
-
-    def __iter__(self) -> Iterator[bytes]: ...
-
-    def close(self) -> None: ...
 
 
 class ContainerClient:

@@ -1,200 +1,50 @@
 """Ranks as containers of Docker or podman, which outlive their runner and are found again by the next one.
 
-    ROOT/lock                          held by the one engine that uses the folder
-    ROOT/runs/RUN/ATTEMPT/plan.json    written before any container of the attempt exists
-                          launched.json  all its containers were started
-                          closed.json  the launch is being taken back
-                          stop.json    it is to end, and when it is killed
-                          ranks/N/     a rank: log (`log_segments`), and exit.json once it has ended
-
 The container engine keeps a rank alive, ends all of its processes with its first one, and keeps its exit code
-and its log until the container is removed. So a rank needs no parent of ours. Its labels say what it is
-(`container_plan`); a runner that has lost its folder finds its ranks all the same. A thread for each rank
-copies its log (`container_log`) and learns of its end.
-
-An engine that does not answer says nothing about its containers: ranks count as running until it does, also
-for a runner that is started meanwhile, which finds them by the folder.
+and its log until the container is removed. So a rank needs no parent of ours.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import re
-import shutil
-import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import structlog
+from typing import Any
 
 from elastane_common.run_record import RankImage
-from elastane_runner.container_client import (
-    ContainerClient,
-    ContainerMissingError,
-    ContainerState,
-    take_back,
-)
-from elastane_runner.container_log import ContainerLog, End, LogThread, log_bytes, record_end
-from elastane_runner.container_plan import (
-    ATTEMPT,
-    RUN,
-    RUNNER,
-    ContainerOptions,
-    RankLabels,
-    check_attempt,
-    check_name,
-    check_options,
-    container_arguments,
-    is_whole,
-    read_labels,
-)
-from elastane_runner.engine import (
-    AttemptPlan,
-    AttemptRecord,
-    EngineError,
-    EngineUnreachableError,
-    RankEvent,
-    RankRecord,
-    RankState,
-)
-from elastane_runner.process_records import (
-    CLOSED,
-    EXIT,
-    LAUNCHED,
-    PLAN,
-    PROCESS,
-    STOP,
-    lock,
-    read_record,
-    write_record,
-)
-from elastane_runner.rank_logs import last_line
-from elastane_runner.rank_process import rank_record
-
-_log = structlog.get_logger(__name__)
-
-#: Time between two tries to reach an engine that does not answer, while something has to be ended.
-RETRY_SECONDS: Final = 0.5
-#: When launches that were cut are taken back again; a call of a killed runner may still be carried out.
-LATE_SECONDS: Final = 2.0
-LATE_TRIES: Final = 3
-
-_NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
+from elastane_runner.container_client import ContainerClient, take_back
+from elastane_runner.container_plan import ContainerOptions, check_options, container_arguments
+from elastane_runner.engine import AttemptPlan, EngineError
+from elastane_runner.labelled_engine import LabelledEngine
+from elastane_runner.rank_client import ContainerState, Found, LogStream
+from elastane_runner.rank_labels import ATTEMPT, RUN, RUNNER, check_name, read_labels
 
 
-class _Rank(NamedTuple):
-    run: str
-    attempt: int
-    rank: int
+class ContainerEngine(LabelledEngine):
+    """Runs ranks as containers of one container engine.
 
-
-class _Container(NamedTuple):
-    """A rank's container. log_cap_bytes: of its log on this disk."""
-
-    id: str
-    log_cap_bytes: int
-
-
-@dataclass
-class _Watched:
-    """A rank whose end is not recorded."""
-
-    container: str
-    log: LogThread
-    ended: asyncio.Future[None]
-    was_told: bool = False
-    """SIGTERM was sent."""
-
-
-class ContainerEngine:
-    """Runs ranks as containers; see the module. Implements `Engine`.
-
-    root: folder of records and logs, on a local disk. runner: id of the runner, the same after a restart; it
-    tells apart the containers of several runners on one machine. options: of an attempt. url: of the engine's
-    socket, as `ContainerClient` has it. Raises EngineError if another engine uses the folder.
+    root, runner: see `LabelledEngine`. options: of an attempt. url: of the engine's socket, as
+    `ContainerClient` has it. Raises EngineError if another engine uses the folder.
     """
 
     def __init__(
         self, root: Path, *, runner: str, options: Callable[[AttemptPlan], ContainerOptions], url: str = ""
     ) -> None:
         check_name(runner, "runner")
-        self._runs = root / "runs"
-        self._removed = root / "removed"
-        for folder in (self._runs, self._removed):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = lock(root)
-        if held is None:
-            raise EngineError(f"another runner uses {root}", hint="give each runner a folder of its own")
-        self._lock = held
+        super().__init__(root, runner=runner, client=_Containers(ContainerClient(url), runner, options))
+
+
+class _Containers:
+    """The containers of one runner. Implements `RankClient`."""
+
+    def __init__(
+        self, client: ContainerClient, runner: str, options: Callable[[AttemptPlan], ContainerOptions]
+    ) -> None:
+        self._client = client
         self._runner = runner
         self._options = options
-        self._client = ContainerClient(url)
-        self._watched: dict[_Rank, _Watched] = {}
-        self._launching: dict[str, asyncio.Task[None]] = {}
-        self._adopting = self._has_launched = self._is_closed = False
-        self._events: asyncio.Queue[RankEvent] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    def rank_folder(self, run: str, attempt: int, rank: int) -> Path:
-        """Return the folder that has the log of a rank, for `rank_logs`."""
-        return self._folder(run, attempt) / "ranks" / str(rank)
-
-    def image(self, run: str, attempt: int) -> RankImage | None:
-        """Return the image of an attempt; None if it is not known."""
-        found = (read_record(self._folder(run, attempt) / PLAN) or {}).get("image")
-        return RankImage(*found) if isinstance(found, list) else None
-
-    def close(self) -> None:
-        """Watch no longer, and let another engine use the folder. The ranks go on."""
-        self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        for watched in self._watched.values():
-            watched.log.close()
-        for watched in self._watched.values():
-            watched.log.join()
-        self._watched.clear()
-        self._client.close()
-        os.close(self._lock)
-
-    # ------------------------------------------------------------------ launch
-
-    async def launch(self, attempt: AttemptPlan) -> None:
-        """Start all ranks, or none. Raises EngineError.
-
-        Refused are an attempt that is there already, one whose run has a rank that has not ended, and one
-        with a lower fence than another of its run. A launch goes on when its caller is cancelled. Raises
-        EngineUnreachableError while the container engine does not answer, ImageMissingError.
-        """
-        check_attempt(attempt)
-        if self._adopting:
-            raise EngineError("the attempts that are there are still being adopted", hint="launch afterwards")
-        if attempt.run in self._launching or any(key.run == attempt.run for key in self._watched):
-            raise EngineError(
-                f"another attempt of {attempt.run} has not ended", hint="stop it before the next one"
-            )
-        self._has_launched = True
-        self._launching[attempt.run] = self._task(self._launch_and_watch(attempt))
-        await asyncio.shield(self._launching[attempt.run])
-
-    async def _launch_and_watch(self, plan: AttemptPlan) -> None:
-        try:
-            containers = await asyncio.to_thread(self._launch, plan)
-            for rank, container in containers.items():
-                key = _Rank(plan.run, plan.attempt, rank)
-                self._watch(key, _Container(container, plan.log_cap_bytes))
-                self._events.put_nowait(RankEvent(**key._asdict(), state=RankState.RUNNING))
-        finally:
-            del self._launching[plan.run]
-
-    def _launch(self, plan: AttemptPlan) -> dict[int, str]:
-        """Create and start the containers; return their ids by rank."""
-        self._refuse_stale(plan)
+    def prepare(self, plan: AttemptPlan) -> _Launch:
         options = self._options(plan)
         check_options(options)
         for folder in (plan.folder, *options.read_folders, *options.write_folders):
@@ -205,277 +55,24 @@ class ContainerEngine:
             rank.rank: container_arguments(plan, rank, options, runner=self._runner, image=image.id)
             for rank in plan.ranks
         }
-        folder = self._folder(plan.run, plan.attempt)
-        try:
-            (folder / "ranks").mkdir(parents=True, mode=0o700)
-            record = _plan_record(plan.fence, arguments, plan.log_cap_bytes)
-            write_record(folder / PLAN, {**record, "image": [options.image, image.digest]})
-            containers = {rank: self._client.create(given) for rank, given in arguments.items()}
-            for rank, container in containers.items():
-                rank_folder = folder / "ranks" / str(rank)
-                rank_folder.mkdir(mode=0o700)
-                started_at = time.time()  # before: a rank may have ended when the engine answers
-                self._client.start(container)
-                write_record(rank_folder / PROCESS, _process_record(container, started_at))
-            write_record(folder / LAUNCHED, {})
-        except (OSError, EngineError, ContainerMissingError) as error:
-            self._take_back(plan.run, plan.attempt)
-            text = f"attempt {plan.attempt} of {plan.run} was not launched: {error}"
-            kind = EngineUnreachableError if isinstance(error, EngineUnreachableError) else EngineError
-            raise kind(text) from error
-        return containers
+        return _Launch(self._client, arguments, RankImage(options.image, image.digest))
 
-    def _refuse_stale(self, plan: AttemptPlan) -> None:
-        for folder in self._attempts(plan.run):
-            if int(folder.name) == plan.attempt:
-                raise EngineError(f"attempt {plan.attempt} of {plan.run} is there already")
-            seen = (read_record(folder / PLAN) or {"fence": plan.fence})["fence"]
-            if seen > plan.fence:
-                raise EngineError(
-                    f"the fence {plan.fence} of {plan.run} is stale: {seen} was seen",
-                    hint="another lease of the run came later",
-                )
+    def find(self, labels: Mapping[str, str]) -> list[Found]:
+        return self._client.find(labels)
 
-    def _take_back(self, run: str, attempt: int) -> None:
-        """Remove what was started of a launch, however long the engine does not answer, unless closed."""
-        with contextlib.suppress(OSError):  # the disk is full: without launched.json it is not whole either
-            write_record(self._folder(run, attempt) / CLOSED, {})
-        while not self._is_closed:
-            with contextlib.suppress(EngineUnreachableError):
-                self._remove_containers(run, attempt)
-                return
-            time.sleep(RETRY_SECONDS)
+    def state(self, container: str) -> ContainerState:
+        return self._client.state(container)
 
-    # ------------------------------------------------------------------ adopt
+    def log(self, container: str, *, follows: bool) -> AbstractContextManager[LogStream]:
+        return self._client.log(container, follows=follows)
 
-    async def adopt(self) -> list[AttemptRecord]:
-        """Find the attempts that are there; see `Engine`. What ended meanwhile is in the records only.
+    def kill(self, container: str, signal: str, grace_seconds: float) -> None:
+        self._client.kill(container, signal)
 
-        While the container engine does not answer, the folder says what was launched. Raises EngineError
-        after a launch: what is being launched would be taken back.
-        """
-        if self._has_launched or self._adopting:
-            raise EngineError("attempts are adopted once, before the first launch")
-        self._adopting = True
-        try:
-            try:
-                found, is_away = await asyncio.to_thread(self._adopt), False
-            except EngineUnreachableError as error:
-                _log.warning("ranks are adopted as they are recorded", reason=str(error))
-                found, is_away = await asyncio.to_thread(self._recorded), True
-        finally:
-            self._adopting = False
-        for record, containers in found:
-            for rank, container in containers.items():
-                key = _Rank(record.run, record.attempt, rank)
-                if key not in self._watched:
-                    self._watch(key, container)
-            self._go_on_stopping(record.run, record.attempt)
-        taken_back = [record for record, _ in found if not record.launched]
-        if taken_back or is_away:
-            self._task(self._take_back_late(taken_back, was_away=is_away))
-        return [record for record, _ in found]
+    def release(self, container: str) -> None:
+        """It stays until it is removed."""
 
-    async def _take_back_late(self, attempts: list[AttemptRecord], *, was_away: bool) -> None:
-        """Take back again what the engine was still starting for the runner before, when that was killed.
-
-        was_away: it could not be asked what else there is; that is removed, too, as soon as it answers.
-        """
-        tries = 0
-        while tries < LATE_TRIES:
-            await asyncio.sleep(LATE_SECONDS)
-            try:
-                await asyncio.to_thread(self._remove_late, attempts, was_away)
-            except EngineUnreachableError:
-                continue
-            except EngineError as error:
-                _log.warning("what was cut is not taken back yet", reason=str(error))
-            tries += 1
-
-    def _remove_late(self, attempts: list[AttemptRecord], was_away: bool) -> None:
-        unknown = {(one.run, one.attempt) for one in attempts}
-        if was_away:
-            labels = [read_labels(one.labels) for one in self._client.find({RUNNER: self._runner})]
-            found = {(one.run, one.attempt) for one in labels if one is not None}
-            # Whatever is launched meanwhile has its plan before its first container.
-            unknown |= {one for one in found if not (self._folder(*one) / PLAN).exists()}
-        for run, attempt in unknown:
-            try:
-                self._remove_containers(run, attempt)
-            except EngineUnreachableError:
-                raise
-            except EngineError as error:
-                _log.warning("a launch is not taken back yet", run=run, reason=str(error))
-
-    def _recorded(self) -> list[tuple[AttemptRecord, dict[int, _Container]]]:
-        """Return all attempts as the folder has them, with the containers of ranks whose end is not known."""
-        found = []
-        for run in self._runs.iterdir():
-            for folder in self._attempts(run.name):
-                if (plan := read_record(folder / PLAN)) is None:
-                    shutil.rmtree(folder, ignore_errors=True)
-                    continue
-                is_launched = (folder / LAUNCHED).exists() and not (folder / CLOSED).exists()
-                if not is_launched:
-                    write_record(folder / CLOSED, {})
-                record = _attempt_record(folder, plan, is_launched)
-                running = {
-                    rank: _Container(process["container"], plan["log_cap_bytes"])
-                    for rank in (plan["ranks"] if is_launched else ())
-                    if not (folder / "ranks" / str(rank) / EXIT).exists()
-                    and (process := read_record(folder / "ranks" / str(rank) / PROCESS)) is not None
-                }
-                found.append((record, running))
-        return found
-
-    def _adopt(self) -> list[tuple[AttemptRecord, dict[int, _Container]]]:
-        """Return all attempts, with the containers of ranks that run."""
-        for leftover in self._removed.iterdir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        labelled: dict[tuple[str, int], dict[RankLabels, str]] = {}
-        for one in self._client.find({RUNNER: self._runner}):
-            if (labels := read_labels(one.labels)) is not None:
-                labelled.setdefault((labels.run, labels.attempt), {})[labels] = one.container
-        for run in self._runs.iterdir():
-            for folder in self._attempts(run.name):
-                labelled.setdefault((run.name, int(folder.name)), {})
-        found = [
-            self._adopt_attempt(run, attempt, containers)
-            for (run, attempt), containers in sorted(labelled.items(), key=lambda item: item[0])
-        ]
-        return [one for one in found if one is not None]
-
-    def _adopt_attempt(
-        self, run: str, attempt: int, labelled: dict[RankLabels, str]
-    ) -> tuple[AttemptRecord, dict[int, _Container]] | None:
-        folder = self._folder(run, attempt)
-        plan = read_record(folder / PLAN)
-        if plan is None:
-            if not labelled:  # its runner was killed before it had created anything
-                shutil.rmtree(folder, ignore_errors=True)
-                return None
-            labels = next(iter(labelled))  # its folder was lost
-            plan = _plan_record(labels.fence, labels.ranks, labels.log_cap_bytes)
-            (folder / "ranks").mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_record(folder / PLAN, plan)
-        started = self._started(folder, labelled)
-        is_launched = (folder / LAUNCHED).exists() or is_whole(plan["ranks"], started)
-        is_launched = is_launched and not (folder / CLOSED).exists()
-        if is_launched:
-            if not (folder / LAUNCHED).exists():
-                write_record(folder / LAUNCHED, {})
-            containers = {one.rank: _Container(id, one.log_cap_bytes) for one, id in labelled.items()}
-            running = {
-                rank: containers[rank]
-                for rank in plan["ranks"]
-                if self._adopt_rank(folder / "ranks" / str(rank), containers.get(rank), started.get(rank))
-            }
-        else:
-            write_record(folder / CLOSED, {})
-            running = {}
-            self._remove_containers(run, attempt)
-            for rank in started:
-                record_end(folder / "ranks" / str(rank), End(None, time.time()), 0)
-        return _attempt_record(folder, plan, is_launched), running
-
-    def _started(self, folder: Path, labelled: dict[RankLabels, str]) -> dict[int, ContainerState]:
-        """Return the states of the ranks that have been started; their folders are there afterwards."""
-        started = {}
-        for labels, container in labelled.items():
-            with contextlib.suppress(ContainerMissingError):
-                state = self._client.state(container)
-                if state.started_at is not None:
-                    rank = folder / "ranks" / str(labels.rank)
-                    rank.mkdir(exist_ok=True, mode=0o700)
-                    if not (rank / PROCESS).exists():
-                        write_record(rank / PROCESS, _process_record(container, state.started_at))
-                    started[labels.rank] = state
-        return started
-
-    def _adopt_rank(self, folder: Path, container: _Container | None, state: ContainerState | None) -> bool:
-        """Record the end of a rank that has ended; True if it runs."""
-        if (folder / EXIT).exists():
-            return False
-        if container is None or state is None:  # somebody has removed it
-            folder.mkdir(exist_ok=True, mode=0o700)
-            record_end(folder, End(None, None), log_bytes(folder))
-            return False
-        if state.is_running:
-            return True
-        return ContainerLog(self._client, container.id, folder, container.log_cap_bytes).collect() is None
-
-    def _go_on_stopping(self, run: str, attempt: int) -> None:
-        """Take up a stop that the runner before has begun."""
-        request = read_record(self._folder(run, attempt) / STOP)
-        running = self._running(run, attempt)
-        if request is not None and running:
-            self._task(self._stop(running, max(0.0, float(request["kill_at"]) - time.time())))
-
-    # ------------------------------------------------------------------ watch, stop, remove
-
-    async def watch(self) -> AsyncIterator[RankEvent]:
-        """Yield what happens to ranks; see `Engine`."""
-        while True:
-            yield await self._events.get()
-
-    async def stop(self, run: str, attempt: int, grace_seconds: float) -> None:
-        """End all ranks of an attempt; see `Engine`. Raises EngineError if there is no such attempt.
-
-        While the container engine does not answer, it waits: what cannot be reached has not ended.
-        """
-        folder = self._folder(run, attempt)
-        if launch := self._launching.get(run):  # what is being launched is stopped afterwards
-            await asyncio.wait([launch])
-        if not (folder / PLAN).exists():
-            raise EngineError(f"there is no attempt {attempt} of {run}")
-        running = self._running(run, attempt)
-        if not running:
-            return
-        grace_seconds = max(0.0, grace_seconds)
-        await asyncio.to_thread(write_record, folder / STOP, {"kill_at": time.time() + grace_seconds})
-        await asyncio.shield(self._task(self._stop(running, grace_seconds)))
-
-    async def _stop(self, running: list[_Watched], grace_seconds: float) -> None:
-        deadline = time.monotonic() + grace_seconds
-        await asyncio.gather(*(self._terminate(watched, deadline) for watched in running))
-
-    async def _terminate(self, watched: _Watched, deadline: float) -> None:
-        if not watched.was_told:
-            watched.was_told = True
-            await self._signal(watched, "SIGTERM", deadline)
-        await asyncio.wait([watched.ended], timeout=max(0.0, deadline - time.monotonic()))
-        while not watched.ended.done():
-            await self._signal(watched, "SIGKILL")
-            await asyncio.wait([watched.ended], timeout=RETRY_SECONDS)
-
-    async def _signal(self, watched: _Watched, name: str, deadline: float | None = None) -> None:
-        """Signal a rank, until the engine has taken it, the rank has ended, or the deadline has come."""
-        while not watched.ended.done() and (deadline is None or time.monotonic() < deadline):
-            with contextlib.suppress(EngineError):
-                await asyncio.to_thread(self._client.kill, watched.container, name)
-                return
-            await asyncio.wait([watched.ended], timeout=RETRY_SECONDS)
-
-    async def remove(self, run: str, attempt: int) -> None:
-        """Delete what is stored of an attempt, its containers too; see `Engine`.
-
-        Raises EngineError while a rank runs, EngineUnreachableError while the engine does not answer.
-        """
-        folder = self._folder(run, attempt)
-        if run in self._launching or self._running(run, attempt):
-            raise EngineError(f"attempt {attempt} of {run} has not ended", hint="stop it first")
-        await asyncio.to_thread(self._remove, run, attempt, folder)
-
-    def _remove(self, run: str, attempt: int, folder: Path) -> None:
-        self._remove_containers(run, attempt)  # first: without its folder, a container would be adopted
-        away = self._removed / uuid.uuid4().hex
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(away)  # at once: a half-deleted attempt must not be adopted
-        shutil.rmtree(away, ignore_errors=True)
-        with contextlib.suppress(OSError):  # the run has other attempts
-            folder.parent.rmdir()
-
-    def _remove_containers(self, run: str, attempt: int) -> None:
+    def remove(self, run: str, attempt: int) -> None:
         found = self._client.find({RUNNER: self._runner, RUN: run, ATTEMPT: str(attempt)})
         places = {one.container: read_labels(one.labels) for one in found}
         in_order = sorted(
@@ -484,74 +81,25 @@ class ContainerEngine:
         )
         take_back(self._client, in_order)
 
-    def _running(self, run: str, attempt: int) -> list[_Watched]:
-        return [watched for key, watched in self._watched.items() if key[:2] == (run, attempt)]
-
-    def _watch(self, key: _Rank, container: _Container) -> None:
-        loop = asyncio.get_running_loop()
-        log = ContainerLog(self._client, container.id, self.rank_folder(*key), container.log_cap_bytes)
-
-        def ended(end: End) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the next runner learns of it
-                loop.call_soon_threadsafe(self._on_end, key, end)
-
-        thread = LogThread(log, ended)
-        self._watched[key] = _Watched(container.id, thread, loop.create_future())
-        thread.start()
-
-    def _on_end(self, key: _Rank, end: End) -> None:
-        watched = self._watched.pop(key, None)
-        if watched is None:  # closed
-            return
-        self._events.put_nowait(
-            RankEvent(
-                **key._asdict(),
-                state=RankState.LOST if end.returncode is None else RankState.EXITED,
-                returncode=end.returncode,
-                last_line=last_line(self.rank_folder(*key)),
-            )
-        )
-        watched.ended.set_result(None)
-
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    # ------------------------------------------------------------------ folders
-
-    def _folder(self, run: str, attempt: int) -> Path:
-        check_name(run, "run")
-        return self._runs / run / str(attempt)
-
-    def _attempts(self, run: str) -> list[Path]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = [folder for folder in (self._runs / run).iterdir() if _NUMBER.fullmatch(folder.name)]
-            return sorted(found, key=lambda folder: int(folder.name))
-        return []
+    def close(self) -> None:
+        self._client.close()
 
 
-def _plan_record(fence: int, ranks: Iterable[int], log_cap_bytes: int) -> dict[str, Any]:
-    return {"fence": fence, "ranks": list(ranks), "log_cap_bytes": log_cap_bytes}
+class _Launch:
+    """Implements `LaunchCalls`. arguments: of each rank's container."""
 
+    def __init__(
+        self, client: ContainerClient, arguments: Mapping[int, Mapping[str, Any]], image: RankImage
+    ) -> None:
+        self._client = client
+        self._arguments = arguments
+        self.image = image
 
-def _process_record(container: str, started_at: float) -> dict[str, Any]:
-    return {"started": started_at, "container": container}
+    def create(self) -> dict[int, str]:
+        return {rank: self._client.create(given) for rank, given in self._arguments.items()}
 
+    def start(self, container: str) -> None:
+        self._client.start(container)
 
-def _attempt_record(folder: Path, plan: dict[str, Any], is_launched: bool) -> AttemptRecord:
-    return AttemptRecord(
-        run=folder.parent.name,
-        attempt=int(folder.name),
-        fence=plan["fence"],
-        launched=is_launched,
-        ranks=tuple(_rank_record(folder, rank, is_launched) for rank in plan["ranks"]),
-    )
-
-
-def _rank_record(folder: Path, rank: int, is_launched: bool) -> RankRecord:
-    """Return what is recorded of a rank. Of an attempt that was taken back, none runs."""
-    if not is_launched and not (folder / "ranks" / str(rank) / EXIT).exists():
-        return RankRecord(rank=rank, state=RankState.WAITING)
-    return rank_record(folder / "ranks" / str(rank), rank)
+    def cancel(self) -> None:
+        """A container starts at once."""

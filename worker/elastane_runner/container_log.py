@@ -6,23 +6,22 @@ nothing is written twice or missed, whoever wrote what is there, and whenever th
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from elastane_runner.container_client import (
-    ContainerClient,
-    ContainerMissingError,
-    LogStream,
-)
-from elastane_runner.container_plan import returncode
-from elastane_runner.engine import EngineError
+from elastane_runner.engine import EngineError, EngineUnreachableError
 from elastane_runner.log_segments import KEPT_SEGMENTS, LogWriter, segment_offsets, segment_path
-from elastane_runner.process_records import EXIT, write_record
+from elastane_runner.process_records import EXIT, STOP, write_record
+from elastane_runner.rank_client import ContainerMissingError, ContainerState, LogStream, RankClient
+from elastane_runner.rank_labels import returncode
 
 PAUSE_SECONDS_MIN: Final = 0.05
 PAUSE_SECONDS_MAX: Final = 2.0
+#: Refusals to show a log, after which that of a container that has ended is done without.
+LOG_TRIES: Final = 5
 
 
 class ResumedLog(LogWriter):
@@ -52,7 +51,7 @@ class End(NamedTuple):
 class ContainerLog:
     """Copies the log of one container to a rank's folder. For one thread, but `close`."""
 
-    def __init__(self, client: ContainerClient, container: str, folder: Path, cap_bytes: int) -> None:
+    def __init__(self, client: RankClient, container: str, folder: Path, cap_bytes: int) -> None:
         self._client = client
         self._container = container
         self._folder = folder
@@ -67,11 +66,17 @@ class ContainerLog:
         An engine that does not answer is asked again until it does.
         """
         pause_seconds = PAUSE_SECONDS_MIN
+        unread = 0
         while not self._closed.is_set():
             before = self._log.offset
             try:
-                self._copy(follows=True)
-                if (end := self.collect()) is not None:
+                try:
+                    self._copy(follows=True)
+                except EngineUnreachableError:
+                    raise
+                except EngineError:  # of a container that has ended, the rest of the log may be gone
+                    unread += 1
+                if (end := self.collect(gives_up=unread >= LOG_TRIES)) is not None:
                     return end
             except EngineError:  # may pass; until it does, the rank is not known to have ended
                 pass
@@ -82,21 +87,41 @@ class ContainerLog:
         self._log.close()
         return None
 
-    def collect(self) -> End | None:
+    def collect(self, *, gives_up: bool = False) -> End | None:
         """If the container has ended, copy the rest of its log and record its end; None if it runs.
 
-        Raises EngineError if the engine cannot be asked.
+        gives_up: do without the rest of the log if the engine refuses it. Raises EngineError if the engine
+        cannot be asked.
         """
         try:
             state = self._client.state(self._container)
             if state.is_running:
                 return None
-            self._copy(follows=False)
+            try:
+                self._copy(follows=False)
+            except EngineUnreachableError:
+                raise
+            except EngineError:
+                if not gives_up:
+                    raise
         except ContainerMissingError:  # somebody has removed it, and its log
             return self._record(End(None, None))
         if self._closed.is_set():
             return None
-        return self._record(End(returncode(state.exit_code), state.ended_at))
+        return self._record(End(self._returncode(state), state.ended_at))
+
+    def _returncode(self, state: ContainerState) -> int | None:
+        """None: nobody knows, or its end says nothing about the rank, since nobody asked us to stop it."""
+        if state.exit_code is None:
+            return None
+        was_stopped = (self._folder.parents[1] / STOP).exists()
+        return None if state.is_disrupted and not was_stopped else returncode(state.exit_code)
+
+    def interrupt(self) -> None:
+        """Let the thread that copies look how the container is."""
+        with self._lock:
+            if self._stream is not None:
+                self._stream.close()
 
     def close(self) -> None:
         """End a copy that another thread is making, soon."""
@@ -126,6 +151,8 @@ class ContainerLog:
     def _record(self, end: End) -> End:
         self._log.close()
         record_end(self._folder, end, self._log.offset)
+        with contextlib.suppress(EngineError):  # the next runner does it, or `remove`
+            self._client.release(self._container)
         return end
 
 
@@ -150,6 +177,10 @@ class LogThread(threading.Thread):
             end = End(None, None)
         if end is not None:
             self._ended(end)
+
+    def interrupt(self) -> None:
+        """Look how the container is, though its log has not ended."""
+        self._log.interrupt()
 
     def close(self) -> None:
         """Stop following."""

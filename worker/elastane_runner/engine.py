@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from elastane_common.errors import ElastaneError
 from elastane_common.run_record import RankImage
@@ -32,11 +32,44 @@ class EngineUnreachableError(EngineError):
     code = "ELA458"
 
 
+class CodeFetchError(EngineError):
+    """The code cannot be had from where ranks fetch it: the same launch will fail again."""
+
+    code = "ELA457"
+    is_permanent = True
+
+
 class ImageMissingError(EngineError):
-    """The image is not on this machine: the same launch will fail again."""
+    """The image cannot be had where the ranks are: the same launch will fail again."""
 
     code = "ELA459"
     is_permanent = True
+
+
+class SecretKey(NamedTuple):
+    """A value of a Kubernetes secret."""
+
+    secret: str
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeSource:
+    """Where ranks that do not have the runner's disk find their code.
+
+    archive_sha256: of an archive at service_url. git_url, git_commit: of a repository. folder: of the image,
+    with what is installed there; "" for all of them: an empty folder.
+    """
+
+    service_url: str = ""
+    archive_sha256: str = ""
+    git_url: str = ""
+    git_commit: str = ""
+    folder: str = ""
+
+    @property
+    def is_fetched(self) -> bool:
+        return bool(self.archive_sha256 or self.git_url)
 
 
 @dataclass(frozen=True)
@@ -44,12 +77,14 @@ class RankPlan:
     """How one rank is started.
 
     command: the program, found by the PATH of the environment, and its arguments. rank: its number among all
-    ranks of the run, others of which may be elsewhere.
+    ranks of the run, others of which may be elsewhere. secret_keys: of Kubernetes secrets, by the variables
+    that get their values.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
+    secret_keys: Mapping[str, SecretKey] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +94,8 @@ class AttemptPlan:
     run: its id. attempt: from 1. fence: grows with each lease of the run; a lower one than was seen is stale.
     folder: the unpacked code, which the ranks are started in. image: of containers; "": the runner's own.
     slots_per_rank: slots that each rank takes, by which limits grow. log_cap_bytes: of each rank's log on
-    disk.
+    disk. code: where pods fetch it, which do not see the folder. is_elastic: the ranks are workers of a job.
+    grace_seconds: what ranks have between SIGTERM and SIGKILL if something else than the runner ends them.
     """
 
     run: str
@@ -70,6 +106,9 @@ class AttemptPlan:
     image: str = ""
     slots_per_rank: int = 1
     log_cap_bytes: int = LOG_CAP_BYTES_DEFAULT
+    code: CodeSource = CodeSource()
+    is_elastic: bool = False
+    grace_seconds: float = 30.0
 
 
 class RankState(StrEnum):

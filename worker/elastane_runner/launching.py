@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -23,7 +23,7 @@ from elastane_proto.v1 import training_pb2
 from elastane_runner.algorithms import Algorithm
 from elastane_runner.archive import ArchiveLimits
 from elastane_runner.code_folder import CodeCache, CodeError, clone, make_readable
-from elastane_runner.engine import AttemptPlan, RankPlan
+from elastane_runner.engine import AttemptPlan, CodeSource, RankPlan, SecretKey
 from elastane_runner.environment import (
     Endpoint,
     Framework,
@@ -33,11 +33,12 @@ from elastane_runner.environment import (
     environment,
 )
 from elastane_runner.held_ports import HeldPort
-from elastane_runner.launches import Launch, LaunchRecord
+from elastane_runner.launches import Launch, LaunchRecord, Unit
 from elastane_runner.secret_files import read_secret
 
 #: How long a worker waits for the job that the service creates for its run.
 JOB_SECONDS: Final = 600
+GRACE_SECONDS_DEFAULT: Final = 30.0
 LOOPBACK: Final = "127.0.0.1"
 #: Variables of the runner by which a worker of an elastic run reaches its master.
 WORKER_VARIABLES: Final = (
@@ -63,7 +64,9 @@ class LaunchSettings:
     host: under which other ranks reach this machine. masters: their addresses. secrets: folder of secret
     files. worker_token_file: of the workers of elastic runs; "": they have none. environ: of the runner.
     interpreter: Python of those workers. has_own_network: ranks that are started together have a network
-    interface and a loopback of their own, where they do not meet others of their run.
+    interface and a loopback of their own, where they do not meet others of their run. pod_host: of ranks that
+    are pods, the name of one by its unit and number: they reach each other by it, fetch their code by
+    themselves, and take the secrets of their namespace; None: ranks are on this machine.
     """
 
     host: str
@@ -75,13 +78,15 @@ class LaunchSettings:
     limits: ArchiveLimits = field(default_factory=ArchiveLimits)
     interpreter: str = sys.executable
     has_own_network: bool = False
+    pod_host: Callable[[Unit, int], str] | None = None
 
 
 @dataclass
 class Preparation:
     """What the ranks of one launch are started with.
 
-    image: of containers; "": the runner's own. ports: of the ranks that are prepared and not started.
+    image: of containers; "": the runner's own. ports: of the ranks that are prepared and not started. code:
+    where pods fetch it. secret_keys: of Kubernetes secrets, by their variables.
     """
 
     folder: Path
@@ -89,6 +94,8 @@ class Preparation:
     secrets: Mapping[str, str]
     image: str = ""
     ports: dict[int, HeldPort] = field(default_factory=dict)
+    code: CodeSource = field(default_factory=CodeSource)
+    secret_keys: Mapping[str, SecretKey] = field(default_factory=dict)
 
     def release(self, ranks: Iterable[int] | None = None) -> None:
         """Let the ports of these ranks go; None: all."""
@@ -109,6 +116,12 @@ def spec_of(record: LaunchRecord) -> training_pb2.RunSpec:
     return json_format.ParseDict(record.spec, training_pb2.RunSpec(), ignore_unknown_fields=True)
 
 
+def grace_seconds(record: LaunchRecord) -> float:
+    """Return the time between SIGTERM and SIGKILL of a run's ranks."""
+    spec = spec_of(record)
+    return spec.grace.ToTimedelta().total_seconds() if spec.HasField("grace") else GRACE_SECONDS_DEFAULT
+
+
 def is_elastic(spec: training_pb2.RunSpec) -> bool:
     """True if the ranks of a run are workers of a job of JobService."""
     return spec.framework in (training_pb2.FRAMEWORK_UNSPECIFIED, training_pb2.FRAMEWORK_ELASTANE)
@@ -119,7 +132,7 @@ def check_network(record: LaunchRecord, ranks: Iterable[int], settings: LaunchSe
 
     ranks: those that are started here.
     """
-    if not settings.has_own_network:
+    if not settings.has_own_network and settings.pod_host is None:
         return
     hint = "let this runner's ranks have the host's network, or choose runners by their labels"
     if record.elastic:
@@ -128,6 +141,8 @@ def check_network(record: LaunchRecord, ranks: Iterable[int], settings: LaunchSe
                 f"workers in a network of their own do not reach the master at {settings.masters}",
                 hint=f"give the runner an address of the master that they reach; or {hint}",
             )
+        return
+    if settings.pod_host is not None:  # ranks of a cluster reach each other, whichever runner has them
         return
     instances = spec_of(record).instances or 1
     if (here := len(set(ranks))) < instances:
@@ -153,6 +168,11 @@ def prepare(
                 is_permanent=True,
             )
         check_mark(storage.url, storage.mark)
+        image = spec.code.image or (algorithm.image if algorithm is not None else "")
+        if settings.pod_host is not None:
+            code = _code_source(spec, algorithm, storage.url)
+            keys = {one.variable: _secret_key(one) for one in spec.secrets}
+            return Preparation(launch.folder, command, {}, image, code=code, secret_keys=keys)
         secrets = {one.variable: _secret(one, settings) for one in spec.secrets}
         folder = _code(launch, spec, algorithm, storage.url, cache, settings)
     except (ArchiveError, LaunchSpecError, ValueError) as error:
@@ -163,8 +183,33 @@ def prepare(
         raise
     except (OSError, ElastaneError) as error:
         raise LaunchError(str(error)) from error
-    image = spec.code.image or (algorithm.image if algorithm is not None else "")
     return Preparation(folder, command, secrets, image)
+
+
+def _secret_key(secret: training_pb2.SecretRef) -> SecretKey:
+    """Return a secret of the ranks' namespace, whose value the runner does not see."""
+    if secret.WhichOneof("source") != "kubernetes":
+        raise LaunchError(
+            f"the secret {secret.variable} is a file, and the ranks of this runner are pods",
+            hint="give a secret of Kubernetes, or choose runners by their labels",
+            is_permanent=True,
+        )
+    check_parameter(secret.variable, "")
+    name, _, key = secret.kubernetes.partition("/")
+    return SecretKey(name, key)
+
+
+def _code_source(spec: training_pb2.RunSpec, algorithm: Algorithm | None, service_url: str) -> CodeSource:
+    """Return where the ranks' own containers find the code."""
+    match spec.code.WhichOneof("source"):
+        case "archive_sha256":
+            return CodeSource(service_url=service_url, archive_sha256=spec.code.archive_sha256)
+        case "git":
+            return CodeSource(git_url=spec.code.git.url, git_commit=spec.code.git.commit)
+        case None if algorithm is not None:
+            return CodeSource(folder=algorithm.folder)
+        case _:
+            return CodeSource()
 
 
 def _secret(secret: training_pb2.SecretRef, settings: LaunchSettings) -> str:
@@ -235,9 +280,17 @@ def plan(
         image=preparation.image,
         slots_per_rank=spec_of(record).slots_per_instance or 1,
         ranks=tuple(
-            RankPlan(command, {**environment(spec, rank), **own, **preparation.secrets}, rank)
+            RankPlan(
+                command,
+                {**environment(spec, rank), **own, **preparation.secrets},
+                rank,
+                preparation.secret_keys,
+            )
             for rank in chosen
         ),
+        code=preparation.code,
+        is_elastic=record.elastic,
+        grace_seconds=grace_seconds(record),
     )
 
 

@@ -47,7 +47,6 @@ from elastane_runner.run_outcomes import RunOutcomes
 
 _log = structlog.get_logger(__name__)
 
-GRACE_SECONDS_DEFAULT: Final = 30.0
 LINE_CHARACTERS_MAX: Final = 500
 #: Between two tries to reach an engine that does not answer.
 UNREACHABLE_SECONDS: Final = 2.0
@@ -130,7 +129,10 @@ class Runner:
         self._stream.send(leaving=training_pb2.RunnerLeaving(reason=reason))
         if stops:
             await asyncio.gather(
-                *(self._stop(launch, _grace_seconds(launch)) for launch in list(self._launches.values()))
+                *(
+                    self._stop(launch, launching.grace_seconds(launch.record))
+                    for launch in list(self._launches.values())
+                )
             )
         self._stream.close()
 
@@ -297,14 +299,14 @@ class Runner:
             if one.key.run_id == launch.key.run_id and one.key.fence < launch.key.fence and one.lives
         ]
         for one in older:
-            await self._stop(one, _grace_seconds(one))
+            await self._stop(one, launching.grace_seconds(one.record))
 
     def _say_prepared(self, launch: Launch, ranks: Iterable[int]) -> None:
         ports = self._preparations[launch.key].ports
         endpoints = [
             training_pb2.RankEndpoint(
                 rank=rank,
-                host=self._settings.launch.host,
+                host=self._host(launch, rank),
                 port=ports[rank].number if rank in ports else 0,
             )
             for rank in ranks
@@ -312,6 +314,11 @@ class Runner:
         self._stream.send(
             prepared=training_pb2.RunnerPrepared(attempt=_attempt(launch.key), endpoints=endpoints)
         )
+
+    def _host(self, launch: Launch, rank: int) -> str:
+        """Return where other ranks reach this one."""
+        settings = self._settings.launch
+        return settings.pod_host(launch.record.unit_of(rank), rank) if settings.pod_host else settings.host
 
     # ------------------------------------------------------------------ start
 
@@ -411,7 +418,14 @@ class Runner:
         for task in preparing:
             task.cancel()
         starting = [self._busy[launch.key, rank] for rank in mine if (launch.key, rank) in self._busy]
-        await asyncio.gather(*{*preparing, *starting}, return_exceptions=True)
+        # A launch that waits for its pods is given up at once; any other one is over soon.
+        begun = {
+            launch.record.unit_of(rank)
+            for rank in mine
+            if (launch.key, rank) in self._busy and rank in launch.ranks
+        }
+        ends = [self._end(run, attempt, grace_seconds) for run, attempt in begun]
+        await asyncio.gather(*{*preparing, *starting}, *ends, return_exceptions=True)
         if (preparation := self._preparations.get(launch.key)) is not None:
             preparation.release(ranks)
         units = {launch.record.unit_of(rank) for rank in mine if rank in launch.ranks}
@@ -532,8 +546,3 @@ def _record(message: training_pb2.RunnerPrepare) -> LaunchRecord:
         spec=json_format.MessageToDict(message.spec, preserving_proto_field_name=True),
         created_at=time.time(),
     )
-
-
-def _grace_seconds(launch: Launch) -> float:
-    spec = launching.spec_of(launch.record)
-    return spec.grace.ToTimedelta().total_seconds() if spec.HasField("grace") else GRACE_SECONDS_DEFAULT

@@ -13,20 +13,14 @@ from pathlib import Path
 import pytest
 
 from elastane_runner.container_plan import (
-    RANK,
-    RANKS,
     ContainerOptions,
-    check_attempt,
     check_options,
     container_arguments,
     image_reference,
-    is_whole,
-    labels,
     options_of,
-    read_labels,
-    returncode,
 )
 from elastane_runner.engine import AttemptPlan, EngineError, RankPlan
+from elastane_runner.rank_labels import RANK, RANKS, check_attempt, is_whole, labels, read_labels, returncode
 
 GOLDEN = Path(__file__).parent / "container_golden.json"
 

@@ -14,12 +14,16 @@ import typer
 
 from elastane_cli.commands.common import MASTER_DEFAULT, MasterOption, command
 from elastane_cli.commands.option_groups import group_of, with_options
-from elastane_cli.commands.runner_options import ContainerChoices, runner_option
+from elastane_cli.commands.runner_options import ContainerChoices, PodChoices, runner_option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from elastane_common.outbox import Outbox
     from elastane_runner.container_plan import ContainerOptions
     from elastane_runner.engine import Engine
+    from elastane_runner.launches import Unit
+    from elastane_runner.pod_plan import PodOptions
     from elastane_runner.run_outcomes import AskRun
     from elastane_runner.runner import RunnerSettings
 
@@ -30,11 +34,13 @@ HELP = "\n\n".join(
         "master assigns to it. Processes go on when the runner or the master ends; the next runner with the "
         "same --folder takes them over. The first Ctrl-C or SIGTERM ends the runner alone; with "
         "--on-stop stop its processes are ended first. The second one ends it at once.",
-        "With --kind container each instance is a container of Docker or podman on this machine.",
+        "With --kind container each instance is a container of Docker or podman on this machine, with --kind "
+        "kubernetes a pod.",
         "Examples:",
         "  elastane runner --master 10.0.0.5:50051 --slots 8 --folder /var/lib/elastane-runner",
         "  elastane runner --slots 2 --algorithms algorithms.toml --secrets ./secrets --label gpu=a100",
         "  elastane runner --master 10.0.0.5:50051 --kind container --image train:3 --memory 16G --cpus 4",
+        "  elastane runner --master 10.0.0.5:50051 --kind kubernetes --namespace runs --image train:3",
         "Exits with 0 if it was asked to end, 2 for bad usage, 3 if the master refused it or another runner "
         "uses the folder.",
     )
@@ -47,6 +53,7 @@ def register(app: typer.Typer) -> None:
 
 def _runner(
     containers: ContainerChoices,
+    pods: PodChoices,
     master: MasterOption = MASTER_DEFAULT,
     slots: Annotated[
         int,
@@ -71,7 +78,7 @@ def _runner(
         ),
     ] = "",
     kind: Annotated[
-        Literal["process", "container"], runner_option("--kind", None, "What instances are.")
+        Literal["process", "container", "kubernetes"], runner_option("--kind", None, "What instances are.")
     ] = "process",
     label: Annotated[
         list[str] | None,
@@ -98,8 +105,14 @@ def _runner(
 
     configure_logs("info")
     options = containers.options() if kind == "container" else None
+    pod_options = pods.options(containers) if kind == "kubernetes" else None
+    runner_id = name or socket.gethostname()
+    if pod_options is None:
+        pods.refuse_without_pods(kind)
+    elif secrets is not None:
+        raise typer.BadParameter("pods take secrets of Kubernetes: --run-secret", param_hint="--secrets")
     settings = RunnerSettings(
-        runner_id=name or socket.gethostname(),
+        runner_id=runner_id,
         slots=slots,
         folder=folder.absolute(),
         kind=kind,
@@ -107,28 +120,35 @@ def _runner(
         launch=LaunchSettings(
             host=host or _own_address(master),
             masters=master,
-            algorithms=read_algorithms(algorithms) if algorithms is not None else {},
+            algorithms=read_algorithms(algorithms, in_images=pod_options is not None)
+            if algorithms is not None
+            else {},
             secrets=secrets.absolute() if secrets is not None else None,
             worker_token_file=os.environ.get("ELASTANE_WORKER_TOKEN_FILE", ""),
             environ=dict(os.environ),
-            interpreter=sys.executable if options is None else "python",
+            interpreter=sys.executable if kind == "process" else "python",
             has_own_network=options is not None and options.network != "host",
+            pod_host=None if pod_options is None else _pod_host(runner_id, pod_options.namespace),
         ),
     )
-    asyncio.run(_serve(settings, options, containers.container_engine, stops=on_stop == "stop"))
+
+    def engine() -> Engine:
+        if pod_options is not None:
+            return _pod_engine(settings, pod_options, pods)
+        return _engine(settings, options, containers.container_engine)
+
+    asyncio.run(_serve(settings, engine, stops=on_stop == "stop"))
 
 
-runner = command(with_options(_runner, containers=group_of(ContainerChoices)))
+runner = command(with_options(_runner, containers=group_of(ContainerChoices), pods=group_of(PodChoices)))
 
 
-async def _serve(
-    settings: RunnerSettings, containers: ContainerOptions | None, url: str, *, stops: bool
-) -> None:
+async def _serve(settings: RunnerSettings, make_engine: Callable[[], Engine], *, stops: bool) -> None:
     """Run until a signal asks for the end, or the master refuses the runner."""
     from elastane_runner.run_outcomes import RunOutcomes
     from elastane_runner.runner import Runner
 
-    engine = _engine(settings, containers, url)
+    engine = make_engine()
     registry = _registry(settings.folder)
     outcomes = RunOutcomes(engine, ask=_asking(settings.launch.masters), registry=registry)
     serving = Runner(settings, engine, outcomes)
@@ -175,6 +195,33 @@ def _engine(settings: RunnerSettings, containers: ContainerOptions | None, url: 
         )
     except EngineError as error:
         raise RefusedError(str(error.args[0]), hint=error.hint) from error
+
+
+def _pod_engine(settings: RunnerSettings, options: PodOptions, choices: PodChoices) -> Engine:
+    """Return the engine of a runner whose ranks are pods. Raises RefusedError."""
+    from elastane_common.errors import RefusedError
+    from elastane_runner.engine import EngineError
+
+    try:
+        from elastane_runner.pod_client import PodClient
+        from elastane_runner.pod_engine import PodEngine
+    except ModuleNotFoundError as error:
+        raise RefusedError(
+            f"there is no client of Kubernetes: {error}", hint="pip install 'elastane[kubernetes]'"
+        ) from error
+    try:
+        client = PodClient(
+            settings.runner_id, options, kubeconfig=choices.kubeconfig, start_seconds=choices.start_timeout
+        )
+        return PodEngine(settings.folder / "engine", client)
+    except EngineError as error:
+        raise RefusedError(str(error.args[0]), hint=error.hint) from error
+
+
+def _pod_host(runner_id: str, namespace: str) -> Callable[[Unit, int], str]:
+    from elastane_runner.pod_plan import rank_host
+
+    return lambda unit, rank: rank_host(runner_id, namespace, unit.run, unit.attempt, rank)
 
 
 def _asking(masters: str) -> AskRun:

@@ -1,4 +1,4 @@
-"""Options of `elastane runner` that say how its containers are confined."""
+"""Options of `elastane runner` that say how its containers and pods are confined."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import typer
 
 if TYPE_CHECKING:
     from elastane_runner.container_plan import ContainerOptions
+    from elastane_runner.pod_plan import Mount, PodOptions
 
 _CONTAINERS: Final = "With --kind container"
+_PODS: Final = "With --kind kubernetes"
+_BOTH: Final = "With --kind container or kubernetes"
 _SIZE: Final = re.compile(r"([1-9][0-9]*)([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -34,16 +37,24 @@ def _option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
     return runner_option(name, metavar, text, rich_help_panel=_CONTAINERS, **more)
 
 
+def _shared_option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
+    return runner_option(name, metavar, text, rich_help_panel=_BOTH, **more)
+
+
+def _pod_option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
+    return runner_option(name, metavar, text, rich_help_panel=_PODS, **more)
+
+
 @dataclass(frozen=True)
 class ContainerChoices:
     """What the command line says of containers; `options` checks it."""
 
     image: Annotated[
         str | None,
-        _option(
+        _shared_option(
             "--image",
             "IMAGE",
-            "Of runs that name none, and whose algorithm has none; required. Nothing is pulled.",
+            "Of runs that name none, and whose algorithm has none; required. Containers pull none.",
         ),
     ] = None
     container_engine: Annotated[
@@ -55,16 +66,22 @@ class ContainerChoices:
             show_default="DOCKER_HOST, or Docker's own",
         ),
     ] = ""
-    user: Annotated[str, _option("--user", "UID[:GID]", "User of the ranks, not root.")] = "10001:10001"
+    user: Annotated[str, _shared_option("--user", "UID[:GID]", "User of the ranks, not root.")] = (
+        "10001:10001"
+    )
     memory: Annotated[
-        str, _option("--memory", "SIZE", "Memory of each slot, as 8G.", show_default="no limit")
+        str, _shared_option("--memory", "SIZE", "Memory of each slot, as 8G.", show_default="no limit")
     ] = ""
     cpus: Annotated[
         float | None,
-        _option("--cpus", "N", "Processors of each slot, may be a fraction.", show_default="no limit"),
+        _shared_option("--cpus", "N", "Processors of each slot, may be a fraction.", show_default="no limit"),
     ] = None
-    shared_memory: Annotated[str, _option("--shared-memory", "SIZE", "Of /dev/shm in each rank.")] = "1G"
-    temporary: Annotated[str, _option("--temporary", "SIZE", "Of /tmp in each rank; it is memory.")] = "1G"
+    shared_memory: Annotated[str, _shared_option("--shared-memory", "SIZE", "Of /dev/shm in each rank.")] = (
+        "1G"
+    )
+    temporary: Annotated[
+        str, _shared_option("--temporary", "SIZE", "Of /tmp in each rank; in containers it is memory.")
+    ] = "1G"
     network: Annotated[
         str,
         _option(
@@ -110,3 +127,139 @@ class ContainerChoices:
                 f"{error.args[0]}: {error.hint}" if error.hint else str(error)
             ) from error
         return options
+
+    def refuse_with_pods(self) -> None:
+        """Refuse choices that pods do not have. Raises BadParameter."""
+        given = {
+            "--container-engine": self.container_engine,
+            "--network": self.network != "bridge",
+            "--allow-host-network": self.allow_host_network,
+            "--read-folder": self.read_folder,
+            "--write-folder": self.write_folder,
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise typer.BadParameter("pods do not have it", param_hint=option)
+
+
+@dataclass(frozen=True)
+class PodChoices:
+    """What the command line says of pods; `options` checks it."""
+
+    namespace: Annotated[str, _pod_option("--namespace", "NAME", "Where the pods are created.")] = "default"
+    kubeconfig: Annotated[
+        str,
+        _pod_option(
+            "--kubeconfig",
+            "FILE",
+            "Of the API server.",
+            show_default="KUBECONFIG, this pod's service account, or ~/.kube/config",
+        ),
+    ] = ""
+    fetch_image: Annotated[
+        str,
+        _pod_option(
+            "--fetch-image", "IMAGE", "With elastane, fetches the code of runs.", show_default="--image"
+        ),
+    ] = ""
+    image_pull_secret: Annotated[
+        list[str] | None, _pod_option("--image-pull-secret", "NAME", "For images; may be repeated.")
+    ] = None
+    gpu_resource: Annotated[
+        str,
+        _pod_option("--gpu-resource", "NAME", "One for each slot, as nvidia.com/gpu.", show_default="none"),
+    ] = ""
+    service_account: Annotated[
+        str, _pod_option("--service-account", "NAME", "Of the pods; its token is not mounted.")
+    ] = ""
+    environment_secret: Annotated[
+        list[str] | None,
+        _pod_option(
+            "--environment-secret",
+            "NAME",
+            "All of whose keys are variables, as credentials of the storage; may be repeated.",
+        ),
+    ] = None
+    worker_secret: Annotated[
+        str,
+        _pod_option(
+            "--worker-secret", "NAME=PATH", "Secret whose files workers of elastic runs have at a path."
+        ),
+    ] = ""
+    claim: Annotated[
+        list[str] | None,
+        _pod_option("--claim", "NAME=PATH", "Volume claim that ranks have at a path; may be repeated."),
+    ] = None
+    run_secret: Annotated[
+        list[str] | None,
+        _pod_option("--run-secret", "NAME", "Secret that runs may name; may be repeated."),
+    ] = None
+    node_selector: Annotated[
+        list[str] | None,
+        _pod_option("--node-selector", "LABEL=VALUE", "Of the nodes for pods; may be repeated."),
+    ] = None
+    priority_class: Annotated[str, _pod_option("--priority-class", "NAME", "Of the pods.")] = ""
+    start_timeout: Annotated[
+        float,
+        _pod_option(
+            "--start-timeout",
+            "SECONDS",
+            "Until all pods of a launch run, or it is taken back; the master waits for 120 s.",
+            min=1,
+        ),
+    ] = 100.0
+
+    def options(self, containers: ContainerChoices) -> PodOptions:
+        """Return the options of all pods. Raises BadParameter for those that no cluster takes."""
+        from elastane_runner.engine import EngineError
+        from elastane_runner.pod_plan import PodOptions, check_options
+
+        containers.refuse_with_pods()
+        if not containers.image:
+            raise typer.BadParameter("pods need an image for runs that name none", param_hint="--image")
+        options = PodOptions(
+            image=containers.image,
+            namespace=self.namespace,
+            fetch_image=self.fetch_image,
+            user=containers.user,
+            memory_bytes=size_bytes(containers.memory, "--memory") if containers.memory else None,
+            cpus=containers.cpus,
+            gpu_resource=self.gpu_resource,
+            temporary_bytes=size_bytes(containers.temporary, "--temporary"),
+            shared_memory_bytes=size_bytes(containers.shared_memory, "--shared-memory"),
+            pull_secrets=tuple(self.image_pull_secret or ()),
+            service_account=self.service_account,
+            environment_secrets=tuple(self.environment_secret or ()),
+            worker_secret=_mount(self.worker_secret, "--worker-secret") if self.worker_secret else None,
+            claims=tuple(_mount(one, "--claim") for one in self.claim or ()),
+            run_secrets=frozenset(self.run_secret or ()),
+            node_selector=dict(_pair(one, "--node-selector") for one in self.node_selector or ()),
+            priority_class=self.priority_class,
+        )
+        try:
+            check_options(options)
+        except EngineError as error:
+            raise typer.BadParameter(
+                f"{error.args[0]}: {error.hint}" if error.hint else str(error)
+            ) from error
+        return options
+
+    def refuse_without_pods(self, kind: str) -> None:
+        """Refuse choices of pods that another kind would ignore. Raises BadParameter."""
+        for name, default in vars(PodChoices()).items():
+            if getattr(self, name) != default and getattr(self, name) != []:
+                option = f"--{name.replace('_', '-')}"
+                raise typer.BadParameter(f"instances of the kind {kind} do not have it", param_hint=option)
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
+    return name, value
+
+
+def _mount(text: str, option: str) -> Mount:
+    from elastane_runner.pod_plan import Mount
+
+    return Mount(*_pair(text, option))

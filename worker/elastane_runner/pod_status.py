@@ -1,0 +1,135 @@
+"""What a Pod's status says of its rank: has it started, how has it ended, why does it not start. Pure.
+
+A pod that was deleted, evicted or preempted, or whose node is lost, is disrupted: its exit code says nothing
+about the rank. What had ended before that keeps its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from elastane_runner.engine import CodeFetchError, EngineError, ImageMissingError
+from elastane_runner.pod_plan import FETCH_CONTAINER, FETCH_EXIT_PERMANENT, RANK_CONTAINER
+from elastane_runner.rank_client import ContainerState
+
+Object = Mapping[str, Any]
+
+#: A pod that should have ended so long ago, and does not: its node does not answer.
+OVERDUE_SECONDS: Final = 60.0
+_EXIT_NOT_FOUND: Final = 127
+
+_OVER: Final = ("Succeeded", "Failed")
+_NO_SUCH_IMAGE: Final = ("InvalidImageName", "ErrImageNeverPull")
+_IMAGE_TROUBLE: Final = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
+_REFUSED: Final = ("CreateContainerConfigError", "CreateContainerError")
+_NEVER_RAN: Final = ("StartError", "ContainerCannotRun")
+_UNKNOWN: Final = "ContainerStatusUnknown"
+
+
+class Start(NamedTuple):
+    """How far the start of a rank has come.
+
+    refusal: it will not start. waits_for: what it waits for, in words. has_image_trouble: its image cannot be
+    pulled at present.
+    """
+
+    has_started: bool = False
+    refusal: EngineError | None = None
+    waits_for: str = ""
+    has_image_trouble: bool = False
+
+
+def state_of(pod: Object, now: float) -> ContainerState:
+    """Return how a rank is. now: seconds since the Unix epoch."""
+    status = pod.get("status") or {}
+    state = _state(pod, RANK_CONTAINER)
+    if (ended := state.get("terminated")) is not None:
+        ended_at = _seconds(ended.get("finishedAt"))
+        return ContainerState(
+            False,
+            _seconds(ended.get("startedAt")),
+            ended_at,
+            _exit_code(ended),
+            any(at is None or ended_at is None or at <= ended_at for at in _disrupted_at(pod)),
+        )
+    started_at = _seconds((state.get("running") or {}).get("startedAt"))
+    if status.get("phase") in _OVER or _is_abandoned(pod, now):
+        return ContainerState(False, started_at, None, None, True)
+    return ContainerState(True, started_at)
+
+
+def start_of(pod: Object) -> Start:
+    """Return how far the start of a rank has come."""
+    rank = _state(pod, RANK_CONTAINER)
+    if rank.get("running") is not None or rank.get("terminated") is not None:
+        return Start(has_started=True)
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    fetched = _state(pod, FETCH_CONTAINER).get("terminated")
+    if fetched is not None and fetched.get("exitCode"):
+        kind = CodeFetchError if fetched["exitCode"] == FETCH_EXIT_PERMANENT else EngineError
+        said = str(fetched.get("message") or "").strip().splitlines()
+        return Start(refusal=kind(f"the code was not fetched: {said[-1] if said else fetched['exitCode']}"))
+    if pod["metadata"].get("deletionTimestamp") or status.get("phase") in _OVER:
+        why = status.get("message") or status.get("reason") or "it was deleted"
+        return Start(refusal=EngineError(f"the pod {name} has ended before its rank was started: {why}"))
+    for container in (FETCH_CONTAINER, RANK_CONTAINER):
+        waiting = _state(pod, container).get("waiting") or {}
+        reason = str(waiting.get("reason") or "")
+        words = ": ".join(filter(None, (reason, str(waiting.get("message") or ""))))
+        if reason in _NO_SUCH_IMAGE:
+            return Start(refusal=ImageMissingError(words))
+        if reason in _IMAGE_TROUBLE:
+            return Start(waits_for=words, has_image_trouble=True)
+        if reason in _REFUSED:
+            return Start(refusal=EngineError(f"the pod {name} does not start: {words}"))
+    return Start(waits_for=_waits_for(status))
+
+
+def _waits_for(status: Object) -> str:
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            words = (condition.get("reason"), condition.get("message"))
+            return ": ".join(filter(None, words)) or "it is not scheduled"
+    return str(status.get("phase") or "Pending")
+
+
+def _state(pod: Object, container: str) -> Object:
+    status = pod.get("status") or {}
+    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        if one.get("name") == container:
+            found: Object = one.get("state") or {}
+            return found
+    return {}
+
+
+def _exit_code(ended: Object) -> int | None:
+    reason = ended.get("reason")
+    if reason == _UNKNOWN:
+        return None
+    return _EXIT_NOT_FOUND if reason in _NEVER_RAN else int(ended.get("exitCode", 0))
+
+
+def _disrupted_at(pod: Object) -> Iterator[float | None]:
+    """Yield when something asked for the end of a pod, each time; None: nobody knows when."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    if (due := _seconds(metadata.get("deletionTimestamp"))) is not None:
+        yield due - float(metadata.get("deletionGracePeriodSeconds") or 0)
+    if status.get("phase") == "Failed" and status.get("reason"):
+        yield None
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            yield _seconds(condition.get("lastTransitionTime"))
+
+
+def _is_abandoned(pod: Object, now: float) -> bool:
+    """True for a deleted pod whose end nobody will report."""
+    due = _seconds(pod["metadata"].get("deletionTimestamp"))
+    if due is None:
+        return False
+    return not (pod.get("spec") or {}).get("nodeName") or now > due + OVERDUE_SECONDS
+
+
+def _seconds(time: str | None) -> float | None:
+    return datetime.fromisoformat(time).timestamp() if time else None

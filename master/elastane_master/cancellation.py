@@ -1,9 +1,15 @@
-"""Cancellation of tasks that may swallow the first request."""
+"""Cancellation of tasks that may swallow the first request, and work that outlives who waits for it."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import structlog
+
+T = TypeVar("T")
+logger = structlog.get_logger(__name__)
 
 AGAIN_SECONDS: Final = 2.0
 """Time for a task to clean up before it is cancelled again."""
@@ -21,3 +27,21 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which goes on to its end if the caller is cancelled; how it fails then is logged.
+
+    With `asyncio.shield` alone such a failure is reported as an exception that nobody retrieved.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_log_failure)
+        raise
+
+
+def _log_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.info("what a caller that left had begun failed", error=str(error))

@@ -63,7 +63,9 @@ class Caller:
                     )
                 except Ended as ended:
                     if ended.code not in RETRIED:
-                        if not may_be_wrong:
+                        # A job that is over may have been deleted meanwhile, as it was one of too many.
+                        is_deleted = ended.code == grpc.StatusCode.NOT_FOUND and master.deletes_jobs
+                        if not may_be_wrong and not is_deleted:
                             self.checkers.refused_wrongly(f"{method} of {self.name}", ended)
                         raise
             await asyncio.sleep(self.world.rng.uniform(0.05, 0.5))
@@ -163,6 +165,7 @@ class Operator(Caller):
 
     scaled: tuple[int, int] | None = None
     in_doubt: tuple[int, int] | None = None
+    losses: int = 0
     _queue: list[Callable[[], Any]] = field(default_factory=list)
     _asks: bool = False
 
@@ -181,9 +184,11 @@ class Operator(Caller):
             request = job_pb2.JobServiceScaleRequest(
                 name=JOB, workers_min=low, workers_max=high, request_id=self.request_id()
             )
-            self.in_doubt = low, high
+            self.in_doubt, losses = (low, high), self.losses
             await self.ask("JobService/Scale", request)
             self.scaled, self.in_doubt = (low, high), None
+            if self.losses != losses:  # the store may have lost it while the answer was on its way
+                self.scale(low, high)
 
         self._submit(ask)
 

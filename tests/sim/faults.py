@@ -153,6 +153,8 @@ class Cluster:
         for master in self.masters:
             if master is not leader:
                 master.follows_a_sync = False
+        if leader.follows_a_sync:  # a write of the dead master may have arrived since then
+            self.server.sync()
         self.follow_up("takeover")
 
     def _renamed(self, key: bytes, holder: bytes) -> None:
@@ -535,6 +537,7 @@ class Cluster:
         known = self.checkers.forgotten(self.server)
         for key in [key for key in self.groups if key[0] > known]:
             del self.groups[key]
+        self.operator.losses += 1
         if self.operator.scaled is not None:
             self.operator.scale(*self.operator.scaled)
 

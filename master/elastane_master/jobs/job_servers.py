@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from elastane_master.cancellation import cancel
+from elastane_master.cancellation import cancel, to_its_end
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
@@ -300,7 +300,7 @@ class JobServers(JobServerOwner):
         self.require_serving()
         if name in self._table.closed:
             # Whoever asked may leave: what was begun at the store comes to its end.
-            await asyncio.shield(self.finished.wake(name))
+            await to_its_end(self.finished.wake(name))
         return self.get(name)
 
     def held(self) -> dict[str, HeldError]:
@@ -389,7 +389,7 @@ class JobServers(JobServerOwner):
         again. Raises Rejection, StoreError and redis errors.
         """
         # Whoever asked may leave: half of a job is no job.
-        await asyncio.shield(self.finished.delete(checked_job_name(name), request_id, force))
+        await to_its_end(self.finished.delete(checked_job_name(name), request_id, force))
 
     async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobServer | None, tuple[Damage, ...]]:
         """Try again to serve a held job; return its server and the accepted damages.

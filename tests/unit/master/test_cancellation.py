@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
+import structlog
 from redis.exceptions import ConnectionError as ConnectionLost
 
 import patience
@@ -52,3 +54,26 @@ async def test_a_store_is_not_tried_for_ever_when_the_client_swallows_the_time_o
     async with patience.within(10):
         with pytest.raises(StoreUnreachable, match=r"within 0\.1 s: reset by peer"):
             await connection._reach(Swallowing(), "redis://127.0.0.1:1/0", 0.1)  # type: ignore[arg-type]
+
+
+async def test_what_a_caller_that_left_had_begun_comes_to_its_end_and_its_failure_is_logged() -> None:
+    loop = asyncio.get_running_loop()
+    unseen: list[object] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    may_end = asyncio.Event()
+
+    async def work() -> None:
+        await may_end.wait()
+        raise ConnectionLost("the store is away")
+
+    caller = asyncio.create_task(cancellation.to_its_end(work()))
+    await asyncio.sleep(0)
+    await cancellation.cancel(caller)
+    with structlog.testing.capture_logs() as logs:
+        may_end.set()
+        async with patience.within(10):
+            while not logs:
+                await asyncio.sleep(0)
+    assert [entry["error"] for entry in logs] == ["the store is away"]
+    gc.collect()
+    assert not unseen

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import shutil
 import signal
 import uuid
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ import pytest_asyncio
 
 import patience
 from elastane_common import layout
+from elastane_common.artifacts import verify
 from elastane_common.code_archive import pack
 from elastane_common.storage import Folder
 from elastane_runner import pod_status
@@ -393,3 +395,30 @@ async def test_a_run_goes_from_submission_to_its_end_while_its_runner_is_killed(
         await service.cancel(waiting)
         await service.until(waiting, "CANCELLED")
         await until_gone(bench)
+
+
+async def test_workers_of_an_elastic_run_are_pods(bench: Bench) -> None:
+    artifacts, project = bench.folder / "artifacts", bench.folder / "project"
+    artifacts.mkdir()
+    project.mkdir()
+    shutil.copy(ROOT / "tests" / "integration" / "scripts" / "saves_model.py", project)
+    words = (
+        "--kind", "kubernetes", "--namespace", bench.namespace, "--kubeconfig", str(bench.config),
+        "--image", "digits:3", "--slots", "2",
+    )  # fmt: skip
+    async with serving_master(
+        bench.folder / "master", artifact_url=artifacts.as_uri(), runner_lease_seconds=600
+    ) as (master, channel):
+        # An address that is not the loopback, which pods do not share with the master.
+        address = f"0.0.0.0:{master.address.rpartition(':')[2]}"
+        async with running_runner(address, bench.folder / "runner", *words):
+            service = Service(channel)
+            digest = send_code(project, await service.artifact_url())
+            run_id = await service.train(
+                "saves_model.py", ".", "after",
+                framework="FRAMEWORK_ELASTANE", instances=2, code={"archive_sha256": digest},
+            )  # fmt: skip
+            run = await service.until(run_id, "SUCCEEDED", 200)
+            assert [one.path for one in verify(layout.model_url(run.artifact_url)).files] == ["weights.pt"]
+            assert bench.kubelet.started == 2
+            await until_gone(bench)

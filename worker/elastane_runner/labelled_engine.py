@@ -135,10 +135,11 @@ class LabelledEngine:
         self._is_closed = True
         for task in self._tasks:
             task.cancel()
-        for watched in self._watched.values():
-            watched.log.close()
-        for watched in self._watched.values():
-            watched.log.join()
+        logs = [watched.log for watched in list(self._watched.values())]
+        for log in logs:
+            log.close()
+        for log in logs:
+            log.join()
         self._watched.clear()
         self._client.close()
         os.close(self._lock)

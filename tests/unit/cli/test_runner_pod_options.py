@@ -1,0 +1,42 @@
+"""Options of pods: what is refused, and by which name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import typer
+
+from elastane_cli.commands.runner_options import ContainerChoices, PodChoices
+from elastane_runner.pod_plan import Mount
+
+
+@pytest.mark.parametrize(
+    ("containers", "pods", "option"),
+    [
+        ({"image": None}, {}, "--image"),
+        ({"network": "host"}, {}, "--network"),
+        ({"container_engine": "unix:///x"}, {}, "--container-engine"),
+        ({"memory": "much"}, {}, "--memory"),
+        ({}, {"claim": ["models"]}, "--claim"),
+        ({}, {"worker_secret": "=x"}, "--worker-secret"),
+        ({}, {"node_selector": ["a"]}, "--node-selector"),
+    ],
+)
+def test_what_no_pod_takes_is_refused_by_its_option(
+    containers: dict[str, Any], pods: dict[str, Any], option: str
+) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        PodChoices(**pods).options(ContainerChoices(**{"image": "i", **containers}))
+    assert refused.value.param_hint == option
+
+
+def test_choices_become_options_and_are_refused_for_other_kinds() -> None:
+    choices = PodChoices(namespace="runs", claim=["models=/models"], run_secret=["s"])
+    options = choices.options(ContainerChoices(image="i", memory="1G"))
+    assert (options.claims, options.memory_bytes) == ((Mount("models", "/models"),), 2**30)
+    assert options.run_secrets == {"s"}
+    with pytest.raises(typer.BadParameter) as refused:
+        choices.refuse_without_pods("process")
+    assert refused.value.param_hint == "--namespace"
+    PodChoices().refuse_without_pods("process")

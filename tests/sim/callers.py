@@ -160,7 +160,7 @@ class Operator(Caller):
     """An operator that changes the job repeatedly; checks at the end that the last scaling is in effect.
 
     scaled: by the last scaling that was acknowledged. in_doubt: by one that is not answered yet; it may have
-    taken effect, and the job may end before the answer arrives.
+    taken effect, and the job may end before the answer arrives. losses: of acknowledged writes, by the store.
     """
 
     scaled: tuple[int, int] | None = None

@@ -286,11 +286,13 @@ async def test_a_master_whose_runs_another_one_has_removes_no_code_archive(tmp_p
         await JobLog.open(master.jobs.store.redis, RUNS, master.settings.log_options())
         await master.runs.sweep_archives(server)  # without the other one it would be removed now
         assert Folder(str(tmp_path / "artifacts")).size(name)
+    async with private_store(tmp_path):
+        pass  # a master that another one overtook leaves the store to that
 
 
 async def test_nothing_is_looked_after_for_runs_that_are_held(tmp_path: Path) -> None:
     async with serving_master(tmp_path) as (master, _):
-        tasks = list(master.runs._tasks)
+        tasks = [task for task in master.runs._tasks if task.get_name() != "artifact URL"]
         damage = Damage(JobKeys.of(RUNS).history, 1, "an entry is gone")
         master.runs.server_failed(master.runs.server, JobDamaged(RUNS, [damage]))
         async with patience.within(10):

@@ -83,6 +83,10 @@ class PodClient:
         self._lock = threading.Lock()
         self._connected: ApiClient | None = None
 
+    def require_credentials(self) -> None:
+        """Raise EngineError if there are none; the API is not called, and may be away."""
+        _configuration(self._kubeconfig)
+
     def prepare(self, plan: AttemptPlan) -> PodLaunch:
         """Return the calls of a launch. Raises EngineError."""
         options = options_of(plan, self._options)

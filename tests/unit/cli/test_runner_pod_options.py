@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from elastane_cli.commands import runner
 from elastane_cli.commands.runner_options import ContainerChoices, PodChoices
 from elastane_runner.pod_plan import Mount
 
@@ -40,3 +43,15 @@ def test_choices_become_options_and_are_refused_for_other_kinds() -> None:
         choices.refuse_without_pods("process")
     assert refused.value.param_hint == "--namespace"
     PodChoices().refuse_without_pods("process")
+
+
+def test_a_runner_without_credentials_for_the_api_is_refused_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    app = typer.Typer()
+    runner.register(app)
+    arguments = ["--kind", "kubernetes", "--image", "i", "--folder", str(tmp_path), "--host", "h"]
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 3
+    assert "no credentials for an API server" in refused.stderr

@@ -213,6 +213,7 @@ def _pod_engine(settings: RunnerSettings, options: PodOptions, choices: PodChoic
         client = PodClient(
             settings.runner_id, options, kubeconfig=choices.kubeconfig, start_seconds=choices.start_timeout
         )
+        client.require_credentials()
         return PodEngine(settings.folder / "engine", client)
     except EngineError as error:
         raise RefusedError(str(error.args[0]), hint=error.hint) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 
 import pytest
@@ -12,7 +13,9 @@ from elastane_scheduler.policies.catalogue import POLICIES, make_policy
 from slow import slow
 from unit.scheduler.worlds import decisions, given
 
-QUICK, SLOW = 40, 10_000
+QUICK = 40
+SLOW = int(os.environ.get("SEQUENCES", "300"))
+"""SEQUENCES=10000 makes it hours: foresight alone takes half of one."""
 EVENTS = 15
 
 
@@ -39,9 +42,9 @@ def test_no_policy_gives_more_than_is_offered(name: str) -> None:
 
 
 @slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", POLICIES)
-def test_no_policy_gives_more_in_ten_thousand_sequences(name: str) -> None:
+def test_no_policy_gives_more_in_many_sequences(name: str) -> None:
     assert check(name, range(SLOW)) == SLOW * EVENTS
 
 

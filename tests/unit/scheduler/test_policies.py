@@ -15,7 +15,7 @@ from unit.scheduler.worlds import decisions, given
 
 QUICK = 40
 SLOW = int(os.environ.get("SEQUENCES", "300"))
-"""SEQUENCES=10000 makes it hours: foresight alone takes half of one."""
+"""With SEQUENCES=10000 it takes about ten minutes of a core, half of it for foresight."""
 EVENTS = 15
 
 

@@ -53,6 +53,7 @@ from elastane_master.store.log import JobLog, LogOptions
 from elastane_proto.v1 import training_pb2
 
 logger = structlog.get_logger(__name__)
+STORE_RETRY_SECONDS = 1.0
 
 OVERDUE_SECONDS = 60.0
 """Interval of checks for finished runs that are kept no longer."""
@@ -185,7 +186,12 @@ class TrainingRuns(RunServerOwner):
         """Store where the artifacts are, and warn if the master before had others. Storage may be slow."""
         redis: Any = self._jobs.store.redis
         own = f"{self.options.artifact_url}#{await self.artifacts.mark()}"
-        before = (await redis.set(RUNS_STORED_KEY, own, get=True) or b"").decode()
+        while True:
+            try:
+                before = (await redis.set(RUNS_STORED_KEY, own, get=True) or b"").decode()
+                break
+            except (RedisError, OSError):  # the store is away
+                await asyncio.sleep(STORE_RETRY_SECONDS)
         if "#" in before and before != own and server.machine.state.runs:
             logger.warning(
                 "models and logs of earlier runs are elsewhere: the artifact URL or its folder has changed",

@@ -40,7 +40,7 @@ def check_mark(artifact_url: str, mark: str) -> None:
 
 
 def _is_local(url: str) -> bool:
-    return urlsplit(url).scheme in ("file", "local") or url.startswith("/")
+    return bool(url) and urlsplit(url).scheme in ("", "file", "local")
 
 
 def _read(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Cancellation of tasks that may swallow the first request, and work that outlives who waits for it."""
+"""Cancellation of tasks that may swallow the first request, and work that outlives its caller."""
 
 from __future__ import annotations
 
@@ -44,4 +44,4 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 def _log_failure(task: asyncio.Future[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.info("what a caller that left had begun failed", error=str(error))
+        logger.info("a request failed after its caller had left", error=str(error))

@@ -2,7 +2,7 @@
 
 The cluster starts them, ends them and keeps exit codes; a finalizer keeps a pod that was deleted until its
 end is recorded. All pods of a launch run, or it is taken back. A log that does not end says nothing of a node
-that is gone, so the pods are looked at, too.
+that is gone, so the state of pods is polled as well.
 """
 
 from __future__ import annotations

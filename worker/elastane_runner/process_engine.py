@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +34,6 @@ from elastane_runner.engine import (
     RankRecord,
     RankState,
 )
-from elastane_runner.log_segments import CAP_BYTES_MIN
 from elastane_runner.process_records import (
     CLOSED,
     LAUNCHED,
@@ -45,6 +43,7 @@ from elastane_runner.process_records import (
     read_record,
     write_record,
 )
+from elastane_runner.rank_labels import check_attempt, check_name
 from elastane_runner.rank_process import (
     StartingRank,
     base_environment,
@@ -57,8 +56,6 @@ from elastane_runner.rank_process import (
 
 #: Time that a shim has beyond the grace to end its rank; then it is killed itself.
 STOP_MARGIN_SECONDS: Final = 15.0
-
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class _Rank(NamedTuple):
@@ -128,7 +125,9 @@ class ProcessEngine:
         Refused are an attempt that is there already, one whose run has a rank that has not ended, and one
         with a lower fence than another of its run. A launch goes on when its caller is cancelled.
         """
-        _check(attempt)
+        check_attempt(attempt)
+        if not attempt.folder.is_dir():
+            raise EngineError(f"{attempt.folder} is not a folder", hint="unpack the code first")
         if self._adopting:
             raise EngineError("the attempts that are there are still being adopted", hint="launch afterwards")
         if attempt.run in self._launching or any(key.run == attempt.run for key in self._watched):
@@ -297,10 +296,7 @@ class ProcessEngine:
     # ------------------------------------------------------------------ folders
 
     def _folder(self, run: str, attempt: int) -> Path:
-        if not _NAME.fullmatch(run):
-            raise EngineError(
-                f"{run!r} cannot name a folder", hint="an id has letters, digits, '.', '_' and '-'"
-            )
+        check_name(run, "run")
         return self._runs / run / str(attempt)
 
     def _attempts(self, run: str) -> list[Path]:
@@ -308,25 +304,6 @@ class ProcessEngine:
             found = [folder for folder in (self._runs / run).iterdir() if folder.name.isdecimal()]
             return sorted(found, key=lambda folder: int(folder.name))
         return []
-
-
-def _check(plan: AttemptPlan) -> None:
-    if plan.attempt < 1 or not plan.ranks:
-        raise EngineError(f"attempt {plan.attempt} of {plan.run!r} has {len(plan.ranks)} ranks: from 1 each")
-    if len({one.rank for one in plan.ranks}) < len(plan.ranks):
-        raise EngineError("two ranks have one number")
-    if plan.log_cap_bytes < CAP_BYTES_MIN:
-        raise EngineError(
-            f"a log of {plan.log_cap_bytes} bytes is too small", hint=f"{CAP_BYTES_MIN} at least"
-        )
-    if not plan.folder.is_dir():
-        raise EngineError(f"{plan.folder} is not a folder", hint="unpack the code first")
-    for rank in plan.ranks:
-        words = [*rank.command, *rank.environment, *rank.environment.values()]
-        if not rank.command or not rank.command[0] or any("\0" in word for word in words):
-            raise EngineError("a command is empty, or it or a variable contains NUL")
-        if any(not name or "=" in name for name in rank.environment):
-            raise EngineError("a variable has no name, or '=' in it")
 
 
 def _adopt_attempt(run: str, folder: Path) -> AttemptRecord | None:

@@ -59,7 +59,7 @@ def check_name(name: str, what: str) -> None:
     """Refuse an id that cannot be part of a container's name and a folder. Raises EngineError."""
     if not _NAME.fullmatch(name):
         raise EngineError(
-            f"the {what} {name!r} cannot name a container",
+            f"the {what} {name!r} cannot name a folder or a container",
             hint="an id has letters, digits, '.', '_' and '-', and begins with a letter or digit",
         )
 

@@ -18,6 +18,7 @@ from elastane_master.decisions.events import Rejection
 logger = structlog.get_logger(__name__)
 
 CHUNK_BYTES = 64 * 1024
+MARK_SECONDS = 5.0
 READ_BYTES = 1024 * 1024
 """Read from storage at once."""
 
@@ -27,7 +28,7 @@ class RunArtifacts:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._marking = asyncio.Lock()
+        self._marking: asyncio.Task[str] | None = None
 
     def run_url(self, run_id: int) -> str:
         """Folder of a run's artifacts; empty if nothing is stored."""
@@ -38,12 +39,17 @@ class RunArtifacts:
         return layout.join(self.run_url(run_id), "checkpoints") if self.url else ""
 
     async def mark(self) -> str:
-        """Return the mark of the folder (see `artifact_mark`); empty if there is none to compare."""
+        """Return the mark of the folder (see `artifact_mark`); empty if there is none to compare.
+
+        Also empty if storage does not answer within MARK_SECONDS: that keeps no runner from attending.
+        """
+        if self._marking is None or self._marking.done():
+            self._marking = asyncio.create_task(asyncio.to_thread(make_mark, self.url))
         try:
-            async with self._marking:
-                return await asyncio.to_thread(make_mark, self.url)
-        except ElastaneError as error:
-            logger.warning("the artifact URL has no mark", reason=str(error))
+            async with asyncio.timeout(MARK_SECONDS):
+                return await asyncio.shield(self._marking)
+        except (ElastaneError, TimeoutError) as error:
+            logger.warning("the artifact URL has no mark", reason=str(error) or "storage does not answer")
             return ""
 
     async def list(self, run_id: int) -> list[FileEntry]:

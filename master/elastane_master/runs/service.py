@@ -185,18 +185,21 @@ class TrainingRuns(RunServerOwner):
     async def _note_artifact_url(self, server: RunServer) -> None:
         """Store where the artifacts are, and warn if the master before had others. Storage may be slow."""
         redis: Any = self._jobs.store.redis
-        own = f"{self.options.artifact_url}#{await self.artifacts.mark()}"
+        url, mark = self.options.artifact_url, await self.artifacts.mark()
         while True:
             try:
-                before = (await redis.set(RUNS_STORED_KEY, own, get=True) or b"").decode()
+                await server.confirm()  # that no other master has taken over
+                stored = (await redis.set(RUNS_STORED_KEY, f"{mark}#{url}", get=True) or b"").decode()
                 break
-            except (RedisError, OSError):  # the store is away
+            except (Rejection, StoreError, RedisError, OSError):
                 await asyncio.sleep(STORE_RETRY_SECONDS)
-        if "#" in before and before != own and server.machine.state.runs:
+        mark_before, known, url_before = stored.partition("#")
+        changed = url_before != url or (mark and mark_before and mark_before != mark)
+        if known and changed and server.machine.state.runs:
             logger.warning(
                 "models and logs of earlier runs are elsewhere: the artifact URL or its folder has changed",
-                before=before.partition("#")[0],
-                now=self.options.artifact_url,
+                before=url_before,
+                now=url,
                 hint="give all masters of a store the same --artifact-url, which all of them reach",
             )
 

@@ -106,3 +106,18 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there() -> None:
     result = invoke("nowhere.csv")
     assert result.exit_code == 2 and "nowhere.csv" in result.stderr
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_played(
+    trace: str, tmp_path: Path
+) -> None:
+    refused = invoke(trace, "--pool", "v100=4", "--plot", str(tmp_path / "none" / "run.svg"))
+    assert refused.exit_code == 2 and "--plot" in refused.stderr and not refused.stdout
+    refused = invoke(trace, "--pool", "v100=4", "--plot", str(tmp_path))
+    assert refused.exit_code == 2 and "--plot" in refused.stderr
+
+
+def test_a_reclaim_that_is_no_text_is_refused(trace: str, tmp_path: Path) -> None:
+    (tmp_path / "spot.json").write_bytes(b"\xff\xfe\xfa")
+    refused = invoke(trace, "--pool", "v100=4", "--reclaim", str(tmp_path / "spot.json"))
+    assert refused.exit_code == 2 and "cannot be read" in refused.stderr

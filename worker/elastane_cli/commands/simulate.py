@@ -133,6 +133,8 @@ def simulate(
     from elastane_scheduler.pool import parse_pool
     from elastane_scheduler.simulation.offers import read_reclaims, steady
 
+    if plot is not None and not plot.absolute().parent.is_dir():  # before an hour of playing
+        raise typer.BadParameter(f"{plot.parent} is not a folder", param_hint="--plot")
     names = list(POLICIES) if policy == "all" else [name.strip() for name in policy.split(",")]
     try:
         devices = parse_pool(f"gpu={gpus}" if gpus else pool, price)
@@ -142,14 +144,17 @@ def simulate(
         offers = steady(devices)
         if reclaim is not None:
             kind = reclaim_type or devices.types[0]
-            offers = read_reclaims(reclaim.read_text(), devices, kind, reclaim_tick, reclaim_offset)
+            offers = read_reclaims("".join(_lines(reclaim)), devices, kind, reclaim_tick, reclaim_offset)
         run = _Runs(workload, devices, costs, offers, (noise, seed), artifact, bool(plot), as_json)
         reports = run.reports(names)
     except SchedulerError as error:
         hint = f". {error.hint}" if error.hint else ""
         raise typer.BadParameter(f"{error}{hint}") from error
     if plot is not None:
-        plot.write_text(run.picture(names))
+        try:
+            plot.write_text(run.picture(names))
+        except OSError as error:
+            raise typer.BadParameter(f"{plot} cannot be written: {error}", param_hint="--plot") from error
     if as_json:
         print_json(
             {

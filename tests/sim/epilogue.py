@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastane_master.store import closed
 from elastane_master.store.keys import JOBS_KEY, JobKeys
+from elastane_master.store.scripts import ACQUIRE
 from elastane_proto.v1 import job_pb2
 from sim.callers import JOB
 from sim.keepers import Keeper, Latecomer, Visitor
@@ -25,6 +26,7 @@ FAULTS_SECONDS = 12.0
 CALM_SECONDS = 120.0
 OVER = job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_CANCELLED
 SCRIPTS = {
+    ACQUIRE: ("ACQUIRE", 0.15),
     closed.CLOSE: ("CLOSE", 0.1),
     closed.TAKE: ("TAKE", 0.1),
     closed.CHECK: ("CHECK", 0.1),

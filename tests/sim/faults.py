@@ -14,7 +14,7 @@ from sim.group import Group
 from sim.master_model import MasterModel
 from sim.network import Network
 from sim.policies import Policies
-from sim.profiles import EVEN, Profile
+from sim.profiles import EVEN, GO_FORGOTTEN, Profile
 from sim.store_model import LOST_SECONDS_MAX, PLACE, StoreServer
 from sim.takeovers import CLOCK, LEASE, Takeovers, check_granted
 from sim.worker_model import GroupKey, Script, WorkerModel
@@ -35,6 +35,7 @@ OF_PROFILES = (
     "master and a worker restarted",
     "rival master",
     "reading master overtaken",
+    GO_FORGOTTEN,
 )
 """Faults that happen only in runs with a profile that asks for them."""
 
@@ -103,6 +104,8 @@ class Cluster:
     buried: list[WorkerModel] = field(default_factory=list)
     started: int = 0
     injected: dict[str, int] = field(default_factory=dict)
+    #: Set by `forgetting` in runs whose store may lose writes with all masters.
+    forget_go: Callable[[], None] = lambda: None
     _healed_at: int = 0
     #: The process that has acquired a job last, and reads it.
     _reader: str = ""
@@ -374,6 +377,7 @@ class Cluster:
             ("master and a worker restarted", self._restart_pair, 0),
             ("rival master", self._rival_master, 0),
             ("reading master overtaken", self._overtake_reading, 0),
+            (GO_FORGOTTEN, self.forget_go, 0),
         ]  # fmt: skip
 
     def _worker(self, action: Callable[[WorkerModel], object]) -> None:

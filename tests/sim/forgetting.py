@@ -14,12 +14,15 @@ import random
 from dataclasses import dataclass
 
 from sim.faults import Cluster
+from sim.profiles import GO_FORGOTTEN
 
 FORGETTING = "store and master forget"
 SHARE = 0.5
 """Share of the runs without dynamic tasks that have such faults."""
 WORKERS_ALL = 1000
 WRITES = (1, 1, 1, 2, 3, 5, 10, 40)
+GO_WRITES_AND_DOWN = (1, 0.02)
+"""Writes lost, and seconds that the store is away, where that a ring goes ahead is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,11 @@ def draw(seed: int, *, loses_all: bool = False) -> tuple[Power, ...]:
 
 
 def plan(cluster: Cluster, cuts: tuple[Power, ...]) -> None:
-    """Schedule the cuts."""
-    if cuts:
+    """Schedule the cuts, and let those happen that the run's profile asks for."""
+    follows = any(follow_up.fault == GO_FORGOTTEN for follow_up in cluster.profile.follow_ups)
+    if follows:
+        cluster.forget_go = lambda: _inject(cluster, Power(cluster.world.now, *GO_WRITES_AND_DOWN, 0))
+    if cuts or follows:
         cluster.server.is_begun = lambda: bool(cluster.checkers.standing)
     for cut in cuts:
         cluster.world.after(cut.at_seconds, lambda cut=cut: _inject(cluster, cut))

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+GO_FORGOTTEN = "store and master forget a Go"
+
 AT_ONCE = (0.0, 0.001, 0.005)
 SOON = (0.0, 0.001, 0.005, 0.02, 0.05)
 
@@ -77,6 +79,7 @@ BROKEN_CHANGES = Profile(
     follow_ups=(
         FollowUp("prepare", "worker killed", 0.1),
         FollowUp("go", "worker killed", 0.2),
+        FollowUp("go", GO_FORGOTTEN, 0.1, AT_ONCE),
         FollowUp("load", "worker killed", 0.2, (0.0, 0.02, 0.1)),
         FollowUp("load", "master and a worker restarted", 0.5, (0.0, 0.02, 0.1)),
         FollowUp("prepared", "connection reset", 0.05),

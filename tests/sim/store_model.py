@@ -18,7 +18,8 @@ from typing import Any
 from lupa.lua51 import LuaError, LuaRuntime
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, ResponseError, TimeoutError
 
-from elastane_master.store.scripts import WRITE
+from elastane_master.store.closed import CHECK, DELETE, TAKE
+from elastane_master.store.scripts import ACQUIRE, WRITE
 from sim.network import Network
 from sim.process import Process
 from sim.world import World
@@ -53,7 +54,8 @@ class StoreServer:
     appended: called with (key, payload) of each new stream entry. lost: called with (key, payloads) of lost
     ones. is_begun: returns True once its file may be truncated. clock_offset_seconds: error of its clock, by
     which keys expire. renamed: called with (key, value) when the field `id` of a hash changes.
-    fenced: called with the holder's token and the writer's when a master's write is refused.
+    fenced: called with the holder's token and the writer's when a master's write is refused; where a closed
+    job is refused to the process that acquired it last, the writer's token is the holder's.
     scripted: called with (text, process, done) before a script of a process runs, and after; the server may
     die of it.
     """
@@ -78,6 +80,7 @@ class StoreServer:
         self.forgot_at = float("-inf")
         self.renamed: Callable[[bytes, bytes], None] = lambda key, value: None
         self.scripted: Callable[[str, str, bool], None] = lambda text, process, done: None
+        self.acquired_by: dict[str, str] = {}
         self.fenced: Callable[[int, int], None] = lambda holder, token: None
         self._poppers: list[tuple[bytes, Callable[[bytes | None, Exception | None], bool]]] = []
 
@@ -343,6 +346,7 @@ class StoreClient:
     def __init__(self, server: StoreServer, network: Network, process: Process) -> None:
         self._server, self._network, self._process = server, network, process
         self.calls = 0
+        self.holder = process.name
         self.asked: Callable[[int, bool], None] = lambda number, acted: None
 
     def pinned_script(self, text: str, replicas: int = 0) -> PinnedScriptModel:
@@ -353,8 +357,11 @@ class StoreClient:
             def operation(server: StoreServer) -> Any:
                 server.met(text, self._process.name, done=False)
                 result = _script(text, server, [_bytes(key) for key in keys], [_bytes(word) for word in args])
-                if text == WRITE and result.startswith(b"FENCED:"):
-                    server.fenced(int(result.partition(b":")[2]), int(args[0]))
+                if text in (ACQUIRE, TAKE):
+                    server.acquired_by[keys[0]] = self._process.name
+                if text in (WRITE, CHECK, DELETE) and result.startswith(b"FENCED:"):
+                    own = text != WRITE and server.acquired_by.get(keys[0]) == self._process.name
+                    server.fenced(int(args[0]) if own else int(result.partition(b":")[2]), int(args[0]))
                 server.met(text, self._process.name, done=True)
                 return result
 

@@ -7,7 +7,8 @@ another history: an older one, whose later rings the store may have lost and num
 beginning it has lost. A worker whose session continued through a rewind still has the old weights until the
 ring sends it the new ones, and its next Ready may name them: that one claim is recorded in `fenced_claims`
 and rejected until the worker proves, by a step, that it has the state. A leader whose Load was given up may
-have loaded all the same, at an unknown step: all its claims are rejected until then.
+have loaded all the same, at an unknown step: all its claims are rejected until then, or until its Ready says
+that it holds nothing: what it claims later it received later.
 
 An accepted claim is usable if the contexts of its step are stored.
 """
@@ -48,7 +49,7 @@ def is_fenced(state: JobState, worker: str, applied_step: int) -> bool:
 
 def believe_ready(state: JobState, record: WorkerRecord, applied_step: int, holds_state: bool) -> None:
     """Update a worker's record with what its Ready says about its weights."""
-    fenced = is_fenced(state, record.worker, applied_step)
+    fenced = holds_state and is_fenced(state, record.worker, applied_step)
     record.applied_step = applied_step
     record.holds_state = holds_state and not fenced
     if not fenced:

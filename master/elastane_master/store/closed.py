@@ -5,8 +5,8 @@
 
 The record is a field of the fence. It is valid only while the last write is the one it was made after, so any
 later write invalidates it implicitly. A master that takes a closed job over raises its fencing token as for
-any other job, and stores its own id: an older master that is just reopening or deleting the job is fenced, or
-finds the other id.
+any other job, and stores its own id, as whoever acquires an open job does: an older master that is just
+reopening or deleting the job is fenced, or finds the other id.
 
 A deleted job leaves its fence for a day. A master that served the job long ago and was suspended since finds
 that it is fenced; without the fence it would see a store that lost everything, and write the job again.
@@ -14,7 +14,6 @@ that it is fenced; without the fence it would see a store that lost everything, 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -109,13 +108,9 @@ class Listed:
 
 
 class ClosedJobs:
-    """Access to the closed jobs' records in one store. Raises redis errors, and the errors named below.
-
-    id: identifies this master process; every start gets a new one.
-    """
+    """Access to the closed jobs' records in one store. Raises redis errors, and the errors named below."""
 
     def __init__(self, redis: StoreRedis) -> None:
-        self.id = uuid.uuid4().hex
         self._redis = redis
 
     async def take_over(self, jobs: Sequence[str], state_version: int) -> Listed:
@@ -133,7 +128,7 @@ class ClosedJobs:
                 check_written(job, int(found_format), int(found_state), state_version)
                 {"closed": closed, "deleted": listed.deleted, "open": listed.open}[how].append(job)
         for some in _parts(closed):
-            answers = await take.many([([JobKeys.of(job).fence], [self.id]) for job in some])
+            answers = await take.many([([JobKeys.of(job).fence], [self._redis.holder]) for job in some])
             for job, answer in zip(some, answers, strict=True):
                 token, _, record = answer.partition(b":")
                 if answer == b"deleted":
@@ -151,13 +146,13 @@ class ClosedJobs:
         """
         keys = [JobKeys.of(job).fence]
         close = self._redis.pinned_script(CLOSE)
-        answer = await close(keys=keys, args=[token, sequence, record, self.id])
+        answer = await close(keys=keys, args=[token, sequence, record, self._redis.holder])
         return require_ours(job, token, answer.decode()) == "OK"
 
     async def check(self, job: str, token: int) -> None:
         """Raise Fenced if the closed job, held with `token`, belongs to another master."""
         check = self._redis.pinned_script(CHECK)
-        answer = await check(keys=[JobKeys.of(job).fence], args=[token, self.id])
+        answer = await check(keys=[JobKeys.of(job).fence], args=[token, self._redis.holder])
         require_ours(job, token, answer.decode())
 
     async def delete(self, job: str, token: int, request_id: str) -> None:
@@ -165,7 +160,7 @@ class ClosedJobs:
         keys = JobKeys.of(job)
         names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
         delete = self._redis.pinned_script(DELETE)
-        args: list[Word] = [token, self.id, request_id, TOMBSTONE_SECONDS * 1000]
+        args: list[Word] = [token, self._redis.holder, request_id, TOMBSTONE_SECONDS * 1000]
         require_ours(job, token, (await delete(keys=names, args=args)).decode())
 
     async def deleted_by(self, job: str) -> str | None:

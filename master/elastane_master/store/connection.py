@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,11 +115,13 @@ _CONNECTIONS: Final[Mapping[type[AbstractConnection], type[AbstractConnection]]]
 class StoreRedis(Redis):
     """Client of a store.
 
-    script_connections: connections of its pinned scripts. file_repair: receives every error.
+    script_connections: connections of its pinned scripts. file_repair: receives every error. holder: id of
+    this client's master in the fences of the jobs that it holds; every start gets a new one.
     """
 
     script_connections: ScriptConnections
     file_repair: FileRepair
+    holder: str
 
     def pinned_script(self, text: str, replicas: int = 0) -> PinnedScript:
         """Return a script that runs over ready connections, for frequent calls.
@@ -180,6 +183,7 @@ class Store:
         redis = cast("StoreRedis", opened)
         pool = redis.connection_pool
         pool.connection_class = _CONNECTIONS[pool.connection_class]
+        redis.holder = uuid.uuid4().hex
         redis.file_repair = FileRepair(redis)
         redis.script_connections = ScriptConnections(redis, options.connections_max, redis.file_repair.noted)
         try:

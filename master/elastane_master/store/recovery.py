@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Damage, Fenced
 from elastane_master.store.format import EMPTY, FORMAT, Chain, check_written
 from elastane_master.store.keys import JobKeys
@@ -62,7 +62,7 @@ class Readable:
     version_of: Callable[[bytes], int] = lambda state: 0
 
 
-async def recover(redis: Redis, job: str, readable: Readable) -> Recovered:
+async def recover(redis: StoreRedis, job: str, readable: Readable) -> Recovered:
     """Acquire the fence, then read and check; no older master can write from then on.
 
     A newer master can: it may replace the snapshot and trim the log between two reads, so the result is valid
@@ -92,17 +92,17 @@ async def recover(redis: Redis, job: str, readable: Readable) -> Recovered:
     return _recovered(keys, token, found, whole)
 
 
-async def _acquire(redis: Redis, job: str, readable: Readable) -> list[Any]:
+async def _acquire(redis: StoreRedis, job: str, readable: Readable) -> list[Any]:
     """Acquire the fence; return the script's answer. Raises JobTooNew before changing anything of the job."""
     keys = JobKeys.of(job)
     acquire = redis.register_script(ACQUIRE)
     known: list[Any] = [FORMAT, readable.state]
-    answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, ""]))
+    answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, "", redis.holder]))
     if int(answer[0]) == -1:
         reader = _Reader(redis)
         snapshot, log = await reader.value(keys.snapshot), await reader.entries(keys.log)
         require_readable(job, snapshot, log, readable.state, readable.version_of)
-        answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, "1"]))
+        answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, "1", redis.holder]))
     if int(answer[0]) == 0:
         check_written(job, int(answer[1]), int(answer[2]), readable.state)
     return answer
@@ -133,7 +133,7 @@ def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recover
 class _Reader:
     """Reads of a job's keys. damages: keys that hold a value of the wrong type."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: StoreRedis) -> None:
         self._redis = redis
         self.damages: list[Damage] = []
 

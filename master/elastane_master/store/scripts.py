@@ -16,7 +16,7 @@ from elastane_master.store.errors import Fenced
 
 ACQUIRE = """
 -- KEYS: fence. ARGV: 1 newest format, 2 newest state that the master reads, 3 '1': it has looked at the job's
--- other keys, and can read them.
+-- other keys, and can read them; 4 id of the master.
 -- Returns {token, then the fence's fields and values}; {0, format, state} of a job that a newer master wrote:
 -- its fence is left alone, so that a running one is not fenced by one that cannot take its place. {-1} where
 -- the fence does not say who wrote the job: first it has to be looked at.
@@ -25,9 +25,8 @@ if tonumber(written[1] or '0') > tonumber(ARGV[1]) or tonumber(written[2] or '0'
   return {0, tonumber(written[1] or '0'), tonumber(written[2] or '0')}
 end
 if not written[3] and ARGV[3] ~= '1' then return {-1} end
-if redis.call('HDEL', KEYS[1], 'deleted') == 1 then  -- of a job of that name before (see closed.py)
-  redis.call('HDEL', KEYS[1], 'holder')
-end
+redis.call('HDEL', KEYS[1], 'deleted')  -- of a job of that name before (see closed.py)
+redis.call('HSET', KEYS[1], 'holder', ARGV[4])
 redis.call('PERSIST', KEYS[1])
 local token = redis.call('HINCRBY', KEYS[1], 'token', 1)
 local answer = redis.call('HGETALL', KEYS[1])

@@ -318,6 +318,23 @@ def test_what_a_leader_loaded_after_its_load_was_given_up_is_not_the_jobs_state(
     assert [go.members[place].worker for place in go.receivers] == ["b"]
 
 
+def test_who_loaded_nothing_is_believed_what_it_received_since() -> None:
+    job = running("a")
+    job.steps(0, 3)
+    job.lose("a")
+    job.join("b")
+    job.gather()
+    job.ready("b")
+    assert job.state.ring.stage == "loading"
+    job.rejoin("a", 1, 3)
+    job.ready("a", 3, holds=True)
+    job.ready("b")
+    assert job.take(effects.Go)["b"].receivers
+    job.lose("a")
+    job.ready("b", 3, holds=True)
+    assert job.take(effects.Go)["b"].resume_step == 3, "b received the state before a was lost"
+
+
 def test_all_lost_history_goes_back_to_the_checkpoint() -> None:
     job = running("a", checkpoint_url="file:///c")
     job.steps(0, 5)

@@ -181,6 +181,8 @@ def start_forked(
         command = [command[0], *command[2:]]
     if len(command) < 2 or command[0] != sys.executable:
         return False
+    if command[1:3] == ["-P", "-m"]:  # nothing of the working directory is imported in a fork
+        command = [command[0], *command[2:]]
     module = command[2] if command[1] == "-m" and command[2] in _PRELOAD_OF else ""
     if not module:
         if not command[1].endswith(".py"):

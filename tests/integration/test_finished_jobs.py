@@ -20,7 +20,7 @@ from elastane_master.decisions.machine import VERSION
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.serving import stopping
 from elastane_master.store.closed import ClosedJobs
-from elastane_master.store.connection import Store
+from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.errors import Fenced
 from elastane_master.store.keys import RUNS, JobKeys
 from elastane_master.store.log import JobLog, LogOptions
@@ -328,6 +328,28 @@ async def test_a_deletion_whose_answer_was_lost_is_ended_by_whoever_asks_next(
     assert (await api.create("asked")).created
 
 
+async def test_an_opening_whose_answer_was_lost_fences_nobody_though_its_record_was_never_stored(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recover = JobLog.open
+
+    async def cut_off(*arguments: object, **options: object) -> None:
+        await recover(*arguments, **options)
+        raise ConnectionError("connection reset")
+
+    async def away(*arguments: object) -> bool:
+        raise ConnectionError("connection reset")
+
+    await api.finish("j")
+    with monkeypatch.context() as store:
+        store.setattr(api.job_servers.finished.records, "close", away)
+        await api.all_closed()
+        store.setattr(JobLog, "open", cut_off)
+        with pytest.raises(ConnectionError):
+            await api.job_servers.find("j")
+    assert (await api.job_servers.find("j")).machine.state.phase == "cancelled"
+
+
 async def test_a_job_is_not_closed_when_somebody_comes_while_the_store_is_asked(api: Api) -> None:
     api.job_servers.finished.close_seconds = 3600
     await api.finish("j")
@@ -361,7 +383,8 @@ async def test_a_closed_job_that_another_master_took_is_not_opened_or_deleted(ap
     await api.all_closed()
     failed: list[Exception] = []
     api.job_servers._on_failed = failed.append
-    newer = JobServers(Store(api.redis, "", None), OPTIONS)
+    store = await Store.open(StoreOptions(url=api.master._store.url))
+    newer = JobServers(store, OPTIONS)
     await newer.start()
     with pytest.raises(Fenced):
         await api.job_servers.find("j")
@@ -371,6 +394,7 @@ async def test_a_closed_job_that_another_master_took_is_not_opened_or_deleted(ap
     assert len(failed) == 2 and api.job_servers.all() == []
     assert (await newer.find("j")).machine.state.phase == "cancelled"
     await newer.stop(stopping())
+    await store.close(stop_embedded=False)
 
 
 async def test_a_master_makes_do_with_few_descriptors_and_says_when_there_are_too_few(tmp_path: Path) -> None:

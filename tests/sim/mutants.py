@@ -401,12 +401,6 @@ MUTANTS = (
         "            await self.records.delete(closed.name, closed.stored.token, request_id)\n",
     ),
     Mutant(
-        "who deleted a job forgets that it was its own",
-        "elastane_master.store.closed",
-        "'deleted', ARGV[3], 'holder', ARGV[2])",
-        "'deleted', ARGV[3])",
-    ),
-    Mutant(
         "a closed job is opened although its deletion may have happened",
         "elastane_master.jobs.finished_jobs",
         "if (request_id := self._deleting.get(name)) is not None:",

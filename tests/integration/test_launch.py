@@ -12,6 +12,8 @@ import pytest
 from test_agent import Run
 
 SCRIPT = Path(__file__).parent / "scripts" / "black_box.py"
+#: The same without torch, whose import takes longer than all that happens here.
+QUICK_SCRIPT = SCRIPT.with_name("sums_by_sockets.py")
 # Other hosts are other addresses of loopback, and the remote shell is one here.
 TEMPLATE = "env FAKE_HOST={host} sh -c {command}"
 
@@ -20,8 +22,8 @@ TEMPLATE = "env FAKE_HOST={host} sh -c {command}"
 def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def start(*options: str) -> Run:
-        run = Run("--grace", "10", *options, str(SCRIPT), str(tmp_path), command="launch")
+    def start(*options: str, script: Path = SCRIPT) -> Run:
+        run = Run("--grace", "10", *options, str(script), str(tmp_path), command="launch")
         runs.append(run)
         return run
 
@@ -61,6 +63,7 @@ def test_hosts_come_and_go(launch: Callable[..., Run], hosts: Callable[[str], st
     run = launch(
         *("--workers", "2:3", "--hosts", script, "--hosts-interval", "0.1", "--settle", "0.3"),
         *("--remote", TEMPLATE, "--max-restarts", "3"),
+        script=QUICK_SCRIPT,
     )
     wait_for_life(run, tmp_path, 0, 2)
     hosts("127.0.0.2:1\n127.0.0.3:2\n")

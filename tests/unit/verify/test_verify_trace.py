@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,19 @@ import pytest
 import torch
 from torch import nn
 
+from elastane.runtime import script_generators
 from elastane.state.value_digests import digest_any, digest_tensor
 from elastane_cli.verify.causes import likely_cause, place_in_words
 from elastane_cli.verify.compare import Difference, RunTrace, first_difference, read_traces
 from unit.verify.traced_training import Net, Twist, elastic, reference, write_trace
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_other_roots() -> Iterator[None]:
+    """What is searched are the roots that a test gives: this process has thousands of modules besides."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script_generators, "_script_roots", lambda: ([], []))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -211,17 +220,23 @@ def test_threads_are_named_when_processes_are_not_alike(stock: RunTrace, tmp_pat
     assert f"threads: {torch.get_num_threads()} in the reference, 7 in elastic-w0" in cause.text
 
 
+def trace_until_killed(folder: Path) -> None:
+    """Write a trace, and die of SIGKILL in step 2."""
+
+    def kill(step: int, rank: int) -> None:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.set_num_threads(1)
+    write_trace(folder, "elastic-w0", [0, 1], Twist(after=kill))
+
+
 def test_a_line_that_a_killed_process_left_unfinished_is_passed_over(stock: RunTrace, tmp_path: Path) -> None:
     """Killed by a real SIGKILL between two records, then its last line cut as a full disk would."""
-    code = (
-        "import os, signal, sys; from pathlib import Path;"
-        "from unit.verify.traced_training import Twist, write_trace;"
-        "kill = lambda step, rank: os.kill(os.getpid(), signal.SIGKILL) if step == 2 else None;"
-        "write_trace(Path(sys.argv[1]), 'elastic-w0', [0, 1], Twist(after=kill))"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    child = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False)
-    assert child.returncode == -signal.SIGKILL
+    child = multiprocessing.get_context("forkserver").Process(target=trace_until_killed, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     path = tmp_path / "elastic-w0.jsonl"
     whole = read_traces(tmp_path)
     assert (2, 0, 0) in whole.mini_batches and not whole.mini_batches[2, 0, 0][0].ended

@@ -76,9 +76,12 @@ class ForkedCommands:
             **options,
         )
 
-    def run(self, *arguments: str, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, timeout_seconds: float, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """The same to its end, with what it said."""
-        with self.popen(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with self.popen(*arguments, environment=environment, **pipes) as process:
             try:
                 out, err = process.communicate(timeout=timeout_seconds)
             except subprocess.TimeoutExpired:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 import patience
 from elastane_common.artifacts import ArtifactManifest, verify
+from integration.forked_cli import ForkedCommands
 from slow import slow
 
 SOURCES = Path(__file__).parents[2]
@@ -19,19 +22,33 @@ SCRIPT = Path(__file__).parent / "scripts" / "saves_model.py"
 PATH = os.pathsep.join(
     str(SOURCES / root) for root in ("common", "proto", "shard_service", "scheduler", "master", "worker")
 )
-ELASTIC = ("-m", "elastane_cli", "run", "--ests", "2", "--workers", "2")
+ELASTIC = ("run", "--ests", "2", "--workers", "2")
 DDP = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-def train(tmp_path: Path, *command: str, when: str, **variables: str) -> tuple[ArtifactManifest, str]:
+@pytest.fixture
+def elastic(forked_commands: ForkedCommands) -> Callable[..., tuple[ArtifactManifest, str]]:
+    """Trains with two workers, and returns as `saved_by`."""
+
+    def train(tmp_path: Path, when: str, **variables: str) -> tuple[ArtifactManifest, str]:
+        environment = variables_of(tmp_path) | variables
+        command = (*ELASTIC, str(SCRIPT), str(tmp_path), when)
+        return saved_by(
+            tmp_path, forked_commands.run(*command, environment=environment, timeout_seconds=120.0)
+        )
+
+    return train
+
+
+def variables_of(tmp_path: Path) -> dict[str, str]:
+    """Where the model belongs, and a terminal that breaks no line."""
+    return {"MODEL_URL": str(tmp_path / "model"), "COLUMNS": "300"}
+
+
+def saved_by(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> tuple[ArtifactManifest, str]:
     """The model that is there after a training, and what was written to the terminal."""
-    url = str(tmp_path / "model")
-    environment = {**os.environ, "PYTHONPATH": PATH, "MODEL_URL": url, "COLUMNS": "300", **variables}
-    done = patience.run(
-        [sys.executable, *command, str(SCRIPT), str(tmp_path), when],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    url = str(tmp_path / "model")
     manifest = verify(url)
     (entry,) = manifest.located()
     data = (Path(url) / entry.path).read_bytes()
@@ -41,25 +58,30 @@ def train(tmp_path: Path, *command: str, when: str, **variables: str) -> tuple[A
     return manifest, done.stdout + done.stderr
 
 
-def test_each_epochs_model_replaces_the_one_before(tmp_path: Path) -> None:
-    manifest, said = train(tmp_path, *ELASTIC, when="each")
+def test_each_epochs_model_replaces_the_one_before(tmp_path: Path, elastic) -> None:
+    manifest, said = elastic(tmp_path, "each")
     assert said.count("the model is saved") == 3
     # Both workers know where the last one is.
     assert said.count(f"saved: '{tmp_path}/model/{manifest.folder}'") == 2
 
 
 @pytest.mark.parametrize("when", ["after", pytest.param("last", marks=slow)])
-def test_a_leader_that_dies_while_it_uploads_costs_no_model(tmp_path: Path, when: str) -> None:
+def test_a_leader_that_dies_while_it_uploads_costs_no_model(tmp_path: Path, when: str, elastic) -> None:
     (tmp_path / "KILL").touch()
-    _, said = train(tmp_path, *ELASTIC, when=when, ELASTANE_MODEL_TAKEOVER_SECONDS="3")
+    _, said = elastic(tmp_path, when, ELASTANE_MODEL_TAKEOVER_SECONDS="3")
     assert not (tmp_path / "KILL").exists() and "was killed by SIGKILL" in said
     assert said.count("the model is saved") == 1
 
 
 @slow
-def test_stock_ddp_saves_the_same_files_once(tmp_path: Path) -> None:
+def test_stock_ddp_saves_the_same_files_once(tmp_path: Path, elastic) -> None:
     for name in ("ddp", "elastic"):
         (tmp_path / name).mkdir()
-    stock, said = train(tmp_path / "ddp", *DDP, when="after", ELASTANE_MODE="ddp")
+    done = patience.run(
+        [sys.executable, *DDP, str(SCRIPT), str(tmp_path / "ddp"), "after"],
+        env={**os.environ, "PYTHONPATH": PATH, "ELASTANE_MODE": "ddp", **variables_of(tmp_path / "ddp")},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    stock, said = saved_by(tmp_path / "ddp", done)
     assert said.count("the model is saved") == 1 and said.count("saved: ''") == 1
-    assert stock == train(tmp_path / "elastic", *ELASTIC, when="after")[0]
+    assert stock == elastic(tmp_path / "elastic", "after")[0]

@@ -1,4 +1,4 @@
-"""A script for torchrun-style launchers without torch, so that it starts at once: sums ranks until told to stop.
+"""A script for torchrun-style launchers that starts at once, without torch: sums ranks until told to stop.
 
     sums_by_sockets.py FOLDER
 

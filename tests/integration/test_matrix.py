@@ -168,6 +168,7 @@ def test_three_ests_uneven(tmp_path: Path, data_workers: int) -> None:
     run_and_compare(tmp_path, Config(3, "sgd", data_workers), churn)
 
 
+@slow
 def test_without_a_seed_every_est_starts_from_the_scripts_rng(tmp_path: Path) -> None:
     run_and_compare(tmp_path, Config(4, seed=None), PATHS["2->3->2"])
 

@@ -82,6 +82,7 @@ def test_the_same_seed_makes_the_same_churn(prove) -> None:
     assert result.runs[0].plan == make_plan("again/0", ests=2, steps=8, kills=1)
 
 
+@slow  # in a trace: unit/verify
 def test_an_unregistered_generator_is_named(prove) -> None:
     result = prove(*flawed("generator"))
     assert result.verdict is Verdict.DIFFERS and result.exit_code == 1

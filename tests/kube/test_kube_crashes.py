@@ -20,6 +20,7 @@ from elastane_proto.v1 import job_pb2
 from kube.gateway import Cut
 from kube.operator_process import Cluster, operator_process
 from kube.scene import JOB, Scene
+from slow import slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIRST, SECOND, THIRD = (f"{JOB}-worker-{index}" for index in range(3))
@@ -104,7 +105,9 @@ async def test_an_operator_is_killed_at_each_write(scene: Scene, at: int, side: 
     assert await live_through(scene, itertools.repeat((at, side))) >= 1
 
 
-@pytest.mark.parametrize("election", ["true", "false"], ids=["one-leads", "both-act"])
+@pytest.mark.parametrize(
+    "election", [pytest.param("true", id="one-leads"), pytest.param("false", id="both-act", marks=slow)]
+)
 async def test_two_operators_make_no_pod_twice(
     cluster: Cluster, scene: Scene, tmp_path: Path, election: str
 ) -> None:

@@ -48,6 +48,7 @@ from kube.api import CORE, Object, kubeconfig
 from kube.gateway import Gateway
 from kube.operator_process import Cluster
 from kube.process_kubelet import ProcessKubelet
+from slow import slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -397,6 +398,7 @@ async def test_a_run_goes_from_submission_to_its_end_while_its_runner_is_killed(
         await until_gone(bench)
 
 
+@slow
 async def test_workers_of_an_elastic_run_are_pods(bench: Bench) -> None:
     artifacts, project = bench.folder / "artifacts", bench.folder / "project"
     artifacts.mkdir()

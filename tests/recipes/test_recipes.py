@@ -11,8 +11,8 @@ import pytest
 from recipes.beside import FOLDER, RECIPES, Digests, Ground, Outcome, Recipe, ground, table
 from slow import slow_except
 
-#: Those that `make test` shows.
-QUICK = [recipe for recipe in RECIPES if recipe.name in ("mnist", "nanogpt")]
+#: The one that `make test` shows.
+QUICK = [recipe for recipe in RECIPES if recipe.name == "nanogpt"]
 #: Most of a run is waiting for its processes.
 AT_ONCE = 3
 

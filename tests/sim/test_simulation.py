@@ -138,6 +138,7 @@ def test_the_faults_that_profiles_name_exist() -> None:
         assert {*profile.weights, *(one.fault for one in profile.follow_ups)} <= set(FAULTS), profile.name
 
 
+@slow
 def test_the_faults_really_happen() -> None:
     """In as many seeds as it takes: those of `VARIED`, as long as the simulation's draws stay the same."""
     notes: Counter[str] = Counter()

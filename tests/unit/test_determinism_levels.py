@@ -24,6 +24,7 @@ from elastane_common.determinism import (
 )
 from elastane_common.errors import EXIT_REFUSED, RefusedError
 from elastane_proto.v1 import job_pb2
+from slow import slow
 
 #: Applies the level of the environment, runs each argument and says what the process is after it.
 PROGRAM = """
@@ -80,9 +81,25 @@ def started(environment: dict[str, str], line: str = "") -> dict[str, object]:
 x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="unlike instruction sets are x86's here")
 
 
+SWITCHES = [
+    ("torch.use_deterministic_algorithms(False)", "deterministic_kernels", "off"),
+    ("torch.use_deterministic_algorithms(True, warn_only=True)", "deterministic_kernels", "warn"),
+    ("torch.set_num_threads(2)", "threads", "2"),
+    ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "float32_precision", "tf32"),
+    ("torch.set_float32_matmul_precision('medium')", "float32_precision", "medium"),
+]
+"""Lines of a script, each with the fact that it changes and the fact's value from then on."""
+
+
 @pytest.fixture(scope="module")
-def plain() -> dict[str, object]:
-    return started({})
+def switched() -> list[dict[str, object]]:
+    """What a process without a word says, at first and after each line of `SWITCHES`."""
+    return said_by({}, "", *(line for line, _, _ in SWITCHES))
+
+
+@pytest.fixture(scope="module")
+def plain(switched: list[dict[str, object]]) -> dict[str, object]:
+    return switched[0]
 
 
 def test_a_process_without_a_word_is_at_d1(plain: dict[str, object]) -> None:
@@ -105,6 +122,7 @@ def test_the_level_and_its_pins_show_in_the_facts(plain: dict[str, object]) -> N
     assert shell | process_environment(Level.D2, 1) == process_environment(Level.D2, 1)
 
 
+@slow
 @x86
 def test_an_unlike_process_says_so(plain: dict[str, object]) -> None:
     unlike = {
@@ -120,16 +138,8 @@ def test_an_unlike_process_says_so(plain: dict[str, object]) -> None:
         assert said[fact] == plain[fact]
 
 
-def test_what_a_script_switches_afterwards_is_seen() -> None:
-    switches = [
-        ("torch.use_deterministic_algorithms(False)", "deterministic_kernels", "off"),
-        ("torch.use_deterministic_algorithms(True, warn_only=True)", "deterministic_kernels", "warn"),
-        ("torch.set_num_threads(2)", "threads", "2"),
-        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", "float32_precision", "tf32"),
-        ("torch.set_float32_matmul_precision('medium')", "float32_precision", "medium"),
-    ]
-    said = said_by({}, *(line for line, _, _ in switches))
-    for (line, fact, value), facts in zip(switches, said, strict=True):
+def test_what_a_script_switches_afterwards_is_seen(switched: list[dict[str, object]]) -> None:
+    for (line, fact, value), facts in zip(SWITCHES, switched[1:], strict=True):
         assert facts[fact] == value, line
 
 
@@ -141,11 +151,16 @@ def test_d2_without_its_variables_is_refused_with_what_to_do() -> None:
         assert words in str(bare["error"])
     for name, value in wanted.items():
         assert f"{name}={value}" in str(bare["error"])
+
+
+@slow
+def test_d2_with_another_variable_is_refused() -> None:
     other = started(process_environment(Level.D2, 1) | {"ATEN_CPU_CAPABILITY": "sse9"})
     assert other["code"] == EXIT_REFUSED
     assert "but the process was started with" in str(other["error"])
 
 
+@slow
 @x86
 def test_d2_set_too_late_is_refused() -> None:
     """torch chooses its kernels once; variables that come after that are only words."""

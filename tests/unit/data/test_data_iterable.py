@@ -188,7 +188,15 @@ CASES: dict[str, Build] = {
 
 
 #: Each kind of stream in data workers stays in `make test`, with a function of theirs where there is one.
-FURTHER = ("replayed", "streams with states", "streams of their own iterators", "drop_last")
+FURTHER = (
+    "replayed",
+    "streams with states",
+    "streams of their own iterators",
+    "drop_last",
+    "length",
+    "worker_init_fn",
+    "no batching, replayed",
+)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +248,7 @@ class UnevenStateful(Uneven):
         self.place = state["place"]
 
 
-@pytest.mark.parametrize("kind", [Uneven, UnevenStateful])
+@pytest.mark.parametrize("kind", slow_except([Uneven, UnevenStateful], UnevenStateful))
 @pytest.mark.parametrize("batch_size", slow_except([1, 2], 2))
 def test_streams_that_end_are_passed_over_as_in_stock(kind: Callable[[], Any], batch_size: int) -> None:
     steps = 13 if batch_size == 1 else 7
@@ -258,6 +266,7 @@ class OfAnyLength(Plain):
             yield place, *draws()
 
 
+@slow
 def test_streams_that_end_and_are_longer_in_the_next_epoch() -> None:
     """What a stream answered after its end in one epoch must not be taken for a batch of the next."""
 

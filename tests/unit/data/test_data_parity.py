@@ -82,7 +82,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 #: Beside cases with more: a function that draws, a sampler that shuffles, more data workers.
-FURTHER = ("two data workers", "in order, drop_last", "persistent")
+FURTHER = (
+    "two data workers",
+    "in order, drop_last",
+    "persistent",
+    "collate_fn",
+    "more data workers than batches",
+)
 #: An even number of ESTs as well, in the trainer, in data workers that are forked anew, and in kept ones.
 FOUR = ("in process, in order, drop_last", "three, deep prefetch", "persistent, many")
 

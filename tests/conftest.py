@@ -62,6 +62,7 @@ def pytest_collection_finish() -> None:
         sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)  # at 700, one twentieth of the tests' processor time is the collector's
 
 
 @pytest.hookimpl(tryfirst=True)

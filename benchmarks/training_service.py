@@ -36,6 +36,8 @@ from training_services import (
 )
 
 QUEUED = 10_000
+RUNS_AT_ONCE = 20
+"""Runs of a sweep that are submitted in one call."""
 WATCHES = 1_000
 REQUEST_BYTES, ANSWER_BYTES = 50, 220
 """Of a submission and of its answer."""
@@ -71,11 +73,17 @@ def progress(text: str) -> None:
 
 
 def submissions(
-    service: Ours, clients: int, seconds: float, count: int = 1_000_000, name: str = "c", warm: int = 100
+    service: Ours,
+    clients: int,
+    seconds: float,
+    count: int = 1_000_000,
+    name: str = "c",
+    warm: int = 100,
+    mode: str = "call",
 ) -> tuple[float, float]:
     """Return submissions a second of so many clients together, and their p99 in ms.
 
-    warm: submitted by each client before it is measured.
+    warm: submitted by each client before it is measured. mode: call, or the runs in a call.
     """
     script = str(SCRIPTS / "submit_client.py")
     results = run_clients(
@@ -84,7 +92,7 @@ def submissions(
                 sys.executable,
                 script,
                 service.master.address,
-                *map(str, (seconds, count, f"{name}{one}", warm)),
+                *map(str, (seconds, count, f"{name}{one}", warm, mode)),
             ]
             for one in range(clients)
         ]
@@ -142,6 +150,10 @@ def measure_queue(repeats: int, seconds: float, ray_seconds: float) -> Figures:
                 rate, p99 = submissions(service, clients, seconds)
                 figures.note(f"rate {clients}", rate)
                 figures.note(f"p99 {clients}", p99)
+            with ours(0) as service:
+                rate, p99 = submissions(service, clients, seconds, mode=str(RUNS_AT_ONCE))
+                figures.note(f"sweep rate {clients}", rate)
+                figures.note(f"sweep p99 {clients}", p99)
             figures.note(f"echo {clients}", echoes(clients, seconds))
         with ray(1) as peer:
             measure_ray_queue(peer, ray_seconds, figures)
@@ -189,10 +201,13 @@ def queue_rows(figures: Figures) -> list[Row]:
             series("ray rate", "runs/s"),
             f"{PEER}, 1 client",
         ),
+        row(f"submissions, 1 client, {RUNS_AT_ONCE} in a call", series("sweep rate 1", "runs/s"), 500.0),
+        row(f"submissions, 8 clients, {RUNS_AT_ONCE} in a call", series("sweep rate 8", "runs/s"), 2000.0),
         beside_echo("calls of 1 client that submit", series("rate 1", "1/s"), series("echo 1", "1/s")),
         beside_echo("calls of 8 clients that submit", series("rate 8", "1/s"), series("echo 8", "1/s")),
         Row("p99 of a submission, 1 client", series("p99 1", "ms")),
         Row("p99 of a submission, 8 clients", series("p99 8", "ms")),
+        Row(f"p99 of a call of {RUNS_AT_ONCE}, 8 clients", series("sweep p99 8", "ms")),
         row(
             f"p99 of Get with {QUEUED:,} queued",
             series("get", "ms"),

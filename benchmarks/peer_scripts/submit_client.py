@@ -1,6 +1,7 @@
-"""A client that submits runs one after the other, each call after the answer to the one before.
+"""A client that submits runs.
 
-    submit_client.py ADDRESS SECONDS COUNT NAME WARM
+    submit_client.py ADDRESS SECONDS COUNT NAME WARM call     one call after the answer to the one before
+    submit_client.py ADDRESS SECONDS COUNT NAME WARM RUNS     the same with TrainMany, so many RUNS in a call
 
 Ends after SECONDS or COUNT runs, whatever is first; WARM runs are submitted before. Starts at a line on
 standard input, prints JSON.
@@ -15,7 +16,7 @@ import grpc
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 address, seconds, count, name = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-warm = int(sys.argv[5])
+warm, mode = int(sys.argv[5]), sys.argv[6]
 stub = training_pb2_grpc.TrainingServiceStub(grpc.insecure_channel(address))
 stub.GetService(training_pb2.TrainingServiceGetServiceRequest())
 spec = training_pb2.RunSpec(
@@ -27,21 +28,41 @@ spec = training_pb2.RunSpec(
 )
 
 
-def submit(number: int) -> None:
-    stub.Train(training_pb2.TrainingServiceTrainRequest(spec=spec, request_id=f"{name}-{number}"))
+def request(number: int) -> training_pb2.TrainingServiceTrainRequest:
+    return training_pb2.TrainingServiceTrainRequest(spec=spec, request_id=f"{name}-{number}")
 
 
 for number in range(warm):
-    submit(-number - 1)
+    stub.Train(request(-number - 1))
 print("ready", flush=True)
 sys.stdin.readline()
 latencies: list[float] = []
 began = now = time.perf_counter()
-while now - began < seconds and len(latencies) < count:
-    submit(len(latencies))
-    after = time.perf_counter()
-    latencies.append(after - now)
-    now = after
+
+
+def call() -> None:
+    """Send one call after the other."""
+    global now
+    while now - began < seconds and len(latencies) < count:
+        stub.Train(request(len(latencies)))
+        after = time.perf_counter()
+        latencies.append(after - now)
+        now = after
+
+
+def call_many(runs: int) -> None:
+    """Send one call of so many runs after the other."""
+    global now
+    while now - began < seconds and len(latencies) < count:
+        request_id = f"{name}-{len(latencies)}"
+        many = training_pb2.TrainingServiceTrainManyRequest(specs=[spec] * runs, request_id=request_id)
+        stub.TrainMany(many)
+        after = time.perf_counter()
+        latencies.extend([after - now] * runs)
+        now = after
+
+
+call() if mode == "call" else call_many(int(mode))
 done = len(latencies)
 latencies.sort()
 thinned = latencies[:: max(1, done // 1000)]  # small enough for one write to a pipe

@@ -8,6 +8,7 @@ RequestRefusedError with the master's reason, facts and hint, and MasterUnreacha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from elastane_common.client import MasterClient, new_request_id
@@ -15,6 +16,9 @@ from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 #: Page size of a list; the most that a master gives.
 RUNS_IN_A_PAGE: Final = 1000
+
+#: Runs that `TrainMany` takes at most.
+RUNS_AT_ONCE: Final = 100
 
 FINAL_STATES: Final = frozenset(
     {training_pb2.RUN_STATE_SUCCEEDED, training_pb2.RUN_STATE_FAILED, training_pb2.RUN_STATE_CANCELLED}
@@ -38,6 +42,16 @@ class TrainingClient:
             ),
         )
         return response.run, response.created
+
+    def train_many(self, specs: Iterable[training_pb2.RunSpec]) -> Iterator[training_pb2.Run]:
+        """Queue many runs, `RUNS_AT_ONCE` in a call; yields them in order, without ranks and history.
+
+        A refused one raises RequestRefusedError: none of its call is queued, all of the calls before are.
+        """
+        waiting = iter(specs)
+        while some := list(islice(waiting, RUNS_AT_ONCE)):
+            request = training_pb2.TrainingServiceTrainManyRequest(specs=some, request_id=new_request_id())
+            yield from self._call("TrainMany", request).runs
 
     def get(self, run_id: int) -> training_pb2.Run:
         """Return one run with its ranks and history."""

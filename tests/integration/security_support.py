@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "MetricService.WatchSeries": _LOOK,
     "MetricService.WatchSteps": {"worker", "reader", "operator"},
     "TrainingService.Train": _SUBMIT,
+    "TrainingService.TrainMany": _SUBMIT,
     "TrainingService.Get": _FOLLOW | {"runner"},  # for the record of a run that is over
     "TrainingService.List": _FOLLOW,
     "TrainingService.Watch": _FOLLOW,

@@ -38,7 +38,7 @@ OF_JOBS = [method for method in METHODS if not is_of_runs(method)]
 OF_RUNS = [
     method
     for method in METHODS
-    if is_of_runs(method) and method.name not in ("Train", "Attend", "GetService")
+    if is_of_runs(method) and method.name not in ("Train", "TrainMany", "Attend", "GetService")
 ]
 EVERY_RPC = pytest.mark.parametrize("method", METHODS, ids=[short_name(method) for method in METHODS])
 BY_NAME = {short_name(method): method for method in METHODS}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.clock import Clock
@@ -107,6 +107,11 @@ class DurableServer(LogListener, Generic[E]):
                 "the store does not answer: it is unknown whether this master still leads and may refuse",
                 hint="ask again in a moment",
             ) from None
+
+    async def refuse(self, refusal: Rejection) -> NoReturn:
+        """Raise the refusal of a request once it is `confirm`ed."""
+        await self.confirm()
+        raise refusal
 
     # ---------------------------------------------------------------- decisions and their effects
 

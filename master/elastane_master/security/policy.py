@@ -99,6 +99,7 @@ RULES: dict[str, Rule] = {
     _METRIC + "WatchSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSteps": Rule(_ALL, "job"),  # the leading worker's tracker reads it
     _TRAINING + "Train": Rule(_SUBMIT, owned=True),
+    _TRAINING + "TrainMany": Rule(_SUBMIT, owned=True),
     # The runner of rank 0 writes the record of a run that is over.
     _TRAINING + "Get": Rule(_FOLLOW_AND_RUN, owned=True),
     _TRAINING + "List": Rule(_FOLLOW, owned=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import NamedTuple, NoReturn, cast
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -203,17 +203,12 @@ def _begin(
         result, durable = server.begin(asked.event)
     except Rejection as refusal:
         line.answered()
-        return asyncio.create_task(_refuse(server, refusal))
+        return asyncio.create_task(server.refuse(refusal))
     leased = cast("LeaseResult", result)
     if leased.wait:
         return asyncio.create_task(_answer(asked, leased, durable, line, line.enter()))
     line.answered()
     return Decided(translate_shard.streamed_response(asked.event.dataset, leased), durable)
-
-
-async def _refuse(server: JobServer, refusal: Rejection) -> NoReturn:
-    await server.confirm()
-    raise refusal
 
 
 async def _answer(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import cast
 
 from elastane_master.decisions.events import Rejection
@@ -20,7 +21,7 @@ from elastane_master.decisions.runs.events import (
     RunSubmitted,
     Submitted,
 )
-from elastane_master.decisions.runs.requests import was_submitted
+from elastane_master.decisions.runs.requests import at_place, was_submitted
 from elastane_master.decisions.runs.run import OVER, Run, RunState
 from elastane_master.decisions.runs.spec import RunSpec, check, owner_of
 from elastane_master.runs.run_server import RunnerSession, RunServer
@@ -36,6 +37,9 @@ WATCH_SECONDS_MIN = 0.05
 """A watcher gets the newest state at most so often, however many changes there are."""
 
 ARCHIVE_BYTES_MAX = 256 * 2**20
+
+RUNS_AT_ONCE = 100
+"""Runs that one call submits at most."""
 
 
 class TrainingServicer:
@@ -55,6 +59,23 @@ class TrainingServicer:
         )
         run = self._message(self._runs.server, submitted.run_id)
         return training_pb2.TrainingServiceTrainResponse(run=run, created=submitted.created)
+
+    async def TrainMany(
+        self, request: training_pb2.TrainingServiceTrainManyRequest, context: Context
+    ) -> training_pb2.TrainingServiceTrainManyResponse:
+        if not 0 < len(request.specs) <= RUNS_AT_ONCE:
+            raise Rejection(
+                "invalid_argument",
+                f"{len(request.specs)} runs in one call",
+                hint=f"submit 1 to {RUNS_AT_ONCE} of them at once",
+                field="specs",
+            )
+        request_id = checked_request_id(request.request_id)
+        ids = [f"{request_id}/{place}" if request_id else "" for place in range(len(request.specs))]
+        run_ids = await submit_many(self._runs, request.specs, ids)
+        server = self._runs.server
+        runs = [self._message(server, run_id, whole=False) for run_id in run_ids]
+        return training_pb2.TrainingServiceTrainManyResponse(runs=runs)
 
     async def Get(
         self, request: training_pb2.TrainingServiceGetRequest, context: Context
@@ -184,25 +205,75 @@ class TrainingServicer:
 
 async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, *, client_key: str = "") -> Submitted:
     """Resolve the dataset of a run, and submit it on its owner's account. Raises Rejection."""
+    event = await _submission(runs, spec, request_id, client_key)
+    async with AsyncExitStack() as archives:
+        await _hold_archive(runs, event, archives)
+        return cast("Submitted", await runs.server.submit(event))
+
+
+async def submit_many(
+    runs: TrainingRuns, messages: Sequence[training_pb2.RunSpec], request_ids: Sequence[str]
+) -> list[int]:
+    """Submit all of these runs on their owners' accounts, or none; return their ids. Raises Rejection."""
+    events: list[RunSubmitted] = []
+    new: Counter[str] = Counter()
+    async with AsyncExitStack() as archives:
+        for place, (message, request_id) in enumerate(zip(messages, request_ids, strict=True)):
+            try:
+                event = await _submission(runs, spec_of(message), request_id, ahead=new)
+                await _hold_archive(runs, event, archives)
+            except Rejection as refusal:
+                raise at_place(refusal, place) from None
+            events.append(event)
+        server = runs.server
+        server.require_taking()
+        try:
+            server.machine.require_acceptable(events)
+        except Rejection as refusal:
+            await server.refuse(refusal)
+        # Nothing else is decided in between, so none of them is refused now.
+        begun = [server.begin(event) for event in events]
+        if (durable := begun[-1][1]) is not None:
+            await asyncio.shield(durable)
+    return [cast("Submitted", result).run_id for result, _ in begun]
+
+
+async def _submission(
+    runs: TrainingRuns,
+    spec: RunSpec,
+    request_id: str,
+    client_key: str = "",
+    ahead: Counter[str] | None = None,
+) -> RunSubmitted:
+    """Return the event of a submission on its owner's account, its dataset resolved. Raises Rejection.
+
+    ahead: new runs by owner that are submitted before it; counts it.
+    """
     server, caller = runs.server, callers.principal.get()
     owner = owner_of(spec, caller.name, caller.covers_owner(spec.owner))
-    state = server.machine.state
-    repeated = was_submitted(state, owner, request_id, client_key)
-    if caller.quotas.runs_max and not repeated:
-        require_runs(caller, server.machine.index.alive(owner))
+    if not was_submitted(server.machine.state, owner, request_id, client_key):
+        before = ahead[owner] if ahead is not None else 0
+        if caller.quotas.runs_max:
+            require_runs(caller, server.machine.index.alive(owner) + before)
+        if ahead is not None:
+            ahead[owner] += 1
     verdict: DataVerdict = "ready"
     url = reason = ""
     if spec.dataset is not None:
         verdict, url, reason = await runs.datasets.resolve(spec.dataset)
     # A token speaks for the quota of its own name only.
     slots_max = caller.quotas.slots_max if owner == caller.name else None
-    event = RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason, slots_max)
+    return RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason, slots_max)
+
+
+async def _hold_archive(runs: TrainingRuns, event: RunSubmitted, archives: AsyncExitStack) -> None:
+    """Keep the code archive of a new run from being removed until `archives` is left. Raises Rejection."""
+    spec, state = event.spec, runs.server.machine.state
     archive = spec.code.archive_sha256 if spec.code is not None else None
-    if archive is None or repeated:
-        return cast("Submitted", await server.submit(event))
+    if archive is None or was_submitted(state, event.owner, event.request_id, event.client_key):
+        return
     check(spec, state.settings.limits)
-    async with runs.code_archives.submitting(archive):
-        return cast("Submitted", await server.submit(event))
+    await archives.enter_async_context(runs.code_archives.submitting(archive))
 
 
 def run_of(server: RunServer, run_id: int) -> Run:

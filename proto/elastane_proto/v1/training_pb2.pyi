@@ -277,6 +277,20 @@ class TrainingServiceTrainResponse(_message.Message):
     created: bool
     def __init__(self, run: _Optional[_Union[Run, _Mapping]] = ..., created: _Optional[bool] = ...) -> None: ...
 
+class TrainingServiceTrainManyRequest(_message.Message):
+    __slots__ = ("specs", "request_id")
+    SPECS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    specs: _containers.RepeatedCompositeFieldContainer[RunSpec]
+    request_id: str
+    def __init__(self, specs: _Optional[_Iterable[_Union[RunSpec, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class TrainingServiceTrainManyResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[Run]
+    def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
+
 class TrainingServiceGetRequest(_message.Message):
     __slots__ = ("run_id",)
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class TrainingServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainResponse.FromString,
                 _registered_method=True)
+        self.TrainMany = channel.unary_unary(
+                '/elastane.v1.TrainingService/TrainMany',
+                request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyResponse.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/elastane.v1.TrainingService/Get',
                 request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetRequest.SerializeToString,
@@ -98,6 +103,14 @@ class TrainingServiceServicer:
 
     def Train(self, request, context):
         """Queues a run. A repeated request_id, or client_key with an equal spec, returns the run of the first call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TrainMany(self, request, context):
+        """Queues many runs, as for a sweep, at a fraction of the cost of a call each: all of them, or, if one is refused, none.
+        After a lost answer the caller repeats the call with its request_id, and no run is queued twice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +192,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     request_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainResponse.SerializeToString,
             ),
+            'TrainMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.TrainMany,
+                    request_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyResponse.SerializeToString,
+            ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
                     request_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetRequest.FromString,
@@ -258,6 +276,33 @@ class TrainingService:
             '/elastane.v1.TrainingService/Train',
             elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainRequest.SerializeToString,
             elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TrainMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.TrainingService/TrainMany',
+            elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ the same state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -123,6 +123,10 @@ class RunsMachine:
             self.index.ticked_at = ctx.now
         self._report(ctx)
         return ctx.decision()
+
+    def require_acceptable(self, events: Sequence[RunSubmitted]) -> None:
+        """Raise Rejection if one of these submissions, handled one after the other now, would be refused."""
+        requests.check_many(RunsContext(self.state, self.index, self.state.decided_at), events)
 
     def _index(self, ctx: RunsContext) -> None:
         """Bring the index up to date with the runs and runners that changed."""

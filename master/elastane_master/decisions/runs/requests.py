@@ -5,6 +5,8 @@ Each takes effect once, however often it is repeated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import life, spec
 from elastane_master.decisions.runs.context import RunsContext
@@ -67,6 +69,27 @@ def submit(ctx: RunsContext, event: RunSubmitted) -> None:
     ctx.result = Submitted(run.run_id, created=True)
 
 
+def check_many(ctx: RunsContext, events: Sequence[RunSubmitted]) -> None:
+    """Raise Rejection, with its place, if one of these would be refused after those before it."""
+    new = 0
+    for place, event in enumerate(events):
+        if was_submitted(ctx.state, event.owner, event.request_id, event.client_key):
+            continue
+        try:
+            _check(ctx, event, ahead=new)
+        except Rejection as refusal:
+            raise at_place(refusal, place) from None
+        new += 1
+
+
+def at_place(refusal: Rejection, place: int) -> Rejection:
+    """Return the refusal of one run of several as that of all of them. place: from 0."""
+    facts = dict(refusal.facts)
+    if "field" in facts:
+        facts["field"] = f"specs[{place}].{facts['field'].removeprefix('spec.')}"
+    return Rejection(refusal.reason, f"run {place + 1} of the call: {refusal}", hint=refusal.hint, **facts)
+
+
 def _set_quota(ctx: RunsContext, event: RunSubmitted) -> None:
     """Adopt the owner's quota of slots, as its token has it now."""
     quotas = ctx.state.slots_max
@@ -105,7 +128,8 @@ def _of_client_key(ctx: RunsContext, event: RunSubmitted) -> Run | None:
     return run
 
 
-def _check(ctx: RunsContext, event: RunSubmitted) -> None:
+def _check(ctx: RunsContext, event: RunSubmitted, ahead: int = 0) -> None:
+    """Raise Rejection if the run cannot be accepted. ahead: runs that are accepted before it."""
     state = ctx.state
     limits = state.settings.limits
     spec.check(event.spec, limits)
@@ -142,14 +166,15 @@ def _check(ctx: RunsContext, event: RunSubmitted) -> None:
             hint="check its id and the hash of its version",
             field="spec.dataset",
         )
-    if len(ctx.index.pending) >= state.settings.runs_waiting_max:
+    waiting = len(ctx.index.pending) + ahead
+    if waiting >= state.settings.runs_waiting_max:
         raise Rejection(
             "limit_exceeded",
-            f"{len(ctx.index.pending)} runs wait already",
+            f"{waiting} runs wait already",
             hint="submit again when some have ended",
             limit=state.settings.runs_waiting_max,
         )
-    if state.next_run_id > RUN_ID_MAX:
+    if state.next_run_id + ahead > RUN_ID_MAX:
         raise Rejection("limit_exceeded", "there are no run ids left", limit=RUN_ID_MAX)
 
 

@@ -105,6 +105,13 @@ class FakeTraining(training_pb2_grpc.TrainingServiceServicer):
             )
         return self.runs[run_id]
 
+    def TrainMany(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._seen(request, context)
+        runs = [self.add() for _ in request.specs]
+        for run, spec in zip(runs, request.specs, strict=True):
+            run.spec.CopyFrom(spec)
+        return training_pb2.TrainingServiceTrainManyResponse(runs=runs)
+
     def Train(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._seen(request, context)
         if request.client_key in self.keys:

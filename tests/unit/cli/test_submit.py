@@ -416,3 +416,38 @@ def test_ctrl_c_cancels_if_that_is_wanted(training: FakeTraining, script: Path) 
     assert process.returncode == 12, errors
     assert "run 1: cancelled: on request" in errors and "Traceback" not in errors
     assert len(training.sent(training_pb2.TrainingServiceCancelRequest)) == 1
+
+
+def test_a_sweep_queues_a_run_for_each_combination(training: FakeTraining, script: Path) -> None:
+    sweeps = ("--sweep", "LR=0.1,0.01", "--sweep", "SEED=" + ",".join(map(str, range(60))))
+    result = submit(training, "--model", "digits", "--param", "LR=1", "--param", "A=b", *sweeps, script)
+    assert result.exit_code == 0, result.output
+    calls = training.sent(training_pb2.TrainingServiceTrainManyRequest)
+    assert [len(call.specs) for call in calls] == [100, 20]
+    parameters = [dict(one.parameters) for call in calls for one in call.specs]
+    assert parameters == [
+        {"A": "b", "LR": rate, "SEED": str(seed)} for rate in ("0.1", "0.01") for seed in range(60)
+    ]
+    lines = result.stdout.splitlines()
+    assert len(lines) == 120 and lines[-1].startswith("run 120:") and lines[-1].endswith("LR=0.01 SEED=59")
+    printed = json.loads(submit(training, "--json", "--model", "m", "--sweep", "A=1,2", script).stdout)
+    assert [run["spec"]["parameters"] for run in printed["runs"]] == [{"A": "1"}, {"A": "2"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--sweep", "LR"], "it has no ="),
+        (["--sweep", "lr=1,2"], "lr=...: "),
+        (["--sweep", "LR=1,1"], "LR: a value is there twice"),
+        (["--sweep", "LR=1", "--sweep", "LR=2"], "LR is given twice"),
+        (["--sweep", "A=" + ",".join(map(str, range(1001)))], "1001 runs, at most 1000"),
+        (["--sweep", "A=1,2", "--key", "k"], "a key is of one run"),
+    ],
+)
+def test_a_sweep_that_cannot_be_meant_is_bad_usage(
+    training: FakeTraining, script: Path, options: list[str], words: str
+) -> None:
+    result = submit(training, "--model", "digits", *options, script)
+    assert result.exit_code == 2 and words in " ".join(result.stderr.replace("│", " ").split())
+    assert not training.requests

@@ -6,7 +6,9 @@ The options are parsed before anything is sent; every error is a BadParameter. W
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +23,8 @@ from elastane_cli.commands.submit_options import SubmitOptions
 if TYPE_CHECKING:
     from elastane_proto.v1 import training_pb2
 
+#: Of one command: more are likely a slip.
+SWEEP_RUNS_MAX: Final = 1000
 #: A hundred years; protobuf's durations end at ten thousand.
 _SECONDS_MAX: Final = 100 * 365 * 86400.0
 #: Options of an elastic run's job.
@@ -152,6 +156,23 @@ def spec_of(
     if plan.changes_code:
         _set_command(spec, plan)
     return spec
+
+
+def combinations(sweeps: Sequence[str]) -> list[dict[str, str]]:
+    """Return the parameters of each run of a sweep, the last option's values changing fastest.
+
+    sweeps: as K=V,V... Raises BadParameter.
+    """
+    if not sweeps:
+        return []
+    values = {name: given.split(",") for name, given in _pairs(sweeps, "--sweep", _variable_fault).items()}
+    for name, several in values.items():
+        if len(set(several)) < len(several):
+            raise typer.BadParameter(f"{name}: a value is there twice", param_hint="--sweep")
+    count = math.prod(len(several) for several in values.values())
+    if count > SWEEP_RUNS_MAX:
+        raise typer.BadParameter(f"{count} runs, at most {SWEEP_RUNS_MAX}", param_hint="--sweep")
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
 def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:

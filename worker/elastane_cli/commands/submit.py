@@ -28,7 +28,7 @@ from elastane_cli.commands.run_following import RunFollower
 from elastane_cli.commands.run_ids import run_id
 from elastane_cli.commands.run_like import spec_like
 from elastane_cli.commands.run_options import SCRIPT_SETTINGS
-from elastane_cli.commands.run_spec import Plan, plan, spec_of
+from elastane_cli.commands.run_spec import Plan, combinations, plan, spec_of
 from elastane_cli.commands.submit_options import SubmitOptions
 from elastane_cli.commands.training import connect_training
 
@@ -53,6 +53,7 @@ HELP: Final = "\n\n".join(
         "  elastane submit --model digits --dataset mnist@3f0c --framework pytorch --instances 2 ddp.py",
         "  elastane submit --model digits --algorithm resnet --param EPOCHS=10 --detach",
         "  elastane submit --like 17 --param LR=0.1",
+        "  elastane submit --model digits --sweep LR=0.1,0.01 --sweep SEED=1,2,3 train.py",
         "Exits with 0 if the run succeeded (with --detach: if it is queued), 1 if it failed, 12 if it was "
         "cancelled, 2 for bad usage, 3 if it was refused, 4 if the master was unreachable, 130 if Ctrl-C "
         "detached.",
@@ -81,6 +82,16 @@ def _submit(
             show_default=False,
         ),
     ] = "",
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="K=V,V...",
+            help="Values of a parameter: one run for each, or, repeated, for each combination of values. "
+            "Returns as soon as all of them are queued.",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as the run is queued.")
     ] = False,
@@ -92,8 +103,15 @@ def _submit(
     as_json: JsonOption = False,
 ) -> None:
     planned = plan(script or (), options, None if options.like is None else run_id(options.like, "--like"))
+    swept = combinations(sweep or ())
+    if swept and key:
+        raise typer.BadParameter("a key is of one run, --sweep submits several", param_hint="--key")
     with _packed(planned) as archive, connect_training(master, timeout) as training:
-        run, created = _queue(training, planned, archive, key)
+        spec = _spec(training, planned, archive)
+        if swept:
+            _queue_all(training, spec, swept, as_json)
+            return
+        run, created = _queue(training, spec, key)
         if detach:
             _print_queued(run, created, as_json)
             return
@@ -118,17 +136,21 @@ def _packed(planned: Plan) -> Iterator[tuple[Path, str] | None]:
         yield archive, pack(planned.folder, archive)
 
 
-def _queue(
-    training: TrainingClient, planned: Plan, archive: tuple[Path, str] | None, client_key: str
-) -> tuple[training_pb2.Run, bool]:
-    """Send the code and queue the run; returns (run, created)."""
+def _spec(training: TrainingClient, planned: Plan, archive: tuple[Path, str] | None) -> training_pb2.RunSpec:
+    """Send the code; return the run's spec."""
     base = spec_like(training, planned.like) if planned.like is not None else None
     if archive is not None:
         from elastane_common.code_archive import store
 
         service = training.get_service()
         store(*archive, service.artifact_url, bytes_max=service.archive_bytes_max)
-    spec = spec_of(planned, base, archive[1] if archive else "")
+    return spec_of(planned, base, archive[1] if archive else "")
+
+
+def _queue(
+    training: TrainingClient, spec: training_pb2.RunSpec, client_key: str
+) -> tuple[training_pb2.Run, bool]:
+    """Queue the run; returns (run, created)."""
     try:
         return training.train(spec, client_key=client_key)
     except KeyboardInterrupt:
@@ -136,6 +158,34 @@ def _queue(
             "interrupted while the run was submitted; `elastane queue` shows if it is queued", err=True
         )
         raise
+
+
+def _queue_all(
+    training: TrainingClient, spec: training_pb2.RunSpec, swept: list[dict[str, str]], as_json: bool
+) -> None:
+    """Queue a run for each set of parameters, and print each with its own."""
+    from elastane_cli.views.plain import to_plain
+    from elastane_cli.views.runs import change_line
+    from elastane_proto.v1 import training_pb2
+
+    def specs() -> Iterator[training_pb2.RunSpec]:
+        for parameters in swept:
+            one = training_pb2.RunSpec()
+            one.CopyFrom(spec)
+            one.parameters.update(parameters)
+            yield one
+
+    queued: list[training_pb2.Run] = []
+    try:
+        for run, parameters in zip(training.train_many(specs()), swept, strict=True):
+            queued.append(run)
+            if not as_json:
+                typer.echo(f"{change_line(run)}: {' '.join(f'{k}={v}' for k, v in parameters.items())}")
+    finally:
+        if as_json:
+            print_json({"runs": [to_plain(run) for run in queued]})
+        elif len(queued) < len(swept):
+            typer.echo(f"{len(queued)} of {len(swept)} runs are queued", err=True)
 
 
 def _print_queued(run: training_pb2.Run, created: bool, as_json: bool) -> None:

@@ -46,6 +46,7 @@ BENCHMARKS = (
     "startup",
     "succession",
     "training_service",
+    "schedule_decisions",
     "micro",
 )
 """Benchmarks in the order of the page: files beside this one; "micro" is a folder for pytest-benchmark."""

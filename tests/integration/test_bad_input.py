@@ -81,8 +81,8 @@ def start_one(cluster: LocalCluster) -> None:
     ],
 )
 def test_worker_with_another_script_is_refused(tmp_path: Path, arguments: list[str], named: str) -> None:
-    script = [*CONFIG.arguments, "--busy-seconds", "0.3"]
-    with local_cluster(tmp_path, settings(), script) as cluster:
+    endless = [*CONFIG.arguments, "--epochs", "1000"]  # not over before the stranger comes
+    with local_cluster(tmp_path, settings(), [*endless, "--busy-seconds", "0.05"]) as cluster:
         start_one(cluster)
         environment = {
             "ELASTANE_MASTER": cluster.master.address,
@@ -90,7 +90,7 @@ def test_worker_with_another_script_is_refused(tmp_path: Path, arguments: list[s
             "ELASTANE_ESTS": "2",
             "ELASTANE_WORKER_ID": "stranger",
         }
-        result = run_forked(*CONFIG.arguments, *arguments, environment=environment)
+        result = run_forked(*endless, *arguments, environment=environment)
         assert result.returncode == EXIT_REFUSED, result.stderr
         assert named in result.stderr.lower()
         assert "Traceback" not in result.stderr

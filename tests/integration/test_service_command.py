@@ -42,8 +42,10 @@ def service(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
             time.sleep(0.05)
         yield address.read_text().strip(), process
     finally:
+        before = (tmp_path / "service.log").read_text().count("is started again")
         process.terminate()
         patience.wait(process.wait, 60)
+    assert (tmp_path / "service.log").read_text().count("is started again") == before
 
 
 def elastane(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -139,9 +139,11 @@ class _Keeper:
         self._name = name
         self._words = words
         self._process: asyncio.subprocess.Process | None = None
+        self._ending = False
 
     async def keep(self) -> int:
-        """Start the process, again and again; return its exit code once that says that it would end again."""
+        """Start the process, again and again; return its exit code after `end`, or once it says that it would
+        end again."""
         from elastane_common.backoff import backoff_seconds
 
         loop = asyncio.get_running_loop()
@@ -151,7 +153,7 @@ class _Keeper:
             # A session of its own: Ctrl-C reaches this command alone, which ends them in order.
             self._process = await asyncio.create_subprocess_exec(*self._words(), start_new_session=True)
             code = await self._process.wait()
-            if code in _FINAL_CODES:
+            if self._ending or code in _FINAL_CODES:
                 return code
             failures = 0 if loop.time() - begun >= STEADY_SECONDS else failures + 1
             typer.echo(f"the {self._name} ended with exit code {code}; it is started again", err=True)
@@ -159,6 +161,7 @@ class _Keeper:
 
     async def end(self) -> None:
         """Ask the process to end, and wait for that."""
+        self._ending = True
         if self._process is None or self._process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):

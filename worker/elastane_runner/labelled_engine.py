@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import time
 import uuid
@@ -31,6 +30,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from elastane_common.run_record import RankImage
+from elastane_runner.attempt_folders import attempts_of, refuse_stale
 from elastane_runner.container_log import ContainerLog, End, LogThread, log_bytes, record_end
 from elastane_runner.engine import (
     AttemptPlan,
@@ -64,8 +64,6 @@ RETRY_SECONDS: Final = 0.5
 #: When launches that were cut are taken back again; a call of a killed runner may still be carried out.
 LATE_SECONDS: Final = 2.0
 LATE_TRIES: Final = 3
-
-_NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
 
 
 class RankKey(NamedTuple):
@@ -177,7 +175,7 @@ class LabelledEngine:
 
     def _launch(self, plan: AttemptPlan) -> dict[int, str]:
         """Create and start the containers; return their ids by rank."""
-        self._refuse_stale(plan)
+        refuse_stale(self._runs, plan)
         calls = self._client.prepare(plan)
         ranks = [one.rank for one in plan.ranks]
         folder = self._folder(plan.run, plan.attempt)
@@ -204,17 +202,6 @@ class LabelledEngine:
         finally:
             self._calls.pop(plan.run, None)
         return containers
-
-    def _refuse_stale(self, plan: AttemptPlan) -> None:
-        for folder in self._attempts(plan.run):
-            if int(folder.name) == plan.attempt:
-                raise EngineError(f"attempt {plan.attempt} of {plan.run} is there already")
-            seen = (read_record(folder / PLAN) or {"fence": plan.fence})["fence"]
-            if seen > plan.fence:
-                raise EngineError(
-                    f"the fence {plan.fence} of {plan.run} is stale: {seen} was seen",
-                    hint="another lease of the run came later",
-                )
 
     def _take_back(self, run: str, attempt: int) -> None:
         """Remove what was started of a launch, however long the engine does not answer, unless closed."""
@@ -291,7 +278,7 @@ class LabelledEngine:
         """Return all attempts as the folder has them, with the containers of ranks whose end is not known."""
         found = []
         for run in self._runs.iterdir():
-            for folder in self._attempts(run.name):
+            for folder in attempts_of(self._runs, run.name):
                 if (plan := read_record(folder / PLAN)) is None:
                     shutil.rmtree(folder, ignore_errors=True)
                     continue
@@ -317,7 +304,7 @@ class LabelledEngine:
             if (labels := read_labels(one.labels)) is not None:
                 labelled.setdefault((labels.run, labels.attempt), {})[labels] = one.container
         for run in self._runs.iterdir():
-            for folder in self._attempts(run.name):
+            for folder in attempts_of(self._runs, run.name):
                 labelled.setdefault((run.name, int(folder.name)), {})
         found = [
             self._adopt_attempt(run, attempt, containers)
@@ -509,12 +496,6 @@ class LabelledEngine:
     def _folder(self, run: str, attempt: int) -> Path:
         check_name(run, "run")
         return self._runs / run / str(attempt)
-
-    def _attempts(self, run: str) -> list[Path]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = [folder for folder in (self._runs / run).iterdir() if _NUMBER.fullmatch(folder.name)]
-            return sorted(found, key=lambda folder: int(folder.name))
-        return []
 
 
 def _plan_record(fence: int, ranks: Iterable[int], log_cap_bytes: int) -> dict[str, Any]:

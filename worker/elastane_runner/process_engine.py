@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from elastane_common.run_record import RankImage
+from elastane_runner.attempt_folders import attempts_of, refuse_stale
 from elastane_runner.engine import (
     AttemptPlan,
     AttemptRecord,
@@ -169,7 +170,7 @@ class ProcessEngine:
             del self._launching[plan.run]
 
     def _launch(self, plan: AttemptPlan) -> list[StartingRank]:
-        self._refuse_stale(plan)
+        refuse_stale(self._runs, plan)
         folder = self._folder(plan.run, plan.attempt)
         mark = uuid.uuid4().hex
         starting: list[StartingRank] = []
@@ -191,24 +192,13 @@ class ProcessEngine:
             raise EngineError(f"attempt {plan.attempt} of {plan.run} was not launched: {error}") from error
         return starting
 
-    def _refuse_stale(self, plan: AttemptPlan) -> None:
-        for folder in self._attempts(plan.run):
-            if int(folder.name) == plan.attempt:
-                raise EngineError(f"attempt {plan.attempt} of {plan.run} is there already")
-            seen = (read_record(folder / PLAN) or {"fence": plan.fence})["fence"]
-            if seen > plan.fence:
-                raise EngineError(
-                    f"the fence {plan.fence} of {plan.run} is stale: {seen} was seen",
-                    hint="another lease of the run came later",
-                )
-
     def _adopt(self) -> list[AttemptRecord]:
         for leftover in self._removed.iterdir():
             shutil.rmtree(leftover, ignore_errors=True)
         found = [
             _adopt_attempt(run.name, folder)
             for run in sorted(self._runs.iterdir())
-            for folder in self._attempts(run.name)
+            for folder in attempts_of(self._runs, run.name)
         ]
         return [record for record in found if record is not None]
 
@@ -298,12 +288,6 @@ class ProcessEngine:
     def _folder(self, run: str, attempt: int) -> Path:
         check_name(run, "run")
         return self._runs / run / str(attempt)
-
-    def _attempts(self, run: str) -> list[Path]:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found = [folder for folder in (self._runs / run).iterdir() if folder.name.isdecimal()]
-            return sorted(found, key=lambda folder: int(folder.name))
-        return []
 
 
 def _adopt_attempt(run: str, folder: Path) -> AttemptRecord | None:

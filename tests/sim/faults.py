@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elastane_master.store.closed import TAKE
 from elastane_master.store.log import LogOptions
 from elastane_master.store.scripts import ACQUIRE
 from sim.callers import Operator
@@ -156,8 +157,8 @@ class Cluster:
         for master in self.masters:
             if master is not leader:
                 master.follows_a_sync = False
-        if leader.follows_a_sync:  # a write of the dead master may have arrived since then
-            self.server.sync()
+        if leader.follows_a_sync and not self.profile.loses_takeovers:
+            self.server.sync()  # a write of the dead master may have arrived since then
         self.follow_up("takeover")
 
     def _renamed(self, key: bytes, holder: bytes) -> None:
@@ -168,6 +169,8 @@ class Cluster:
             check_granted(self.world, self.masters_alive, holder)
 
     def _scripted(self, text: str, process: str, done: bool) -> None:
+        if not done and text in (ACQUIRE, TAKE) and self.profile.loses_takeovers:
+            self.server.sync()  # afterwards no older master's write can arrive
         if done and text == ACQUIRE and self.started:  # else the job is being created
             self._reader = process
             self.follow_up("acquired")

@@ -42,7 +42,8 @@ class Profile:
     weights: of the named faults, in place of those that `faults` gives. others: factor for all other weights.
     registers: a caller makes datasets and asks for them. saves: False: the job has no checkpoints, so that a
     history begins anew from other weights. loses_all: power cuts take all workers with them. latecomers:
-    workers come to jobs that are over.
+    workers come to jobs that are over. loses_takeovers: the store may lose the taking over itself; what other
+    masters wrote before is on its disk then. receive_seconds: times that workers take to receive the state.
     """
 
     name: str
@@ -53,6 +54,8 @@ class Profile:
     saves: bool = True
     loses_all: bool = False
     latecomers: bool = False
+    loses_takeovers: bool = False
+    receive_seconds: tuple[float, float] = (0.002, 0.05)
 
     def weight(self, fault: str, even: float) -> float:
         """Return the weight of a fault. even: the one in schedules without a profile."""
@@ -79,12 +82,14 @@ BROKEN_CHANGES = Profile(
     follow_ups=(
         FollowUp("prepare", "worker killed", 0.1),
         FollowUp("go", "worker killed", 0.2),
+        FollowUp("go", "worker killed", 0.2, (0.03, 0.06, 0.1)),
         FollowUp("go", GO_FORGOTTEN, 0.1, AT_ONCE),
         FollowUp("load", "worker killed", 0.2, (0.0, 0.02, 0.1)),
         FollowUp("load", "master and a worker restarted", 0.5, (0.0, 0.02, 0.1)),
         FollowUp("prepared", "connection reset", 0.05),
         FollowUp("prepared", "worker killed", 0.02, AT_ONCE),
     ),
+    receive_seconds=(0.05, 0.15),
 )
 """The ring changes again before a change has come to its end."""
 
@@ -115,6 +120,7 @@ LOST_TAKEOVERS = Profile(
     {"master killed": 8.0, "master's clock set": 3.0, "store lost writes": 2.0, "trainer hangs": 2.0},
     others=0.4,
     follow_ups=(FollowUp("takeover", "store lost writes", 0.5),),
+    loses_takeovers=True,
     latecomers=True,
 )
 """Masters with clocks of their own follow one another, and the store loses that one took over."""

@@ -8,7 +8,7 @@ import logging
 import random
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import structlog
@@ -110,7 +110,8 @@ class _Run:
     ) -> None:
         self.seed, self.rng, self.world = seed, rng, world
         self.cuts = cuts
-        self.script, self.settings = _draw(rng)
+        script, self.settings = _draw(rng)
+        self.script = replace(script, receive_seconds=profile.receive_seconds)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
         if not profile.saves:

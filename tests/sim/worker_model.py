@@ -84,13 +84,14 @@ PROBE_TIMEOUT_SECONDS = 1.0
 
 @dataclass
 class Script:
-    """The training script that all workers run."""
+    """The training script that all workers run. receive_seconds: how long its state takes to receive."""
 
     ests: int
     steps_per_epoch: int
     epochs: int
     step_seconds: float
     user_seconds: float
+    receive_seconds: tuple[float, float] = (0.002, 0.05)
 
     @property
     def steps(self) -> int:
@@ -546,7 +547,7 @@ class WorkerModel:
     async def receive_state(self, go: ring_pb2.Go) -> None:
         group = self.group
         assert group is not None
-        await asyncio.sleep(self.world.rng.choice((0.002, 0.05)))
+        await asyncio.sleep(self.world.rng.choice(self.script.receive_seconds))
         if self.protocol.fenced != go.generation and group.exported:
             # All of it had come before the ring was given up: `begin_replace` keeps it out of the weights.
             self._received = group.exported[group.donors[0]]

@@ -442,14 +442,15 @@ class Checkers:
         self.decided_before = -1
         self.standing = {step: commit for step, commit in self.standing.items() if step < self.next_step}
 
-    def _is_applied_by_all(self, step: int) -> bool:
-        """True if all members of one of the last rings have applied the step, or a checkpoint holds it.
+    def _is_applied_by_all(self, step: int, generation: int) -> bool:
+        """True if all members of its ring or of one of the last rings have applied the step, or a checkpoint
+        holds it.
 
         For the script's last step one worker that finished the script is enough: all others may have died.
         """
         if step == self.steps - 1 and any(reached > step for reached in self._reached.values()):
             return True
-        rings = list(self.rings.values())[-4:]
+        rings = [*(ring for ring in (self.rings.get(generation),) if ring), *list(self.rings.values())[-4:]]
         if any(all(self._reached.get(owner, 0) > step for owner in ring.owners) for ring in rings):
             return True
         # A worker at the end of the script has the result, even if a peer died before its last step.
@@ -526,7 +527,7 @@ class Checkers:
         if before is not None and commit.generation < before.generation:
             text = f"step {commit.step} is of ring {commit.generation}, the one before of {before.generation}"
             self._broken("monotone", text)
-        if not self._is_applied_by_all(commit.step):
+        if not self._is_applied_by_all(commit.step, commit.generation):
             self._broken("history", f"step {commit.step} is committed before all members have applied it")
         self.next_step = commit.step + 1
         self.standing[commit.step] = commit

@@ -83,7 +83,7 @@ BROKEN_CHANGES = Profile(
         FollowUp("prepare", "worker killed", 0.1),
         FollowUp("go", "worker killed", 0.2),
         FollowUp("go", "worker killed", 0.2, (0.03, 0.06, 0.1)),
-        FollowUp("go", GO_FORGOTTEN, 0.1, AT_ONCE),
+        FollowUp("go", GO_FORGOTTEN, 0.35, AT_ONCE),
         FollowUp("load", "worker killed", 0.2, (0.0, 0.02, 0.1)),
         FollowUp("load", "master and a worker restarted", 0.5, (0.0, 0.02, 0.1)),
         FollowUp("prepared", "connection reset", 0.05),

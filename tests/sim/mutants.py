@@ -14,7 +14,7 @@ import typer
 from sim import planting
 from sim.planting import Mutant
 
-SEEDS_MAX = 600
+SEEDS_MAX = 1000
 
 DECISIONS = "elastane_master.decisions"
 MUTANTS = (

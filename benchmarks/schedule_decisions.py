@@ -3,8 +3,8 @@
     python benchmarks/schedule_decisions.py [--quick] [--json [FILE]]
 
 Jobs are those of the seeded generator (`elastane simulate`), on 256 devices of three types. Each decision is
-made a second after the one before, with one job ended and one come, as a service's decisions are: what a
-policy keeps between them (plans, the virtual fair share) is kept.
+made one second after the last, when one job has ended and another has arrived; state that a policy keeps
+between decisions (plans, the virtual fair share) is kept, as in a service.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ class TrainingServiceServicer:
 
     def TrainMany(self, request, context):
         """Queues many runs, as for a sweep, at a fraction of the cost of a call each: all of them, or, if one is refused, none.
-        After a lost answer the caller repeats the call with its request_id, and no run is queued twice.
+        After a lost answer the caller repeats the call with its request_id: no run is queued twice, and what a master that
+        died meanwhile had not stored is added.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

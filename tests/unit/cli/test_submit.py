@@ -442,10 +442,11 @@ def test_a_sweep_queues_a_run_for_each_combination(training: FakeTraining, scrip
         (["--sweep", "LR=1,1"], "LR: a value is there twice"),
         (["--sweep", "LR=1", "--sweep", "LR=2"], "LR is given twice"),
         (["--sweep", "A=" + ",".join(map(str, range(1001)))], "1001 runs, at most 1000"),
-        (["--sweep", "A=1,2", "--key", "k"], "a key is of one run"),
+        (["--sweep", "A=1,2", "--key", "k"], "a key identifies one run"),
+        (["--sweep", "A=1,2", "--cancel-on-interrupt"], "the runs of a sweep are not followed"),
     ],
 )
-def test_a_sweep_that_cannot_be_meant_is_bad_usage(
+def test_an_invalid_sweep_is_bad_usage(
     training: FakeTraining, script: Path, options: list[str], words: str
 ) -> None:
     result = submit(training, "--model", "digits", *options, script)

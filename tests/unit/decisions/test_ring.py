@@ -318,7 +318,7 @@ def test_what_a_leader_loaded_after_its_load_was_given_up_is_not_the_jobs_state(
     assert [go.members[place].worker for place in go.receivers] == ["b"]
 
 
-def test_who_loaded_nothing_is_believed_what_it_received_since() -> None:
+def test_state_received_after_an_abandoned_load_counts() -> None:
     job = running("a")
     job.steps(0, 3)
     job.lose("a")

@@ -105,7 +105,12 @@ def _submit(
     planned = plan(script or (), options, None if options.like is None else run_id(options.like, "--like"))
     swept = combinations(sweep or ())
     if swept and key:
-        raise typer.BadParameter("a key is of one run, --sweep submits several", param_hint="--key")
+        raise typer.BadParameter("a key identifies one run, --sweep submits several", param_hint="--key")
+    if swept and cancel_on_interrupt:
+        raise typer.BadParameter(
+            "the runs of a sweep are not followed; elastane cancel ends them",
+            param_hint="--cancel-on-interrupt",
+        )
     with _packed(planned) as archive, connect_training(master, timeout) as training:
         spec = _spec(training, planned, archive)
         if swept:

@@ -165,7 +165,8 @@ class PodClient:
         while found := self.pods(labels):
             if time.monotonic() > deadline + REMOVE_SECONDS_MAX:
                 raise EngineError(f"the pod {found[0]['metadata']['name']} was deleted, and does not go")
-            for one in found:
+            # Those without a node first: one that waited must not start on what an ended one frees.
+            for one in sorted(found, key=lambda item: bool(item["spec"].get("nodeName"))):
                 is_over = not state_of(one, time.time()).is_running or not one["spec"].get("nodeName")
                 seconds = 0 if is_over or time.monotonic() > deadline else 1
                 with contextlib.suppress(ContainerMissingError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -352,6 +354,25 @@ async def test_no_worker_is_evicted_while_the_store_is_away(tmp_path: Path) -> N
             assert [info.worker_id for info in (await get_job(channel)).workers] == ["a"]
         await write
         await wait_for_workers(channel, set())  # from now on its silence counts
+
+
+async def test_a_worker_that_waits_for_its_welcome_is_not_expected_to_speak(tmp_path: Path) -> None:
+    """The store hangs for longer than the heartbeat timeout, and Welcome, which has the interval, is late."""
+    async with job(tmp_path, heartbeat_seconds=0.5) as (master, channel):
+        worker = Worker(channel, "a")
+        store = master._store.embedded.server_pid()
+        os.kill(store, signal.SIGSTOP)
+        try:
+            hello = asyncio.ensure_future(worker.hello())
+            await asyncio.wait({hello}, timeout=1.5)
+            assert not hello.done()
+        finally:
+            os.kill(store, signal.SIGCONT)
+        await hello
+        for _ in range(10):
+            await worker.send(heartbeat=ring_pb2.Heartbeat())
+            await asyncio.sleep(0.1)
+        assert [info.worker_id for info in (await get_job(channel)).workers] == ["a"]
 
 
 async def test_a_stopped_master_does_not_blame_its_workers(tmp_path: Path) -> None:

@@ -106,9 +106,14 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
 
 
 def abandon(ctx: DecisionContext, worker: str, reason: str, *, counts: bool) -> None:
-    """Return a lost worker's leases to the front of TODO. counts: as failed attempts."""
+    """Return a lost worker's leases to the front of TODO. counts: as failed attempts.
+
+    The outcomes of its last reports stay: when it repeats them, they must not seem stale to it.
+    """
     for name, queue in ctx.queues.dynamic.items():
-        ctx.state.datasets.remembered.get(name, {}).pop(worker, None)
+        remembered = ctx.state.datasets.remembered.get(name, {})
+        if (last := remembered.get(worker)) is not None:
+            remembered[worker] = last.without_leases()
         returned = queue.abandon(worker, ctx.now, reason, counts=counts)
         if returned:
             ctx.touch()

@@ -70,6 +70,14 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
         )
         return msgspec.structs.replace(self, before=before)
 
+    def without_leases(self) -> RememberedRequest:
+        """Return a copy in which the requests, when repeated, lease anew; their outcomes are the same."""
+        result = msgspec.structs.replace(
+            self.result, tasks=(), wait=self.result.wait or bool(self.result.tasks)
+        )
+        before = tuple(one.without_leases() for one in self.before)
+        return msgspec.structs.replace(self, result=result, before=before, size_bytes=answer_bytes(result))
+
     def followed_by(self, event: TasksRequested, result: LeaseResult) -> RememberedRequest:
         """Return a copy with `event` as the last request, keeping earlier ones that its worker may repeat."""
         late = event.unanswered >= UNANSWERED_MAX

@@ -384,6 +384,8 @@ class JobServer(DurableServer[AnyEvent]):
     # ---------------------------------------------------------------- effects out
 
     def _send(self, session: Session[WorkerMessage], message: WorkerMessage) -> None:
+        if not session.answered:
+            self.heard(session)
         if not session.put(message):
             self.close_session(session, "it does not read its stream")
 
@@ -456,8 +458,10 @@ class JobServer(DurableServer[AnyEvent]):
         session = self.sessions.get(worker)
         if session is None or session.id != session_id:
             self.liveness.forget(worker, session_id)
-            return
-        self.close_session(session, f"no heartbeat for {timeout_seconds:g} s")
+        elif not session.answered:
+            self.heard(session)
+        else:
+            self.close_session(session, f"no heartbeat for {timeout_seconds:g} s")
 
     # ---------------------------------------------------------------- from the log
 

@@ -17,10 +17,11 @@ class Session(Generic[M]):
     """One stream of one worker or runner, from Hello on; M: its messages. Used from one event loop.
 
     worker: its id. messages_max: limit of unread messages; whoever exceeds it no longer reads its stream.
-    ended: the session takes no more messages.
+    answered: a message was queued; until then, while the store is awaited, the peer does not know how often
+    to send heartbeats. ended: the session takes no more messages.
     """
 
-    __slots__ = ("_messages_max", "_outgoing", "_refusal", "_wake", "ended", "id", "worker")
+    __slots__ = ("_messages_max", "_outgoing", "_refusal", "_wake", "answered", "ended", "id", "worker")
 
     def __init__(self, worker: str, messages_max: int = 1000) -> None:
         self._messages_max = messages_max
@@ -28,6 +29,7 @@ class Session(Generic[M]):
         self.id = uuid.uuid4().hex
         self._outgoing: deque[M] = deque()
         self._wake: asyncio.Future[None] | None = None
+        self.answered = False
         self.ended = False
         self._refusal: Rejection | None = None
 
@@ -46,6 +48,7 @@ class Session(Generic[M]):
                 )
             )
             return False
+        self.answered = True
         self._outgoing.append(message)
         self._notify()
         return True

@@ -69,6 +69,19 @@ def test_a_retried_request_gives_the_same_leases_and_counts_once() -> None:
     assert task_commits(job) == []
 
 
+def test_a_lost_worker_that_repeats_its_request_has_the_same_outcomes_and_other_leases() -> None:
+    job = with_dataset()
+    job.join("t")
+    first = ask(job, "1")
+    second = ask(job, "2", done=reports(first))
+    assert {one.outcome for one in second.outcomes} == {Outcome.ACCEPTED}
+    job.lose("t")
+    again = ask(job, "2", done=reports(first))
+    assert again.outcomes == second.outcomes and task_commits(job) == []
+    assert [(one.index, one.attempt) for one in again.tasks] == [(one.index, 2) for one in second.tasks]
+    assert ask(job, "2", done=reports(first)) == again
+
+
 def test_requests_in_flight_are_repeated_with_the_same_answers() -> None:
     job = with_dataset(size=40)
     first = ask(job, "1", most=2)

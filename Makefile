@@ -61,6 +61,8 @@ service-demo: $(VENV)/.installed
 
 # JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
 # files of few long tests come first then, and none of them is waited for at the end.
+# Kept bytecode saves each worker of pytest half a minute of rewriting the tests' assertions.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed

@@ -16,7 +16,7 @@ import pytest
 
 import patience
 from integration.forked_cli import ForkedCommands
-from integration.forkserver import ForkServers, all_forked, fork_servers, none_forked
+from integration.forkserver import SHARED_BY, ForkServers, all_forked, fork_servers, none_forked
 
 # A run started in the background by a shell inherits SIGINT as ignored, and so would every process that
 # the tests start: those that send SIGINT on purpose would wait for ever.
@@ -40,6 +40,12 @@ hypothesis.settings.load_profile("elastane")
 multiprocessing.set_forkserver_preload(
     ["torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint"]
 )
+
+
+def pytest_configure() -> None:
+    """The workers of xdist, which inherit it, fork their servers off the same processes."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        os.environ[SHARED_BY] = str(os.getpid())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -25,7 +25,7 @@ from typing import Any
 from elastane_common.determinism import Level, process_environment
 from elastane_common.processes.child import ChildProcess
 from integration import forkserver
-from integration.forkserver import FIXED, ForkServer, ForkServers, start_forked
+from integration.forkserver import ForkServer, ForkServers, fixed_variables, start_forked
 
 #: Of the workers of a job with no other options than the pages have.
 FIXED_VARIABLES = {**process_environment(Level.D1, 1), "PYTHONUNBUFFERED": "1"}
@@ -115,15 +115,11 @@ class _InheritedServer(ForkServer):
         self._socket = socket.socket(fileno=int(os.environ[_SOCKET]))
         self._socket.set_inheritable(False)  # the server ends when nobody has it any more
         self._lock = _LockBetweenProcesses(Path(os.environ[_LOCK]))
-        self._fixed = _fixed({**os.environ, **FIXED_VARIABLES})
+        self._fixed = fixed_variables({**os.environ, **FIXED_VARIABLES})
 
     def server_for(self, environment: Mapping[str, str], module: str) -> ForkServer | None:
         """None for a process that must be started with other variables than the server was, or a module."""
-        return self if not module and _fixed(environment) == self._fixed else None
-
-
-def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(FIXED)}
+        return self if not module and fixed_variables(environment) == self._fixed else None
 
 
 def main() -> None:

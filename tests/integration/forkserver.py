@@ -9,6 +9,9 @@ there is one server for each such environment, and two of each, which differ in 
 A child is its server's; the server ends when this process does (its socket closes), and the kernel
 then ends the children. The server leaves a dead child a zombie until the child's watcher asks for its
 status: until then its number belongs to nobody else, and its group can be killed safely.
+
+The imports take longer than many a test file, so the workers of xdist share them: the first that needs a
+server starts a template, and every server is a fork of it. A template ends with the test run.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ import array
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
+import hashlib
 import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +61,8 @@ _PRELOAD = (
     "elastane.runtime.stock",
 )
 _MASTER = "elastane_master"
+#: Number of the process whose children share templates: of the one that runs the tests, or distributes them.
+SHARED_BY = "ELASTANE_TEST_RUN"
 #: What a server has imported of which a module is to be run, and not a script.
 _PRELOAD_OF = {_MASTER: (f"{_MASTER}.cli", f"{_MASTER}.jobs.job_server", f"{_MASTER}.security.tls", "uvloop")}
 
@@ -65,21 +74,14 @@ class ForkServer:
     module: what its forks run, instead of scripts that train: `_PRELOAD_OF` says what it imports.
     """
 
-    def __init__(self, environment: Mapping[str, str], script: str = __file__, module: str = "") -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(
+        self, environment: Mapping[str, str], script: str = __file__, module: str = "", *, copy: int = 0
+    ) -> None:
         self._lock: contextlib.AbstractContextManager[object] = threading.Lock()
-        self._socket = ours
-        # Room for a whole environment in one message.
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, script, str(theirs.fileno()), *filter(None, [module])],
-                pass_fds=[theirs.fileno()],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+        self._socket = _fork_of_template(environment, [script, module], copy) or _started(
+            environment, [script, module]
+        )
+        self._process = os.pidfd_open(int(self._socket.recv(_MESSAGE_BYTES)))
 
     def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
         """The number of a new process that runs what `request` says with these as its outputs."""
@@ -96,7 +98,8 @@ class ForkServer:
     def close(self) -> None:
         """End the server and every child it has."""
         self._socket.close()
-        self._process.wait()
+        select.select([self._process], [], [])
+        os.close(self._process)
 
     def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         answer = b""
@@ -107,6 +110,66 @@ class ForkServer:
             raise RuntimeError("the fork server ended: it said why")
         decoded: dict[str, Any] = json.loads(answer)
         return decoded
+
+
+def _started(environment: Mapping[str, str], command: Sequence[str]) -> socket.socket:
+    """Start a server of its own; return the connection to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        _start(environment, command, theirs)
+    return _roomy(ours)
+
+
+def _fork_of_template(
+    environment: Mapping[str, str], command: Sequence[str], copy: int
+) -> socket.socket | None:
+    """Return the connection to a server that its template forks; None outside a test run.
+
+    copy: number of the template, of those of this environment.
+    """
+    if (run := os.environ.get(SHARED_BY)) is None:
+        return None
+    folder = Path(tempfile.gettempdir(), f"elastane-test-run-{run}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    key = json.dumps([command, copy, sorted(fixed_variables(environment).items())])
+    address = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+    with address.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not address.exists():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(address))
+                listener.listen()
+                _start(environment, [*command, run], listener)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(address))
+    return _roomy(connection)
+
+
+def _start(environment: Mapping[str, str], command: Sequence[str], end: socket.socket) -> None:
+    script, *arguments = command
+    process = subprocess.Popen(
+        [sys.executable, script, str(end.fileno()), *arguments],
+        pass_fds=[end.fileno()],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    _PROCESSES.append(process)
+
+
+#: Held, as a `Popen` that is collected warns of its process.
+_PROCESSES: list[subprocess.Popen[bytes]] = []
+
+
+def _roomy(end: socket.socket) -> socket.socket:
+    """Let a whole environment go in one message."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+    return end
+
+
+def fixed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What must be set before Python starts."""
+    return {name: value for name, value in environment.items() if name.startswith(FIXED)}
 
 
 class _Forked:
@@ -231,11 +294,12 @@ class ForkServers:
 
     def server_for(self, environment: Mapping[str, str], module: str = "") -> ForkServer:
         """The server whose turn it is, of those with the variables that must be set before Python starts."""
-        fixed = {name: value for name, value in environment.items() if name.startswith(FIXED)}
         with self._lock:
-            servers = self._servers.setdefault((module, *sorted(fixed.items())), deque())
+            servers = self._servers.setdefault(
+                (module, *sorted(fixed_variables(environment).items())), deque()
+            )
             if len(servers) < (1 if module else self._per_environment):
-                servers.append(ForkServer(environment, module=module))
+                servers.append(ForkServer(environment, module=module, copy=len(servers)))
             else:
                 servers.rotate(-1)
             return servers[-1]
@@ -260,13 +324,17 @@ def fork_servers(per_environment: int = SERVERS_PER_ENVIRONMENT) -> Iterator[For
 # ---------------------------------------------------------------------- the server's own process
 
 
-def serve(
-    channel: socket.socket, prepare: Callable[[dict[str, Any]], None] = lambda request: None
-) -> dict[str, Any]:
+def serve(prepare: Callable[[dict[str, Any]], None] = lambda request: None) -> dict[str, Any]:
     """Answer requests until the other side is gone; returns only in a child: with its request.
 
-    prepare: called before each fork, in the server.
+    The command line has the descriptor of the connection; or a template's listener, and the number
+    of the test run: a fork serves each connection then. prepare: called before each fork, in the server.
     """
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    if len(sys.argv) > 3:
+        channel = _accepted(channel, int(sys.argv[3]))
+    channel = _roomy(channel)
+    channel.send(str(os.getpid()).encode())
     while True:
         data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 8)
         if not data:
@@ -288,6 +356,28 @@ def serve(
         for descriptor in descriptors:
             os.close(descriptor)
         channel.send(json.dumps({"pid": pid}).encode())
+
+
+def _accepted(listener: socket.socket, run: int) -> socket.socket:
+    """Fork for each connection, until the test run is over; returns only in a fork, with its connection."""
+    address = Path(listener.getsockname())
+    running = os.pidfd_open(run)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # it does not wait for them
+    while True:
+        readable, _, _ = select.select([listener, running], [], [])
+        if running in readable:
+            address.unlink()
+            address.with_suffix(".lock").unlink()
+            with contextlib.suppress(OSError):  # of the last one
+                address.parent.rmdir()
+            os._exit(0)
+        channel, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(running)
+            listener.close()
+            return channel
+        channel.close()
 
 
 def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], parent: int) -> None:
@@ -365,13 +455,12 @@ def leave(code: int) -> NoReturn:
 
 def main(adapt: Callable[[], None] = lambda: None) -> None:
     """Serve on the socket that the command line names. adapt: called before any fork, with all imported."""
-    trains = len(sys.argv) < 3
+    trains = not sys.argv[2]
     for name in _PRELOAD if trains else _PRELOAD_OF[sys.argv[2]]:
         importlib.import_module(name)
     adapt()
     gc.freeze()  # or the first collection in a child would copy the memory
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    request = serve(channel, _import_what_few_use) if trains else serve(channel)
+    request = serve(_import_what_few_use) if trains else serve()
     if trains:
         _seed_anew()
     leave(run(request["arguments"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import runpy
-import socket
 import sys
 
 from integration.forkserver import leave, serve
@@ -13,7 +12,7 @@ from integration.forkserver import leave, serve
 def main() -> None:
     """Serve requests until the other side is gone; each fork continues below and runs the operator."""
     gc.freeze()
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve()
     sys.argv = ["elastane_operator"]
     try:
         runpy.run_module("elastane_operator", run_name="__main__", alter_sys=True)

@@ -35,7 +35,7 @@ BIN    := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto proto/elastane_proto/training/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
-JOBS         ?= 4
+JOBS         ?= 5
 
 CHAOS_MINUTES ?= 8
 FUZZ_MINUTES ?= 60

@@ -75,7 +75,7 @@ def start_one(cluster: LocalCluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        pytest.param(["--width", "8"], "parameter", id="model"),
+        pytest.param(["--width", "8"], "parameter", id="model", marks=slow),
         pytest.param(["--size", "100"], "dataset", id="dataset", marks=slow),
         pytest.param(["--batch-size", "4"], "batch", id="batch", marks=slow),
     ],

@@ -15,6 +15,7 @@ import patience
 from elastane.diagnose.examine import Examination, ScriptFailedError
 from elastane.diagnose.findings import Finding, Report, Severity, is_fault
 from elastane_cli.commands.main import build_app
+from integration.forked_cli import ForkedCommands
 from integration.forkserver import ForkServers
 from slow import slow, slow_except
 
@@ -30,6 +31,7 @@ def of_kind(report: Report, kind: str) -> list[Finding]:
     return [finding for finding in report.findings if finding.kind == kind]
 
 
+WIDE = {"COLUMNS": "250"}
 RIGHT = "registered --accumulate 2 --data-workers 2"
 
 
@@ -160,7 +162,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "COLUMNS": "250"},
+        env={**os.environ, **WIDE},
     )
 
 
@@ -181,8 +183,10 @@ def test_the_command_measures_the_cost_of_d2_and_speaks_json() -> None:
     assert cost["d1_seconds"] > 0
 
 
-def test_the_command_says_what_where_and_what_to_do() -> None:
-    done = doctor("--no-cost", str(SCRIPT), "global")
+def test_the_command_says_what_where_and_what_to_do(forked_commands: ForkedCommands) -> None:
+    done = forked_commands.run(
+        *("doctor", "--no-cost", str(SCRIPT), "global"), environment=WIDE, timeout_seconds=120
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "differs" in done.stdout
     assert "doctor_faults.py: jitter" in done.stdout
@@ -194,11 +198,11 @@ def test_the_command_says_what_where_and_what_to_do() -> None:
 
 
 @slow
-def test_exit_codes() -> None:
+def test_exit_codes(forked_commands: ForkedCommands) -> None:
     runner = CliRunner()
     assert runner.invoke(build_app(), ["doctor"]).exit_code == 0
     assert runner.invoke(build_app(), ["doctor", "no-such-script.py"]).exit_code == 2
     assert runner.invoke(build_app(), ["doctor", "-m"]).exit_code == 2
-    failed = doctor("--no-cost", str(SCRIPT), "no_loop")
+    failed = forked_commands.run("doctor", "--no-cost", str(SCRIPT), "no_loop", timeout_seconds=120)
     assert failed.returncode == 11
     assert "before its loader loop was examined" in failed.stderr

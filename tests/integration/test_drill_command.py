@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-from test_agent import ENVIRONMENT
-
-import patience
+from integration.forked_cli import ForkedCommands
 from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
 
 
 @slow
-def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path) -> None:
-    done = patience.run(
-        [
-            *(sys.executable, "-m", "elastane_cli", "drill", "--json", "--ests", "2", "--seed", "7"),
-            *("--spot-price", "36", "--on-demand-price", "108", "--keep", str(tmp_path / "kept")),
-            *(str(SCRIPT), "--epochs", "1", "--size", "80", "--batch-size", "5", "--seed", "3"),
-        ],
-        env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=280,
-    )  # fmt: skip
+def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path, forked_commands: ForkedCommands) -> None:
+    done = forked_commands.run(
+        *("drill", "--json", "--ests", "2", "--seed", "7"),
+        *("--spot-price", "36", "--on-demand-price", "108", "--keep", str(tmp_path / "kept")),
+        *(str(SCRIPT), "--epochs", "1", "--size", "80", "--batch-size", "5", "--seed", "3"),
+        timeout_seconds=280,
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads(done.stdout)
     assert found["held"] and found["steps"] == 8 and found["differing"] == []

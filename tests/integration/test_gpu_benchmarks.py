@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,20 @@ from slow import slow, slow_except
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 DRY = ["--device", "cpu", "--models", "tiny", "--picture-size", "16", "--batch-size", "4"]
 DRY += ["--steps", "6", "--data-workers", "1"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a benchmark in this process, which forks those that train."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    def main(script: str, *arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(FOLDER / script), run_name="__main__")
+        return int(ended.value.code or 0)
+
+    return main
 
 
 def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,9 +48,8 @@ def test_without_a_gpu_the_reason_is_said():
 
 
 @slow
-def test_time_sliced_workers_have_the_bits_of_stock_ddp(tmp_path: Path):
-    ended = _run("parity.py", *DRY, "--ests", "2", "--json", str(tmp_path / "found"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+def test_time_sliced_workers_have_the_bits_of_stock_ddp(tmp_path: Path, run: Callable[..., int]):
+    assert run("parity.py", *DRY, "--ests", "2", "--json", str(tmp_path / "found")) == 0
     (case,) = json.loads((tmp_path / "found").read_text())["cases"]
     assert case["equal"]
     assert case["losses_compared"] == 2 * 6
@@ -53,10 +68,9 @@ def test_memory_of_both_sides_is_measured(tmp_path: Path):
 
 
 @slow
-def test_the_switch_is_timed(tmp_path: Path):
+def test_the_switch_is_timed(tmp_path: Path, run: Callable[..., int]):
     arguments = ["--counts", "2", "--repeats", "1", "--json", str(tmp_path / "found")]
-    ended = _run("context_switch.py", *DRY, *arguments)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert run("context_switch.py", *DRY, *arguments) == 0
     (case,) = json.loads((tmp_path / "found").read_text())["cases"]
     assert case["accumulation_seconds"] > 0
     assert case["elastic_seconds"] > case["switch_seconds"] > 0

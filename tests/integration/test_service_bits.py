@@ -14,6 +14,7 @@ from elastane_cli.rehearse.local_service import LocalService, RankKey, local_ser
 from elastane_common.artifacts import read_record
 from elastane_common.run_record import RunRecord
 from elastane_proto.v1 import training_pb2
+from slow import slow
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
 EPOCHS = 4
@@ -64,6 +65,7 @@ def churn(service: LocalService, run_id: int) -> None:
     assert service.ranks() == ranks and RankKey(run_id, 0) in ranks
 
 
+@slow
 def test_an_elastic_run_and_one_like_it_under_churn_have_the_bits_of_stock_ddp(tmp_path: Path) -> None:
     code, go = tmp_path / "code", tmp_path / "go"
     shutil.copytree(SCRIPTS, code, ignore=shutil.ignore_patterns("__pycache__"))

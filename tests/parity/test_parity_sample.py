@@ -11,7 +11,7 @@ import pytest
 from integration.forkserver import ForkServers
 from parity import fuzz
 from parity.cases import Case, Habits, random_case
-from slow import slow_except
+from slow import slow
 
 #: Chosen for variety: see `test_the_sample_is_varied`.
 SAMPLE = (2, 7, 25, 50, 52, 59)
@@ -24,7 +24,8 @@ ONCE_FAILED_BESIDES = (
 )
 
 
-@pytest.mark.parametrize("seed", slow_except([*SAMPLE, *ONCE_FAILED, *ONCE_FAILED_BESIDES], SAMPLE[0]))
+@slow
+@pytest.mark.parametrize("seed", [*SAMPLE, *ONCE_FAILED, *ONCE_FAILED_BESIDES])
 def test_random_script_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, seed: int) -> None:
     case = random_case(seed)
     if seed in ONCE_FAILED:

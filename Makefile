@@ -48,7 +48,7 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 
-.PHONY: demo service-demo test test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
+.PHONY: demo service-demo test collect test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
     service-sim service-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
@@ -67,6 +67,10 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 
 test: $(VENV)/.installed
 	$(PYTEST) -m "not slow"
+
+# The assertions of all tests are rewritten once, instead of by each worker of the first run.
+collect: $(VENV)/.installed
+	@$(BIN)/python -m pytest --collect-only -qq > /dev/null
 
 test-slow: $(VENV)/.installed
 	$(PYTEST) -m slow

@@ -48,6 +48,7 @@ FIXED = (
 )  # fmt: skip
 SERVERS_PER_ENVIRONMENT = 2
 _MESSAGE_BYTES = 1 << 20
+_ADDRESS_MAX = 100
 _PRELOAD = (
     "numpy",
     "torch",
@@ -125,7 +126,8 @@ def _fork_of_template(
 ) -> socket.socket | None:
     """Return the connection to a server that its template forks; None outside a test run.
 
-    copy: number of the template, of those of this environment.
+    copy: number of the template, of those of this environment. None as well where the name of the folder of
+    temporary files is too long for a socket.
     """
     if (run := os.environ.get(SHARED_BY)) is None:
         return None
@@ -133,15 +135,23 @@ def _fork_of_template(
     folder.mkdir(mode=0o700, exist_ok=True)
     key = json.dumps([command, copy, sorted(fixed_variables(environment).items())])
     address = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+    if len(str(address)) > _ADDRESS_MAX:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with address.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not address.exists():
+        try:
+            connection.connect(str(address))
+        except (
+            FileNotFoundError,
+            ConnectionRefusedError,
+        ):  # refused: of an earlier run, whose number this one has
+            address.unlink(missing_ok=True)
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
                 listener.bind(str(address))
                 listener.listen()
                 _start(environment, [*command, run], listener)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(str(address))
+            connection.connect(str(address))
     return _roomy(connection)
 
 

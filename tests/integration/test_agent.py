@@ -139,9 +139,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def start_run(
-        *options: str, steps: int = 40, step_seconds: float = 0.01, script: str = "", again: bool = False
+        *options: str, steps: int = 40, step_seconds: float = 0.01, script: str = "", awaited: str = ""
     ) -> Run:
         command = [script] if script else [str(TRAINER), str(steps), str(step_seconds)]
+        command += [awaited] if awaited else []
         state = [] if "--state-dir" in options else ["--state-dir", str(tmp_path / "state")]
         run = Run("--ests", "4", "--job", "j", *state, *options, *command)
         runs.append(run)
@@ -370,8 +371,8 @@ def test_two_agents_at_one_master(start: Callable[..., Run], tmp_path: Path) -> 
         master.stop()
 
 
-def test_looking_at_a_job(start: Callable[..., Run]) -> None:
-    run = start("--workers", "1:2", steps=700)
+def test_looking_at_a_job(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--workers", "2:2", awaited=str(tmp_path / "seen"))
     with client_of(run) as client:
         wait_for_step(client, 10, members=2)
         address = client.addresses[0]
@@ -390,6 +391,10 @@ def test_looking_at_a_job(start: Callable[..., Run]) -> None:
     assert "worker_joined" in elastane("events")
     assert json.loads(elastane("jobs", "--json"))[0]["name"] == "j"
     assert json.loads(elastane("audit", "--json"))["ok"] is True
-    updates = [json.loads(line) for line in elastane("progress", "--watch", "--json").splitlines()]
-    assert updates[-1]["datasets"][0]["complete"] is True and len(updates) > 1
+    with contextlib.closing(Run("--watch", "--master", address, command="progress")) as watch:
+        first = watch._next()
+        assert first is not None and not first["datasets"][0]["complete"]
+        (tmp_path / "seen").touch()
+        assert watch.end() == 0
+        assert watch.lines[-1]["datasets"][0]["complete"] is True
     assert run.end() == 0, run.said()

@@ -59,10 +59,11 @@ demo: $(VENV)/.installed
 service-demo: $(VENV)/.installed
 	$(BIN)/elastane demo service
 
-# JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
-# files of few long tests come first then, and none of them is waited for at the end.
 # Kept bytecode saves each worker of pytest half a minute of rewriting the tests' assertions.
 unexport PYTHONDONTWRITEBYTECODE
+
+# JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
+# files of few long tests come first then, and none of them is waited for at the end.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed

@@ -80,7 +80,9 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
             )
         if self.shuffle and self.watermark is not None:
             raise InvalidSettings(
-                "a stream cannot be shuffled: its size is not known", hint="shuffle before it is appended"
+                "a stream cannot be shuffled: its size is not known",
+                hint="shuffle before it is appended",
+                shuffle=self.shuffle,
             )
 
 

@@ -142,10 +142,8 @@ def _fork_of_template(
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             connection.connect(str(address))
-        except (
-            FileNotFoundError,
-            ConnectionRefusedError,
-        ):  # refused: of an earlier run, whose number this one has
+        except (FileNotFoundError, ConnectionRefusedError):
+            # Refused by what an earlier run of the same number has left.
             address.unlink(missing_ok=True)
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
                 listener.bind(str(address))
@@ -305,9 +303,8 @@ class ForkServers:
     def server_for(self, environment: Mapping[str, str], module: str = "") -> ForkServer:
         """The server whose turn it is, of those with the variables that must be set before Python starts."""
         with self._lock:
-            servers = self._servers.setdefault(
-                (module, *sorted(fixed_variables(environment).items())), deque()
-            )
+            key = (module, *sorted(fixed_variables(environment).items()))
+            servers = self._servers.setdefault(key, deque())
             if len(servers) < (1 if module else self._per_environment):
                 servers.append(ForkServer(environment, module=module, copy=len(servers)))
             else:

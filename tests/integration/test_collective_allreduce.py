@@ -25,7 +25,7 @@ from elastane.collective.shared_memory import own_arena
 from elastane.collective.ways import PIECE_BYTES, Ring, Scatter
 from integration.multi_group_run import DTYPES, bits, member, vectors
 from integration.ring_threads import GlooOracle, canonical_allreduce, form_ring, in_threads
-from slow import slow_except
+from slow import slow, slow_except
 
 #: Virtual ranks that are tried; up to EXHAUSTIVE every contiguous mapping, beyond it a sample.
 RANKS = [2, 3, 4, 5, 6, 7, 8]
@@ -255,6 +255,7 @@ def test_zeros_infinities_and_subnormals_have_gloos_bits(rings, oracles, dtype):
 # ---------------------------------------------------------------- real processes
 
 
+@slow
 def test_several_ranks_a_process(tmp_path):
     """Three processes whose shares of eight ranks change; each holds a gloo group for each of its ranks."""
     shares = [[(0, 3), (3, 4), (4, 8)], [(0, 1), (1, 7), (7, 8)], [(0, 2), (2, 5), (5, 8)]]

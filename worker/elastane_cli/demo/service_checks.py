@@ -11,12 +11,16 @@ import msgspec
 from elastane_common.run_record import RunRecord
 
 ELASTIC, STOCK, TENSORFLOW = "digits, elastic", "digits, stock DDP", "TF_CONFIG"
-LAST_LINES: Mapping[str, str] = {
-    ELASTIC: "job succeeded",
-    STOCK: "the training is over",
-    TENSORFLOW: "know the same cluster",
+LAST_LINES: Mapping[str, tuple[str, ...]] = {
+    ELASTIC: ("job succeeded", " left ("),
+    STOCK: ("the training is over",),
+    TENSORFLOW: ("know the same cluster",),
 }
-"""What each rank's log says at its end, by run; of an elastic run its agent says it."""
+"""One of these is at the end of each rank's log, by run.
+
+In that of an elastic run its agent has the last word: that the job has succeeded, or, where the service
+stops it before it knows that, that its worker has left.
+"""
 
 
 class FoundRun(msgspec.Struct, kw_only=True):
@@ -191,8 +195,8 @@ def _record_fault(run: FoundRun) -> str:
 
 
 def _log_fault(run: FoundRun) -> str:
-    last = LAST_LINES[run.name]
-    cut = [str(rank) for rank, log in run.logs.items() if last not in "".join(log.splitlines()[-3:])]
+    ends = {rank: "".join(log.splitlines()[-3:]) for rank, log in run.logs.items()}
+    cut = [str(rank) for rank, end in ends.items() if not any(last in end for last in LAST_LINES[run.name])]
     if cut or not run.logs:
         return f"the end of rank {', '.join(cut)} is missing" if cut else "there are none"
     recorded = {one.path: one.sha256 for one in run.record.artifacts} if run.record is not None else {}

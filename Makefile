@@ -71,7 +71,7 @@ test: $(VENV)/.installed
 
 # The assertions of all tests are rewritten once, instead of by each worker of the first run.
 collect: $(VENV)/.installed
-	@$(BIN)/python -m pytest --collect-only -qq > /dev/null
+	@said=$$($(BIN)/python -m pytest --collect-only -qq) || { echo "$$said"; exit 1; }
 
 test-slow: $(VENV)/.installed
 	$(PYTEST) -m slow

@@ -20,7 +20,7 @@ from fuzz.messages import messages, mutated, spoiled, wire
 from fuzz.server import FuzzedMaster, fuzzed_master
 from fuzz.templates import attend_requests, hello, request_of
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))
 """Of each rpc; `make fuzz` takes more, and other ones every time."""
 
 WAITS = {"LeaseTasks", "Checkpoint"}

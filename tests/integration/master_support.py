@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,17 @@ async def store_down(master: Master) -> AsyncIterator[None]:
     finally:
         go_on.set()
         embedded.start = start
+
+
+@contextlib.contextmanager
+def store_stopped(master: Master) -> Iterator[None]:
+    """The master's private store hangs inside the block."""
+    pid = master._store.embedded.server_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class MasterChild(ChildProcess):

@@ -26,7 +26,7 @@ class ScriptedRunner:
         )
         self._channel = channel
         self._outgoing: asyncio.Queue[Request | None] = asyncio.Queue()
-        self._incoming: asyncio.Queue[Response | grpc.aio.AioRpcError | None] = asyncio.Queue()
+        self.received: asyncio.Queue[Response | grpc.aio.AioRpcError | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ScriptedRunner:
@@ -53,10 +53,10 @@ class ScriptedRunner:
         try:
             stub = training_pb2_grpc.RunnerServiceStub(self._channel)
             async for response in stub.Attend(messages()):
-                self._incoming.put_nowait(response)
-            self._incoming.put_nowait(None)
+                self.received.put_nowait(response)
+            self.received.put_nowait(None)
         except grpc.aio.AioRpcError as error:
-            self._incoming.put_nowait(error)
+            self.received.put_nowait(error)
 
     def send(self, **message: object) -> None:
         """Send one message, by its name in the oneof."""
@@ -65,7 +65,7 @@ class ScriptedRunner:
     async def next(self, kind: str) -> Response:
         """Return the next message, which must be of this kind. Raises the error that ended the stream."""
         async with patience.within(30):
-            response = await self._incoming.get()
+            response = await self.received.get()
         if isinstance(response, grpc.aio.AioRpcError):
             raise response
         assert response is not None, "the stream has ended"
@@ -101,7 +101,7 @@ class ScriptedRunner:
         started: set[int] = set()
         while True:
             async with patience.within(30):
-                response = await self._incoming.get()
+                response = await self.received.get()
             assert isinstance(response, Response), response
             match response.WhichOneof("message"):
                 case "prepare":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
@@ -139,10 +140,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def start_run(
-        *options: str, steps: int = 40, step_seconds: float = 0.01, script: str = "", awaited: str = ""
+        *options: str, steps: int = 40, step_seconds: float = 0.01, script: str = "", locked: str = ""
     ) -> Run:
         command = [script] if script else [str(TRAINER), str(steps), str(step_seconds)]
-        command += [awaited] if awaited else []
+        command += [locked] if locked else []
         state = [] if "--state-dir" in options else ["--state-dir", str(tmp_path / "state")]
         run = Run("--ests", "4", "--job", "j", *state, *options, *command)
         runs.append(run)
@@ -372,7 +373,9 @@ def test_two_agents_at_one_master(start: Callable[..., Run], tmp_path: Path) -> 
 
 
 def test_looking_at_a_job(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("--workers", "2:2", awaited=str(tmp_path / "seen"))
+    lock = (tmp_path / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    run = start("--workers", "2:2", locked=lock.name)
     with client_of(run) as client:
         wait_for_step(client, 10, members=2)
         address = client.addresses[0]
@@ -394,7 +397,7 @@ def test_looking_at_a_job(start: Callable[..., Run], tmp_path: Path) -> None:
     with contextlib.closing(Run("--watch", "--master", address, command="progress")) as watch:
         first = watch._next()
         assert first is not None and not first["datasets"][0]["complete"]
-        (tmp_path / "seen").touch()
+        lock.close()
         assert watch.end() == 0
         assert watch.lines[-1]["datasets"][0]["complete"] is True
     assert run.end() == 0, run.said()

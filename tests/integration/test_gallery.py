@@ -22,8 +22,7 @@ from slow import slow, slow_except
 GALLERY = Path(__file__).parent / "gallery"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEED = os.environ.get("ELASTANE_GALLERY_SEED", "1")
-ESTS, FURTHER_ESTS, RUNS = 3, 2, 1
-"""Further items, of which a case of `make test` shows the kind, have two logical workers."""
+ESTS, RUNS = 3, 1
 
 #: Name of the item -> script and arguments.
 EXACT = {
@@ -150,14 +149,13 @@ def verify(
     runs: int = RUNS,
     steps: int | None = None,
     repeat_check: bool = True,
-    ests: int = ESTS,
 ) -> VerifyResult:
     script, *arguments = shlex.split(command)
     path = Path(script) if Path(script).is_absolute() else GALLERY / script
     return run_verify(
         folder,
         [str(path), *arguments],
-        ests=ests,
+        ests=ESTS,
         runs=runs,
         kills=1,
         steps=steps,
@@ -169,7 +167,7 @@ def verify(
 
 @pytest.mark.parametrize("item", slow_except(EXACT, *QUICK))
 def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, item: str) -> None:
-    result = verify(servers, tmp_path, EXACT[item], ests=ESTS if item in QUICK else FURTHER_ESTS)
+    result = verify(servers, tmp_path, EXACT[item])
     assert result.verdict is Verdict.EQUAL, result.as_json()
     assert len(result.runs) == RUNS
     assert all(run.plan.deaths for run in result.runs)

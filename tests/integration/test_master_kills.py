@@ -48,7 +48,7 @@ def test_master_killed_ten_times_in_training(tmp_path: Path) -> None:
     assert [row.name for row in comparison.rows if not row.equal] == []
 
 
-@pytest.mark.parametrize(("prefetch", "size", "kills"), [pytest.param(0, 3200, 4, marks=slow), (8, 2400, 2)])
+@pytest.mark.parametrize(("prefetch", "size", "kills"), [pytest.param(0, 8000, 10, marks=slow), (8, 2400, 2)])
 def test_master_killed_again_and_again_in_dynamic_leasing(
     tmp_path: Path, prefetch: int, size: int, kills: int
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,7 +26,7 @@ from elastane_proto.v1 import (
     shard_pb2,
     shard_pb2_grpc,
 )
-from integration.master_support import Worker, reason_of, serving_master, store_down
+from integration.master_support import Worker, reason_of, serving_master, store_down, store_stopped
 
 RING = ring_pb2.WORKER_ROLE_RING
 SIGNATURE = ring_pb2.ScriptSignature(dataset_size=40, batch_size=5, steps_per_epoch=4, epochs=1)
@@ -360,14 +358,10 @@ async def test_a_worker_that_waits_for_its_welcome_is_not_expected_to_speak(tmp_
     """The store hangs for longer than the heartbeat timeout, and Welcome, which has the interval, is late."""
     async with job(tmp_path, heartbeat_seconds=0.5) as (master, channel):
         worker = Worker(channel, "a")
-        store = master._store.embedded.server_pid()
-        os.kill(store, signal.SIGSTOP)
-        try:
+        with store_stopped(master):
             hello = asyncio.ensure_future(worker.hello())
             await asyncio.wait({hello}, timeout=1.5)
             assert not hello.done()
-        finally:
-            os.kill(store, signal.SIGCONT)
         await hello
         for _ in range(10):
             await worker.send(heartbeat=ring_pb2.Heartbeat())

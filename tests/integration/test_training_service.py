@@ -17,6 +17,7 @@ from elastane_common.storage import Folder
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs.spec import CodeRef, RunSpec
+from elastane_master.runs import run_server
 from elastane_master.security.tokens import Principal, Quotas
 from elastane_master.servers import callers
 from elastane_master.servers.training_service import submit
@@ -102,6 +103,19 @@ async def test_a_run_goes_from_the_queue_to_its_end_with_each_rank_seen(tmp_path
         assert [rank.exit_code for rank in ended.ranks] == [0, 0]
         assert "\x1b" not in ended.ranks[1].last_line and ended.ranks[0].last_line == "loss 0.1"
         assert [STATES.Name(one.state) for one in ended.history][-1] == "RUN_STATE_SUCCEEDED"
+
+
+async def test_an_idle_runner_that_falls_silent_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_server, "SILENT_SECONDS", 0.5)
+    async with serving_master(tmp_path) as (_, channel), ScriptedRunner(channel) as runner:
+        for _ in range(10):
+            runner.send(heartbeat=training_pb2.RunnerHeartbeat())
+            await asyncio.sleep(0.1)
+        assert runner.received.empty()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"nothing was heard of it for 0\.5 s"):
+            await runner.next("prepare")
 
 
 async def test_roles_of_tensorflow_reach_the_runner_and_its_servers_are_stopped(tmp_path: Path) -> None:

@@ -107,10 +107,12 @@ def test_an_agent_that_is_stopped_before_it_knows_of_the_success_has_the_last_wo
     log = "[w0] the training is over\n[elastane] SIGTERM: workers drain\n[elastane] w0 left (exit code 143)\n"
     whole = with_run(ELASTIC, logs=dict.fromkeys(range(3), log))(found())
     assert all(line.ok for line in lines(whole)), lines(whole)
-    cut = with_run(ELASTIC, logs=dict.fromkeys(range(3), log[: log.rindex("[elastane]")]))(found())
-    assert [line.text for line in lines(cut) if not line.ok] == [
-        "each rank's log is complete, and as the record has it"
-    ]
+    killed = "[elastane] w0 left (ended by SIGKILL)\n[elastane] w1 started\n"
+    for cut in (log[: log.rindex("[elastane]")], killed):
+        whole = with_run(ELASTIC, logs=dict.fromkeys(range(3), cut))(found())
+        assert [line.text for line in lines(whole) if not line.ok] == [
+            "each rank's log is complete, and as the record has it"
+        ]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ class Session(Generic[M]):
     """One stream of one worker or runner, from Hello on; M: its messages. Used from one event loop.
 
     worker: its id. messages_max: limit of unread messages; whoever exceeds it no longer reads its stream.
-    answered: a message was queued; until then, while the store is awaited, the peer does not know how often
-    to send heartbeats. ended: the session takes no more messages.
+    answered: a message was queued. A worker's first is Welcome, which waits for the store; before that,
+    the worker does not know how often to send heartbeats. ended: the session takes no more messages.
     """
 
     __slots__ = ("_messages_max", "_outgoing", "_refusal", "_wake", "answered", "ended", "id", "worker")

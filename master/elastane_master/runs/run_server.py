@@ -288,8 +288,6 @@ class RunServer(DurableServer[AnyRunsEvent]):
             logger.info("run ended", run=run_id, owner=run.owner, state=run.state, reason=run.reason)
 
     def _send(self, session: RunnerSession, message: RunnerMessage) -> None:
-        if not session.answered:
-            self.heard(session)
         if not session.put(message):
             self.stream_over(session, "it does not read its stream")
 
@@ -316,8 +314,6 @@ class RunServer(DurableServer[AnyRunsEvent]):
                 session = self.sessions.get(runner_id)
                 if session is None or session.id != session_id:
                     self.liveness.forget(runner_id, session_id)
-                elif not session.answered:
-                    self.heard(session)
                 else:
                     self.stream_over(session, f"nothing was heard of it for {SILENT_SECONDS:g} s")
             deadline = self.machine.next_deadline()

@@ -3,11 +3,12 @@
     fake_trainer.py STEPS STEP_SECONDS [FILE]
 
 It joins with the environment the agent gives, does STEPS steps in its ring, drains on SIGTERM, comes back
-to a restarted master, and leaves as a real worker does. The last step waits until FILE exists.
+to a restarted master, and leaves as a real worker does. The last step waits while somebody has FILE locked.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
@@ -25,7 +26,7 @@ from elastane_proto.contexts import context_to_proto, pack_loader
 from elastane_proto.v1 import ring_pb2, ring_pb2_grpc
 
 STEPS, STEP_SECONDS = int(sys.argv[1]), float(sys.argv[2])
-AWAITED = Path(sys.argv[3]) if len(sys.argv) > 3 else None
+LOCKED = Path(sys.argv[3]) if len(sys.argv) > 3 else None
 ESTS = int(os.environ["ELASTANE_ESTS"])
 WORKER = os.environ["ELASTANE_WORKER_ID"]
 DRAINED = int(os.environ["ELASTANE_DRAIN_EXIT_CODE"])
@@ -82,8 +83,9 @@ class Trainer:
     def report(self) -> None:
         time.sleep(STEP_SECONDS * random.uniform(0.5, 1.5))
         step = self.applied
-        while AWAITED is not None and step == STEPS - 1 and not AWAITED.exists():
-            time.sleep(0.05)
+        if LOCKED is not None and step == STEPS - 1:
+            with LOCKED.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
         report = ring_pb2.StepReport(generation=self.generation, step=step, epoch=0)
         report.contexts.extend(self.contexts(self.ranks, step + 1))
         for rank in self.ranks:

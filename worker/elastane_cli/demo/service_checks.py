@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -11,15 +12,15 @@ import msgspec
 from elastane_common.run_record import RunRecord
 
 ELASTIC, STOCK, TENSORFLOW = "digits, elastic", "digits, stock DDP", "TF_CONFIG"
-LAST_LINES: Mapping[str, tuple[str, ...]] = {
-    ELASTIC: ("job succeeded", " left ("),
-    STOCK: ("the training is over",),
-    TENSORFLOW: ("know the same cluster",),
+LAST_LINES: Mapping[str, str] = {
+    ELASTIC: r"job succeeded|(?s:SIGTERM: .* left )\([^)\n]*\)$",
+    STOCK: "the training is over",
+    TENSORFLOW: "know the same cluster",
 }
-"""One of these is at the end of each rank's log, by run.
+"""What the last three lines of each rank's log contain, by run: a regular expression.
 
-In that of an elastic run its agent has the last word: that the job has succeeded, or, where the service
-stops it before it knows that, that its worker has left.
+In an elastic run the agent writes them: that the job succeeded, or, if the service stops the agent before it
+knows that, that it was stopped and its worker left.
 """
 
 
@@ -195,8 +196,8 @@ def _record_fault(run: FoundRun) -> str:
 
 
 def _log_fault(run: FoundRun) -> str:
-    ends = {rank: "".join(log.splitlines()[-3:]) for rank, log in run.logs.items()}
-    cut = [str(rank) for rank, end in ends.items() if not any(last in end for last in LAST_LINES[run.name])]
+    ends = {rank: "\n".join(log.splitlines()[-3:]) for rank, log in run.logs.items()}
+    cut = [str(rank) for rank, end in ends.items() if not re.search(LAST_LINES[run.name], end)]
     if cut or not run.logs:
         return f"the end of rank {', '.join(cut)} is missing" if cut else "there are none"
     recorded = {one.path: one.sha256 for one in run.record.artifacts} if run.record is not None else {}

@@ -4,6 +4,10 @@ It uses everything that could make k logical workers in one process differ from 
 device, BatchNorm, augmentation that draws from torch, NumPy and Python in the data workers, mixing in the
 main process. It writes `<out>/<process id>.json`: seconds of every step as measured by the leader, and the
 process's own peak of memory.
+
+With --share-gpu, `elastane verify` trains on one GPU with several workers that are killed and replaced:
+
+    elastane verify --ests 4 --kills 2 benchmarks/gpu/train_script.py --share-gpu --out /tmp/measured
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ def main() -> None:
     """Train. Started by the benchmarks of this folder in every mode of `elastane.init`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--share-gpu", action="store_true", help="several workers on one GPU, over NCCL")
     parser.add_argument("--model", choices=list(MODELS), default="resnet50")
     parser.add_argument("--picture-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=32, help="of one logical worker")
@@ -59,6 +64,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for what each process measured")
     args = parser.parse_args()
 
+    if args.share_gpu:
+        # NCCL refuses two ranks on one GPU of a host, so each process poses as a host of its own. What its
+        # ranks then send each other goes through sockets: good for bits, not for times.
+        os.environ |= {"NCCL_HOSTID": str(os.getpid()), "NCCL_SOCKET_IFNAME": "lo", "LOCAL_RANK": "0"}
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
     job = elastane.init(seed=5)
     net = MODELS[args.model](args.picture_size, CLASSES).to(device)

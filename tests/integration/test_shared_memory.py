@@ -526,9 +526,11 @@ def test_a_store_that_goes_away_while_they_agree_leaves_nothing_open():
         before = _descriptors()
         gone = RendezvousStore("127.0.0.1")
         client = _client(gone)
-        threading.Timer(0.1, gone.close).start()
+        closing = threading.Timer(0.1, gone.close)
+        closing.start()
         with pytest.raises(RuntimeError):
             shared_members.agree(client, 0, 4, share=True, timeout_seconds=30)
+        closing.join()  # it has descriptors of its own, and closes them after the caller's connection
         del client
         if attempt:
             assert _descriptors() <= before

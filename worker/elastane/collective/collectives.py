@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from elastane.collective.allreduce import CanonicalAllreduce
+from elastane.collective.nccl import ABORT_SECONDS
 from elastane.collective.order import Ranges
 from elastane.collective.packing import Message, Packing
 from elastane.collective.ring_errors import RingAborted, RingError
@@ -32,6 +33,8 @@ from elastane.collective.transport import RingTransport
 
 #: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after the last.
 BUFFERS_TAG: Final = 0
+#: Interval at which an aborted ring's stream is asked whether it is empty: CUDA's own wait has no limit.
+_POLL_SECONDS: Final = 0.001
 
 
 class StepCollectives:
@@ -53,7 +56,11 @@ class StepCollectives:
         self._spreads: SharedSpread | None = None
         #: Runs the current ring's communication.
         self._thread: RingThread | None = None
-        self._stream = _side_stream(device)
+        self._device = device
+        #: On a GPU: where the thread queues its work, beside that of the script.
+        self._stream: torch.cuda.Stream | None = None
+        #: What the thread has done may still be waiting in that stream.
+        self._queued = False
         self._given_up = ""
         #: Total time spent waiting for sums after backward.
         self.waited_seconds = 0.0
@@ -65,6 +72,10 @@ class StepCollectives:
         if self._thread is not None:
             self._thread.close()
         self._thread = RingThread("elastane-allreduce", transport)
+        if self._device.type == "cuda":
+            # Another one for each ring: the old one may wait for ever for messages that will not come.
+            self._stream = torch.cuda.Stream(self._device)
+            self._queued = False
         self._transport, self.ranges, self.me = transport, list(ranges), me
         self._spreads = None
         if transport.members is not None and self._packing.total_bytes and self._packing.device.type == "cpu":
@@ -99,7 +110,7 @@ class StepCollectives:
             with suppress(RingError):  # error of the aborted collective
                 self._thread.finish()
         self._message = self._spare = None  # others may still write to them
-        return self._thread is not None and self._thread.left
+        return self._thread is not None and (self._thread.left or not self._stream_ends())
 
     def close(self) -> None:
         """End the thread; a collective in flight is aborted. Idempotent."""
@@ -108,9 +119,19 @@ class StepCollectives:
             self._thread.close()
 
     def _abort_if_busy(self) -> None:
-        if self._thread is not None and self._thread.busy:
+        if self._thread is not None and (self._thread.busy or self._queued):
             assert self._transport is not None
             self._transport.abort()
+
+    def _stream_ends(self) -> bool:
+        """Wait until the stream's kernels, those that add to the slots too, have run; False if they hang."""
+        deadline = perf_counter() + ABORT_SECONDS
+        while self._stream is not None and not self._stream.query():
+            if perf_counter() > deadline:
+                return False
+            sleep(_POLL_SECONDS)
+        self._queued = False
+        return True
 
     # ------------------------------------------------------------------ the step
 
@@ -158,7 +179,7 @@ class StepCollectives:
             others = {peer: torch.empty_like(used) for peer in range(len(self.ranges)) if peer != self.me}
             tag = len(slots.plans) + 1
             self._submit(partial(self._join_used, used, others, tag), backward_done=True)
-        self._submit(slots.settle, backward_done=True)
+        self._submit(partial(self._settle, slots), backward_done=True)
         assert self._thread is not None
         failure: RingError | None = None
         began = perf_counter()
@@ -170,7 +191,8 @@ class StepCollectives:
             failure = RingAborted(self._given_up) if self._given_up else error
         else:
             if self._stream is not None:
-                torch.cuda.current_stream().wait_stream(self._stream)
+                torch.cuda.current_stream(self._device).wait_stream(self._stream)
+                self._queued = False
             if message is not None:
                 self._spare, self._shown = self._shown, message
         self.waited_seconds += perf_counter() - began
@@ -192,7 +214,8 @@ class StepCollectives:
             alone = len(self.ranges) == 1 and backward_done and not self._thread.busy
             (self._thread.run if alone else self._thread.submit)(task)
             return
-        stream, written = self._stream, torch.cuda.current_stream().record_event()
+        self._queued = True
+        stream, written = self._stream, torch.cuda.current_stream(self._device).record_event()
 
         def on_stream() -> None:
             with torch.cuda.stream(stream):
@@ -207,6 +230,12 @@ class StepCollectives:
         assert self._transport is not None
         with torch.no_grad():
             plan.run(self._transport, tag)
+
+    def _settle(self, slots: Slots) -> None:
+        """Wait until all that was received is there: the worker is about to say that it has the sums."""
+        assert self._transport is not None
+        slots.settle()
+        self._transport.synchronize()
 
     def _spread(self, message: Tensor) -> None:
         """Send or receive the message with EST 0's buffers."""
@@ -234,7 +263,3 @@ class StepCollectives:
             transfer.wait()
         for theirs in others.values():
             mine |= theirs
-
-
-def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None

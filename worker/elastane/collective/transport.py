@@ -7,6 +7,8 @@ of them, to send or to receive, raises within milliseconds. So `RingTransport.ab
 peer will ever serve, waits a millisecond for it, and the group is dead. Groups are cheap: the next generation
 forms its own.
 
+Workers that train on GPUs use NCCL (`nccl`), whose groups can be aborted.
+
     RingTransport     one per generation, whose members meet at a RendezvousStore
 """
 
@@ -23,9 +25,10 @@ from typing import Any, Final, Protocol, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store
 
-from elastane.collective.rendezvous import MemberStore, listen
+from elastane.collective.nccl import NcclGroup, nccl_group
+from elastane.collective.rendezvous import MemberStore
 from elastane.collective.ring_errors import RingAborted, RingBroken, RingError
 from elastane.collective.shared_members import SharedMembers, agree
 
@@ -35,12 +38,11 @@ TIMEOUT_SECONDS: Final = 600.0
 HANDOVER_TAG: Final = 1 << 20
 #: A tag that carries no message: a receive on it can only time out.
 _SILENT_TAG: Final = (1 << 31) - 1
-#: Key in the rendezvous store under which the members of an NCCL group find torch's store.
-_NCCL_STORE: Final = "nccl/store"
 #: Polling interval for the cancellation of a forming group.
 _CANCEL_POLL_SECONDS: Final = 0.002
 #: How long process exit waits for threads that are still forming an unwanted group.
 _EXIT_GRACE_SECONDS: Final = 0.5
+_CPU: Final = torch.device("cpu")
 
 
 class Cancel(Protocol):
@@ -51,32 +53,36 @@ class Cancel(Protocol):
         ...
 
 
-class _Group(Protocol):
-    """Methods used of `ProcessGroupGloo` and `ProcessGroupNCCL`, which torch's stubs omit."""
+class _GlooGroup(Protocol):
+    """Methods used of `ProcessGroupGloo`, which torch's stubs omit."""
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
-    def abort(self) -> None: ...
-    def _start_coalescing(self) -> None: ...
-    def _end_coalescing(self) -> dist.Work: ...
+
+
+_Group = _GlooGroup | NcclGroup
 
 
 class Transfer:
     """A message in transit; the tensor must not be changed until `wait` has returned."""
 
-    __slots__ = ("_transport", "_work")
+    __slots__ = ("_in_stream", "_transport", "_work")
 
-    def __init__(self, transport: RingTransport, work: dist.Work) -> None:
+    def __init__(self, transport: RingTransport, work: dist.Work, *, in_stream: bool = False) -> None:
         self._transport = transport
         self._work = work
+        self._in_stream = in_stream
 
     def wait(self) -> None:
-        """Return when the message is sent or received (CUDA: when the current stream waits for it).
+        """Return when the message is sent or received.
 
-        Raises RingAborted or RingBroken.
+        One of `exchange` between GPUs is only queued by then: the current stream waits for it, and
+        `RingTransport.synchronize` says whether it arrived. Raises RingAborted or RingBroken.
         """
         try:
             self._work.wait()
+            if not self._in_stream:
+                self._transport.synchronize()
         except RuntimeError as error:
             raise self._transport._failed(error) from error
         self._transport._in_flight -= 1
@@ -94,7 +100,6 @@ class RingTransport:
         group: _Group | None,
         rank: int,
         size: int,
-        backend: str,
         members: SharedMembers | None = None,
     ) -> None:
         assert (group is None) == (size == 1)
@@ -102,7 +107,6 @@ class RingTransport:
         self.members = members
         self.rank = rank
         self.size = size
-        self.backend = backend
         self._group = group
         self._aborted = False
         #: Reason why the ring broke.
@@ -124,16 +128,17 @@ class RingTransport:
         size: int,
         cancel: Cancel,
         secret: bytes = b"",
-        backend: str = "gloo",
+        device: torch.device = _CPU,
         timeout_seconds: float = TIMEOUT_SECONDS,
         shared_memory: bool = True,
     ) -> RingTransport:
         """Meet the other members and connect to them; called by every member of a generation.
 
         store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all members,
-        used for no other group; secret: of this prefix at that store. shared_memory: this member lets the
-        others read its memory if they are on its machine. Raises RingAborted as soon as `cancel` is set,
-        RingBroken if the store or a peer is unreachable or does not come within the timeout.
+        used for no other group; secret: of this prefix at that store. device: of the messages' tensors, of
+        the same type at all members. shared_memory: this member lets the others read its memory if they are
+        on its machine. Raises RingAborted as soon as `cancel` is set, RingBroken if the store or a peer is
+        unreachable or does not come within the timeout.
 
         The group is built in a separate thread, because nothing can interrupt the building. A cancelled
         thread is abandoned and drops its group once it has one.
@@ -141,16 +146,18 @@ class RingTransport:
         if cancel.is_set():
             raise RingAborted("the group was cancelled before it formed")
         if size == 1:
-            return cls(None, rank, size, backend)
-        forming = _Forming(store_address, prefix, secret, rank, size, backend, timeout_seconds, shared_memory)
+            return cls(None, rank, size)
+        forming = _Forming(store_address, prefix, secret, rank, size, device, timeout_seconds, shared_memory)
         group, members = forming.result(cancel)
-        return cls(group, rank, size, backend, members)
+        return cls(group, rank, size, members)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
         """Start to send a contiguous tensor. Raises RingAborted or RingBroken."""
         assert tensor.is_contiguous()
         group = self._usable()
         try:
+            if isinstance(group, NcclGroup):
+                return self._started(group.exchange([(tensor, peer)], []))
             return self._started(group.send([tensor], peer, tag))
         except RuntimeError as error:
             raise self._failed(error) from error
@@ -160,6 +167,8 @@ class RingTransport:
         assert tensor.is_contiguous()
         group = self._usable()
         try:
+            if isinstance(group, NcclGroup):
+                return self._started(group.exchange([], [(tensor, peer)]))
             return self._started(group.recv([tensor], peer, tag))
         except RuntimeError as error:
             raise self._failed(error) from error
@@ -169,24 +178,28 @@ class RingTransport:
     ) -> list[Transfer]:
         """Start messages of both directions, (tensor, peer) each, that must not wait for one another.
 
-        NCCL executes the messages between two members one after the other in one stream, unless they are
-        coalesced; gloo does not need this.
+        NCCL executes the messages of a group one after the other, unless they are started together; gloo
+        does not need this. Raises RingAborted or RingBroken.
         """
-        if self.backend != "nccl":
-            received = [self.recv(tensor, peer, tag) for tensor, peer in receives]
-            return received + [self.send(tensor, peer, tag) for tensor, peer in sends]
         if not sends and not receives:
             return []
         group = self._usable()
+        if not isinstance(group, NcclGroup):
+            received = [self.recv(tensor, peer, tag) for tensor, peer in receives]
+            return received + [self.send(tensor, peer, tag) for tensor, peer in sends]
         try:
-            group._start_coalescing()
-            for tensor, peer in sends:
-                group.send([tensor], peer, tag)
-            for tensor, peer in receives:
-                group.recv([tensor], peer, tag)
-            return [self._started(group._end_coalescing())]
+            return [self._started(group.exchange(list(sends), list(receives)), in_stream=True)]
         except RuntimeError as error:
             raise self._failed(error) from error
+
+    def synchronize(self) -> None:
+        """Return when all messages that were waited for in the current stream have arrived.
+
+        Between CPUs they have. Raises RingAborted or RingBroken: then what was received must not be used.
+        """
+        if isinstance(self._group, NcclGroup):
+            self._group.synchronize()
+            self.check()
 
     def broken(self, reason: str) -> RingError:
         """Return the error for a ring found broken by other means than its messages; ends all waits."""
@@ -230,12 +243,14 @@ class RingTransport:
         self._aborted = True
         if self.members is not None:
             self.members.leave(in_order=True)
+        if isinstance(self._group, NcclGroup):
+            self._end_group_waits()  # only so are its threads ended and its memory freed
         self._tell_ended()
         self._group = None
 
-    def _started(self, work: dist.Work) -> Transfer:
+    def _started(self, work: dist.Work, *, in_stream: bool = False) -> Transfer:
         self._in_flight += 1
-        return Transfer(self, work)
+        return Transfer(self, work, in_stream=in_stream)
 
     def _usable(self) -> _Group:
         self.check()
@@ -278,7 +293,7 @@ class RingTransport:
             group = self._group
             if group is None or self._waits_ended:
                 return
-            if self.backend == "nccl":
+            if isinstance(group, NcclGroup):
                 group.abort()
             else:
                 nothing = torch.empty(1, dtype=torch.uint8)
@@ -290,7 +305,7 @@ class RingTransport:
             self._waits_ended = True
 
 
-def _times_out(group: _Group, nothing: Tensor, peer: int) -> bool:
+def _times_out(group: _GlooGroup, nothing: Tensor, peer: int) -> bool:
     """True if a receive from `peer` really timed out, which ends all waits of the group."""
     try:
         work = group.recv([nothing], peer, _SILENT_TAG)
@@ -316,13 +331,13 @@ class _Forming:
         secret: bytes,
         rank: int,
         size: int,
-        backend: str,
+        device: torch.device,
         timeout_seconds: float,
         shared_memory: bool,
     ) -> None:
         host, _, port = store_address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._prefix, self._rank, self._size, self._backend = prefix, rank, size, backend
+        self._prefix, self._rank, self._size, self._device = prefix, rank, size, device
         self._secret = secret
         self._timeout = timedelta(seconds=timeout_seconds)
         self._shared_memory = shared_memory
@@ -367,14 +382,18 @@ class _Forming:
     def _let_go(self) -> None:
         """Abandon the group: whatever exists of it, now or later, ends for the peers too."""
         self._unwanted = True
-        if self._finished.is_set() and self._members is not None:
+        if not self._finished.is_set():
+            return  # `_run` comes here again
+        if self._members is not None:
             self._members.leave()
+        if isinstance(self._group, NcclGroup):
+            self._group.abort()
 
     def _build(self) -> _Group:
         store = MemberStore(self._host, self._port, self._prefix, self._secret, self._timeout.total_seconds())
         try:
-            if self._backend == "nccl":
-                return self._nccl_group(store)
+            if self._device.type == "cuda":
+                return nccl_group(store, self._host, self._rank, self._size, self._timeout, self._device)
             group = _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
             self._members = agree(
                 store,
@@ -387,30 +406,6 @@ class _Forming:
         finally:
             store.close()  # the group needs it no longer
 
-    def _nccl_group(self, store: MemberStore) -> _Group:
-        """Build an NCCL group.
-
-        Its threads use their store later too, from C++: a TCPStore of torch's, whose port and random prefix
-        only the members learn.
-        """
-        if self._rank == 0:
-            listener = listen(self._host)
-            port = listener.getsockname()[1]
-            # TCPStore takes over the descriptor and closes it when the group is dropped.
-            torch_store = self._tcp_store(port, is_master=True, master_listen_fd=listener.detach())
-            prefix = os.urandom(16).hex()
-            store.set(_NCCL_STORE, f"{port} {prefix}")
-        else:
-            port_word, prefix = store.get(_NCCL_STORE).decode().split(" ")
-            torch_store = self._tcp_store(int(port_word), is_master=False)
-        nccl = cast(Any, dist).ProcessGroupNCCL
-        options = nccl.Options()
-        options._timeout = self._timeout
-        return cast(_Group, nccl(PrefixStore(prefix, torch_store), self._rank, self._size, options))
-
-    def _tcp_store(self, port: int, **options: Any) -> TCPStore:
-        return TCPStore(self._host, port, wait_for_workers=False, timeout=self._timeout, **options)
-
     def _own_address(self) -> str:
         """Return this host's address on the route to the store; sends nothing."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -419,7 +414,7 @@ class _Forming:
             return str(probe.getsockname()[0])
 
 
-def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> _Group:
+def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> _GlooGroup:
     """Build a group whose connections bind to `address`, unless the user names an interface for gloo.
 
     gloo's default is the address that the host's name resolves to, which in a container may be anything.
@@ -431,7 +426,7 @@ def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address:
         options._devices = [gloo.create_default_device()]
     else:
         options._devices = [gloo.create_device(hostname=address)]
-    return cast(_Group, gloo(store, rank, size, options))
+    return cast(_GlooGroup, gloo(store, rank, size, options))
 
 
 def warm_up() -> None:
@@ -442,7 +437,7 @@ def warm_up() -> None:
     """
     store = HashStore()
     timeout = timedelta(seconds=30)
-    other: list[_Group] = []
+    other: list[_GlooGroup] = []
     thread = threading.Thread(
         target=lambda: other.append(_gloo_group(store, 1, 2, timeout, "127.0.0.1")), daemon=True
     )

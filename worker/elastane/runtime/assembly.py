@@ -56,7 +56,7 @@ def build_trainer(
     trace = open_trace(f"elastic-{environment.worker_id}", prepared, source.registry)
     reducer = _reducer(model, environment.ests, buffers, options)
     state = _state(prepared, closed_epochs, reducer)
-    worker_session = WorkerSession(environment, backend="nccl" if device.type == "cuda" else "gloo")
+    worker_session = WorkerSession(environment, device=device)
     steps = StepParts(
         worker_session=worker_session,
         source=source,

@@ -212,6 +212,9 @@ class BoundaryActions:
         assert self._transport is not None
         self._handover_began = perf_counter()
         probes.reached("hand_over", go.resume_step)
+        if self._device.type == "cuda":
+            # The thread that hands over has a stream of its own.
+            torch.cuda.current_stream(self._device).synchronize()
         return self._transport
 
     def _note_handover(self, direction: str, go: ring_pb2.Go, size_bytes: int) -> None:

@@ -72,7 +72,7 @@ class Fingerprints:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="elastane-fingerprint")
         # The thread must order its reads after the work queued by the script, which is on this stream.
-        stream = torch.cuda.current_stream() if tensors and tensors[0].is_cuda else None
+        stream = torch.cuda.current_stream(tensors[0].device) if tensors and tensors[0].is_cuda else None
         self._begun = self._threads.submit(_added_up, tensors, texts, stream)
 
     def state_digest(self) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
+import torch
 
 from elastane.collective import warming
 from elastane.collective.rendezvous import RendezvousStore
@@ -57,12 +58,12 @@ class Duties:
 class WorkerSession:
     """Connection of one worker to its master. Built at prepare, started with the script's first epoch.
 
-    backend: of the process groups, "gloo" or "nccl".
+    device: of the model; decides how the ring's messages are sent.
     """
 
-    def __init__(self, environment: WorkerEnvironment, *, backend: str) -> None:
+    def __init__(self, environment: WorkerEnvironment, *, device: torch.device) -> None:
         self._environment = environment
-        self._backend = backend
+        self._device = device
         self._duties: Duties | None = None
         #: Digest of the whole state after the last step, for Bye.
         self.final_digest: int | None = None
@@ -270,7 +271,7 @@ class WorkerSession:
             rank=me,
             size=len(go.members),
             cancel=cancel,
-            backend=self._backend,
+            device=self._device,
             shared_memory=self._environment.shared_memory,
         )
         with self._changed:

@@ -226,6 +226,15 @@ def test_what_workers_did_since_their_last_heartbeats_is_not_lost(seen: Seen) ->
         assert figures.step >= seen.ended.step, "each member has applied what is committed"
 
 
+def test_each_worker_has_measured_its_device(seen: Seen) -> None:
+    survivor, replacement = seen.last[seen.survivor], seen.last[seen.killed]
+    assert survivor.device_type == replacement.device_type != ""
+    for figures in (survivor, replacement):
+        assert (figures.ring_workers, figures.ests) == (2, 1)
+        assert 0 < figures.est_seconds < figures.ring_step_seconds, "an EST's part is a part of a step"
+        assert figures.ring_steps >= 8, "the ring was waited for to have made ten steps"
+
+
 def test_steps_calls_and_writes_are_timed(seen: Seen) -> None:
     after, job = seen.after, {"job_name": JOB}
     committed = after.value("elastane_job_steps_committed_total", **job)

@@ -26,7 +26,8 @@ class WorkerFigures:
     total of all steps. step_counts: steps by bucket of STEP_BOUNDS. replay_seconds: part of step_seconds in
     steps done again. all_reduce_wait_seconds: from the end of backward until the sums are complete.
     prepared_wait_seconds: from then until the master lets the step be applied. data_wait_seconds: waiting for
-    batches. ring_change_seconds: from Go until the ring trains, hand-over included.
+    batches. ring_change_seconds: from Go until the ring trains, hand-over included. device_type and all that
+    follow it: written by `StepSpeed`.
     """
 
     step: int = 0
@@ -44,6 +45,13 @@ class WorkerFigures:
     handover_seconds: float = 0.0
     handover_bytes_sent: int = 0
     handover_bytes_received: int = 0
+    device_type: str = ""
+    ring_workers: int = 0
+    est_seconds: float = 0.0
+    est_seconds_spread: float = 0.0
+    est_steps: int = 0
+    ring_step_seconds: float = 0.0
+    ring_steps: int = 0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

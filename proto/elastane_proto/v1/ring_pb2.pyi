@@ -114,7 +114,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
-    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received")
+    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,13 @@ class WorkerFigures(_message.Message):
     HANDOVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    RING_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    EST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EST_SECONDS_SPREAD_FIELD_NUMBER: _ClassVar[int]
+    EST_STEPS_FIELD_NUMBER: _ClassVar[int]
+    RING_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RING_STEPS_FIELD_NUMBER: _ClassVar[int]
     step: int
     generation: int
     ests: int
@@ -145,7 +152,14 @@ class WorkerFigures(_message.Message):
     handover_seconds: float
     handover_bytes_sent: int
     handover_bytes_received: int
-    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ...) -> None: ...
+    device_type: str
+    ring_workers: int
+    est_seconds: float
+    est_seconds_spread: float
+    est_steps: int
+    ring_step_seconds: float
+    ring_steps: int
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase", "figures")

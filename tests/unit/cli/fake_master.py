@@ -118,6 +118,7 @@ class FakeMaster(
             )
         ]
         self.steps: list[metric_pb2.StepValues] = []
+        self.figures: dict[str, ring_pb2.WorkerFigures] = {}
         self.address = ""
         self.page_entries = 3
         self._changed = threading.Condition()
@@ -227,6 +228,12 @@ class FakeMaster(
         return job_pb2.JobServiceCheckpointResponse(step=13, url="file:///saved")
 
     # ------------------------------------------------------------------ RingService
+
+    def GetWorkerFigures(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._seen(request, context)
+        self._job(request.job, context)
+        wanted = {worker: self.figures[worker] for worker in request.worker_ids if worker in self.figures}
+        return ring_pb2.GetWorkerFiguresResponse(figures=wanted)
 
     def WatchEvents(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
         self._seen(request, context)

@@ -64,6 +64,8 @@ class StepCollectives:
         self._given_up = ""
         #: Total time spent waiting for sums after backward.
         self.waited_seconds = 0.0
+        #: Called in each step when this worker's last backward is over.
+        self.backward_ended: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------------ the ring
 
@@ -172,11 +174,13 @@ class StepCollectives:
         used: map of parameters that some EST of this worker used, replaced by the whole ring's; None: all
         are. Returns why the step's collectives failed, or None.
         """
+        self.backward_ended()
         message = self._message
         if message is not None and self._packing.total_bytes:
             self._submit(partial(self._spread, message.flat), backward_done=True)
         if used is not None and len(self.ranges) > 1:
-            others = {peer: torch.empty_like(used) for peer in range(len(self.ranges)) if peer != self.me}
+            peers = (peer for peer in range(len(self.ranges)) if peer != self.me)
+            others = {peer: torch.empty_like(used, device=self._device) for peer in peers}
             tag = len(slots.plans) + 1
             self._submit(partial(self._join_used, used, others, tag), backward_done=True)
         self._submit(partial(self._settle, slots), backward_done=True)
@@ -257,9 +261,11 @@ class StepCollectives:
         transport = self._transport
         assert transport is not None
         transport.check()
+        sent = mine.to(self._device)  # it is the CPU's; NCCL sends only what is on the GPU
         for transfer in transport.exchange(
-            [(mine, peer) for peer in others], [(theirs, peer) for peer, theirs in others.items()], tag
+            [(sent, peer) for peer in others], [(theirs, peer) for peer, theirs in others.items()], tag
         ):
             transfer.wait()
+        transport.synchronize()
         for theirs in others.values():
-            mine |= theirs
+            mine |= theirs.to(mine.device)

@@ -24,6 +24,7 @@ from elastane.runtime.forward_watch import ForwardWatch
 from elastane.runtime.step_actions import StepActions
 from elastane.runtime.step_body import StepBody
 from elastane.runtime.step_parts import StepParts
+from elastane.runtime.step_speed import StepSpeed
 from elastane.runtime.step_state import StepState
 from elastane_common.errors import LoaderUseError, StepError
 
@@ -46,6 +47,10 @@ class StepRunner:
             self._actions,
             reports_late=None if device.type == "cpu" else True,
         )
+        self._speed = StepSpeed(device, parts.figures)
+        self._reducer.collectives.backward_ended = self._speed.backward_ended
+        #: The step has no turns but those of this worker's ESTs.
+        self._is_ordinary = True
         self.watch = parts.watch
         #: Forward pre-hook of the model.
         self.forwards = ForwardWatch(parts.buffers.tensors, self._before_backward)
@@ -62,6 +67,7 @@ class StepRunner:
         Returns with the step applied, or lost and to be run again.
         """
         began, state = perf_counter(), self._body.begin()
+        self._speed.begin()
         self._begin(state)
         for est_step in self._body.mini_batches(self._est_steps(state)):
             yield self._begin_batch(est_step)
@@ -83,7 +89,9 @@ class StepRunner:
         """Return this worker's turns of the step, after those that are run for a comparison only."""
         parts = self._parts
         own = EstStep.of_step(state, parts.contexts.now, parts.source.batches_in_step(state.step))
-        return parts.repeats.turns(parts.sentinel.turns(state.step, own), parts.contexts.now)
+        turns = parts.repeats.turns(parts.sentinel.turns(state.step, own), parts.contexts.now)
+        self._is_ordinary = len(turns) == len(own)
+        return turns
 
     def _begin_batch(self, est_step: EstStep) -> Any:
         """Put the EST's context in place before its first mini-batch, and return the next one."""
@@ -137,6 +145,13 @@ class StepRunner:
         figures.step = state.step + 1
         figures.all_reduce_wait_seconds = self._reducer.collectives.waited_seconds
         figures.step_done(seconds, replayed=state.is_replay)
+        self._speed.applied(
+            seconds,
+            ests=len(self._parts.contexts.now),
+            workers=len(self._worker_session.members),
+            generation=figures.generation,
+            counts=self._is_ordinary and not state.is_replay,
+        )
         self._worker_session.spans.applied(state.step, seconds, replayed=state.is_replay)
 
     def drop(self) -> None:

@@ -76,6 +76,11 @@ COMMANDS: Final = {
         "Look",
         "List the files that a run has left: its model, logs and record, with sizes and digests.",
     ),
+    "plan": Entry(
+        "plan",
+        "Look",
+        "Show which numbers of workers pay for a running job: step time, time left and cost of each.",
+    ),
     "cost": Entry(
         "cost",
         "Look",

@@ -1,0 +1,62 @@
+"""A running median that follows a real change soon, and ignores stray samples. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import Final
+
+WINDOW: Final = 31
+"""Samples that the median is taken of; odd."""
+DOUBTED_FACTOR: Final = 2.0
+"""A sample that differs from the median by more than this factor is doubted."""
+DOUBTED_MAX: Final = 3
+"""So many doubted samples in a row, which agree with one another, are believed."""
+_MAD_TO_SIGMA: Final = 1.4826
+"""Of a normal distribution: standard deviation over median absolute deviation."""
+
+
+class RunningMedian:
+    """Median of the last samples. The first doubted ones change nothing; the third in a row replaces all."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=WINDOW)
+        self._doubted: list[float] = []
+
+    def add(self, sample: float) -> None:
+        """Add a sample above 0; others are ignored: no clock should give one."""
+        if not sample > 0:
+            return
+        if self._samples and _differ(sample, self.value):
+            if self._doubted and _differ(sample, statistics.median(self._doubted)):
+                self._doubted.clear()
+            self._doubted.append(sample)
+            if len(self._doubted) < DOUBTED_MAX:
+                return
+            self._samples.clear()
+            self._samples.extend(self._doubted)
+        else:
+            self._samples.append(sample)
+        self._doubted.clear()
+
+    @property
+    def count(self) -> int:
+        """Number of samples in the median."""
+        return len(self._samples)
+
+    @property
+    def value(self) -> float:
+        """The median; 0.0 without samples."""
+        return statistics.median(self._samples) if self._samples else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation, estimated by the median absolute deviation; 0.0 for fewer than two samples."""
+        if not self._samples:
+            return 0.0
+        middle = self.value
+        return _MAD_TO_SIGMA * statistics.median(abs(sample - middle) for sample in self._samples)
+
+
+def _differ(one: float, other: float) -> bool:
+    return max(one, other) > DOUBTED_FACTOR * min(one, other)

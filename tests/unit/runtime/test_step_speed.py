@@ -1,0 +1,92 @@
+"""What a worker measures of its device: ordinary steps of a settled ring, and no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elastane.runtime import step_speed
+from elastane.runtime.step_speed import SETTLING_STEPS, StepSpeed
+from elastane_common.observe.figures import WorkerFigures
+
+
+class Clock:
+    """Seconds that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(step_speed, "perf_counter", found)
+    return found
+
+
+class Worker:
+    """A worker whose steps take what the test says."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.figures = WorkerFigures()
+        self.speed = StepSpeed(torch.device("cpu"), self.figures)
+        self._clock = clock
+
+    def step(
+        self, part: float, rest: float = 0.1, *, ests: int = 2, generation: int = 1, counts: bool = True
+    ):
+        self.speed.begin()
+        self._clock.now += part
+        self.speed.backward_ended()
+        self._clock.now += rest
+        self.speed.applied(part + rest, ests=ests, workers=3, generation=generation, counts=counts)
+
+
+def test_an_ests_part_ends_with_the_backward_and_the_step_later(clock: Clock):
+    worker = Worker(clock)
+    for _ in range(SETTLING_STEPS):
+        worker.step(9.0)
+    assert (worker.figures.est_steps, worker.figures.ring_steps) == (0, 0)
+    for part in (0.4, 0.5, 0.6):
+        worker.step(part)
+    figures = worker.figures
+    assert (figures.est_steps, figures.ring_steps, figures.ring_workers) == (3, 3, 3)
+    assert figures.est_seconds == pytest.approx(0.25)
+    assert figures.ring_step_seconds == pytest.approx(0.6)
+    assert 0 < figures.est_seconds_spread < 0.1
+
+
+def test_steps_run_again_or_with_other_turns_are_not_measured(clock: Clock):
+    worker = Worker(clock)
+    for number in range(9):
+        worker.step(0.4 if number % 2 else 0.7, counts=bool(number % 2))
+    assert worker.figures.est_seconds == pytest.approx(0.2)
+    assert worker.figures.est_steps == 3
+
+
+def test_a_new_ring_keeps_what_is_known_of_the_device_and_measures_its_steps_anew(clock: Clock):
+    worker = Worker(clock)
+    for _ in range(5):
+        worker.step(0.4)
+    for _ in range(SETTLING_STEPS):
+        worker.step(0.8, ests=4, generation=2)
+    assert (worker.figures.est_steps, worker.figures.ring_steps) == (3, 0)
+    worker.step(0.8, 0.3, ests=4, generation=2)
+    assert (worker.figures.est_steps, worker.figures.ring_steps) == (4, 1)
+    assert worker.figures.est_seconds == pytest.approx(0.2)
+    assert worker.figures.ring_step_seconds == pytest.approx(1.1)
+
+
+def test_a_step_without_an_end_of_its_backward_is_not_measured(clock: Clock):
+    worker = Worker(clock)
+    for _ in range(5):
+        worker.speed.begin()
+        worker.speed.applied(1.0, ests=2, workers=1, generation=1, counts=True)
+    assert (worker.figures.est_steps, worker.figures.ring_steps) == (0, 0)
+
+
+def test_the_device_has_a_name(clock: Clock):
+    assert Worker(clock).figures.device_type

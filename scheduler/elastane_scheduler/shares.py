@@ -10,12 +10,14 @@ Range = tuple[int, int]
 """ESTs first..end - 1 of one worker."""
 
 
-def shares(ests: int, capacities: Sequence[int], before: Sequence[Range | None] = ()) -> list[int]:
+def shares(
+    ests: int, capacities: Sequence[int], before: Sequence[Range | None] = (), *, least: int = 0
+) -> list[int]:
     """Return how many ESTs each seat hosts: at most its capacity, with sum `ests`, moving the fewest ESTs.
 
     capacities: the most ESTs of each seat, in the order of the seats. before: the range that each seat has
-    now, None for a newcomer. An EST moves when its seat after the change is another. Raises InvalidSettings
-    where capacities do not suffice.
+    now, None for a newcomer. least: ESTs of each seat at least, where there is history. An EST moves when its
+    seat after the change is another. Raises InvalidSettings where capacities do not suffice.
 
     By dynamic programming over seats and the number of ESTs given out: `ests` x largest capacity steps for
     each seat.
@@ -30,7 +32,7 @@ def shares(ests: int, capacities: Sequence[int], before: Sequence[Range | None] 
     kept: list[int] = [0] + [-1] * ests  # the most ESTs that stay where they are, by the number given out
     choices: list[list[int]] = []
     for seat, capacity in enumerate(capacities):
-        kept, choice = _seat(kept, ests, capacity, held[seat])
+        kept, choice = _seat(kept, ests, range(least, capacity + 1), held[seat])
         choices.append(choice)
     found, end = [], ests
     for choice in reversed(choices):
@@ -39,13 +41,15 @@ def shares(ests: int, capacities: Sequence[int], before: Sequence[Range | None] 
     return found[::-1]
 
 
-def _seat(kept: list[int], ests: int, capacity: int, held: Range | None) -> tuple[list[int], list[int]]:
+def _seat(kept: list[int], ests: int, allowed: range, held: Range | None) -> tuple[list[int], list[int]]:
     best, choice = [-1] * (ests + 1), [0] * (ests + 1)
     for start, stay in enumerate(kept):
         if stay < 0:
             continue
-        for share in range(min(capacity, ests - start) + 1):
+        for share in allowed:
             end = start + share
+            if end > ests:
+                break
             same = max(0, min(end, held[1]) - max(start, held[0])) if held else 0
             if stay + same > best[end]:
                 best[end], choice[end] = stay + same, share

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elastane_master.store.closed import TAKE
 from elastane_master.store.log import LogOptions
 from elastane_master.store.scripts import ACQUIRE
+from sim import unlike
 from sim.callers import Operator
 from sim.checkers import KEYS, Checkers
 from sim.closings import Closings
@@ -99,6 +100,7 @@ class Cluster:
     takeovers: Takeovers | None = None
     closings: Closings | None = None
     profile: Profile = EVEN
+    seed: int = 0
     groups: dict[GroupKey, Group] = field(default_factory=dict)
     masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
@@ -192,6 +194,7 @@ class Cluster:
             self.serving,
             name,
             self.started,
+            unlike.draw(self.seed, name, self.started),
         )
         self.workers[name] = worker
         worker.start()

@@ -39,6 +39,7 @@ from sim.reference import FixedRuns
 from sim.store_model import StoreServer
 from sim.takeovers import CUT, OTHER_JOBS, Cut, Takeovers
 from sim.takeovers import draw as draw_takeovers
+from sim.unlike import hurried
 from sim.worker_model import Script
 from sim.world import SimulationError, World
 
@@ -65,7 +66,7 @@ def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES, profile: Profi
     """
     rng = random.Random(seed)
     world = World(rng)
-    with _seeded(world):
+    with _seeded(world), hurried():
         return _Run(seed, rng, world, profile=profile or choose(seed)).outcome(trace_lines)
 
 
@@ -73,7 +74,7 @@ def simulate_cuts(seed: int, cuts: tuple[Power, ...]) -> Outcome:
     """Run a job without dynamic tasks in which these power cuts are the only faults."""
     rng = random.Random(seed)
     world = World(rng)
-    with _seeded(world):
+    with _seeded(world), hurried():
         return _Run(seed, rng, world, cuts=cuts).outcome(TRACE_LINES)
 
 
@@ -82,7 +83,7 @@ def simulate_takeover(seed: int, cut: Cut) -> tuple[Outcome, Takeovers]:
     takeover that follows."""
     rng = random.Random(seed)
     world = World(rng)
-    with _seeded(world):
+    with _seeded(world), hurried():
         # The first takeover is that of the initial leader.
         takeovers = Takeovers(random.Random(seed), cuts=[Cut(0, False, 0.0), cut], deaths=(1.5,))
         return _Run(seed, rng, world, cuts=(), takeovers=takeovers).outcome(TRACE_LINES), takeovers
@@ -92,7 +93,7 @@ def stored_by(seed: int) -> tuple[bytes, tuple[bytes, ...]]:
     """Return the stored snapshot and later batches of a run of this seed, in the middle of its faults."""
     rng = random.Random(seed)
     world = World(rng)
-    with _seeded(world):
+    with _seeded(world), hurried():
         run = _Run(seed, rng, world, LogOptions(snapshot_seconds=3.0))
         return run.stored_at(FAULTS_SECONDS * 0.6)
 
@@ -141,6 +142,7 @@ class _Run:
             self.policies,
             self.takeovers,
             profile=profile,
+            seed=seed,
         )
         self.checkers.follow_up = self.cluster.follow_up
         self.checkers.workers = lambda: list(self.cluster.workers.values())

@@ -70,6 +70,7 @@ from sim.reference import (
     next_context,
     next_weights,
 )
+from sim.unlike import Speed
 from sim.world import StoredCheckpoint, StoredShard, World
 
 GroupKey = tuple[int, tuple[str, ...]]
@@ -148,10 +149,12 @@ class WorkerModel:
         masters: Callable[[], list[MasterModel]],
         name: str,
         pid: int,
+        speed: Speed | None = None,
     ) -> None:
         self.world, self.network, self.checkers = world, network, checkers
         self.script, self.groups, self.masters, self.name, self.pid = script, groups, masters, name, pid
         self.started_at = world.now
+        self.speed = speed
         self.process = Process(world, name)
         self.protocol = WorkerProtocol()
         self.machine = SessionMachine(
@@ -418,7 +421,10 @@ class WorkerModel:
     async def _beat(self) -> None:
         while not self._session_over:
             await asyncio.sleep(self.machine.heartbeat_seconds)
-            self._send(self.protocol.heartbeat())
+            heartbeat = self.protocol.heartbeat()
+            if self.speed is not None:
+                heartbeat.heartbeat.figures.CopyFrom(self.speed.figures(self.protocol.generation))
+            self._send(heartbeat)
 
     def set_between(self, between: bool) -> None:
         if self.protocol.between_steps != between:

@@ -1,17 +1,24 @@
 """Choice of the ring's members, their order, and the virtual ranks that each hosts.
 
-A ring change should move as few ESTs and as little state as possible: surviving members keep their order, new
-ones follow, ranges are contiguous and as even as possible. The last worker that holds the job's weights is
-never left out of the next ring, even if it drains: it stays for one more ring and hands them over.
+A ring change should move as few ESTs and as little state as possible: surviving members keep their order, and
+new ones follow. Ranges are contiguous and, on workers of equal speed, as even as possible. The last worker
+that holds the job's weights is never left out of the next ring, even if it drains: it stays for one more ring
+and hands them over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from elastane_master.decisions.effects import Member
+from elastane_scheduler.plan import TOLERANCE
+from elastane_scheduler.shares import ranges, shares
+
+MOVES_SEARCHED_MAX = 100_000
+"""Steps of the search for the split that moves the fewest ESTs; beyond them the first split is taken."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -19,6 +26,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     place: its index in the previous ring, None for a joining worker. joined_order: increases with each join.
     step: steps applied to the weights it holds, -1 if it holds none that are usable. held: in quarantine.
+    ests: range that it hosts in the previous ring.
     """
 
     worker: str
@@ -28,6 +36,7 @@ class Candidate(msgspec.Struct, frozen=True):
     step: int = -1
     draining: bool = False
     held: bool = False
+    ests: tuple[int, int] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -53,15 +62,44 @@ def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
     return ranges
 
 
+def balanced_ranges(
+    ests: int, est_seconds: Sequence[float], before: Sequence[tuple[int, int] | None] = ()
+) -> list[tuple[int, int]]:
+    """Split virtual ranks 0..ests-1 so that the last of unlike workers is done as soon as possible.
+
+    est_seconds: of each place, for one EST. before: range of each place in the previous ring, None for a
+    newcomer: of the splits that take equally long, one that moves few ESTs. Each place has one EST at least.
+    """
+    counts = [1] * len(est_seconds)
+    done = [(2 * seconds, place) for place, seconds in enumerate(est_seconds)]
+    heapq.heapify(done)
+    for _ in range(ests - len(counts)):
+        _, place = done[0]
+        counts[place] += 1
+        heapq.heapreplace(done, ((counts[place] + 1) * est_seconds[place], place))
+    longest = max(count * seconds for count, seconds in zip(counts, est_seconds, strict=True))
+    most = [max(1, int(longest / seconds * (1 + TOLERANCE))) for seconds in est_seconds]
+    if any(before) and ests * sum(min(count, ests) for count in most) <= MOVES_SEARCHED_MAX:
+        counts = shares(ests, most, before, least=1)
+    return list(ranges(counts))
+
+
 def choose_members(
-    candidates: Sequence[Candidate], *, ests: int, workers_min: int, workers_max: int, planned: bool = False
+    candidates: Sequence[Candidate],
+    *,
+    ests: int,
+    workers_min: int,
+    workers_max: int,
+    planned: bool = False,
+    speeds: Callable[[Sequence[str]], Mapping[str, float]] = lambda workers: {},
 ) -> Choice:
     """Choose the next ring; empty if fewer than `workers_min` can be in it.
 
     Workers in quarantine are left out, unless there is no ring without them or they alone hold the state. At
-    most min(workers_max or ests, ests) members, plus one if the only holder of the state drains. With one
-    EST there can be no extra member: the draining holder then trains on alone or, if planned, is left out,
-    because the caller saves a checkpoint first.
+    most min(workers_max or ests, ests) members, plus one if the only holder of the state drains. With one EST
+    there can be no extra member: the draining holder then trains on alone or, if planned, is left out,
+    because the caller saves a checkpoint first. speeds: returns the seconds of an EST on each of these
+    workers, or nothing if ranges should be even.
     """
     limit = min(workers_max or ests, ests)
     free = [candidate for candidate in candidates if not candidate.held]
@@ -72,9 +110,15 @@ def choose_members(
     if not chosen:
         staying = sum(not candidate.draining for candidate in candidates)
         return Choice((), too_few(staying, workers_min))
+    known = speeds([candidate.worker for candidate in chosen])
+    if known:
+        seconds = [known[candidate.worker] for candidate in chosen]
+        places = balanced_ranges(ests, seconds, [candidate.ests for candidate in chosen])
+    else:
+        places = even_ranges(ests, len(chosen))
     members = tuple(
         Member(candidate.worker, start, end, candidate.store_address)
-        for candidate, (start, end) in zip(chosen, even_ranges(ests, len(chosen)), strict=True)
+        for candidate, (start, end) in zip(chosen, places, strict=True)
     )
     return Choice(members, "1 worker is there" if len(members) == 1 else f"{len(members)} workers are there")
 

@@ -142,13 +142,21 @@ class StepReported(Event, frozen=True, tag=True):
 
 
 class AppliedReported(Event, frozen=True, tag=True):
-    """From a Heartbeat whose applied_step or phase is news."""
+    """From a Heartbeat.
+
+    device_type, est_seconds, est_steps, ring_step_seconds, ring_steps: as in WorkerFigures (balance.py).
+    """
 
     worker: str
     session: str
     generation: int
     applied_step: int
     between_steps: bool = False
+    device_type: str = ""
+    est_seconds: float = 0.0
+    est_steps: int = 0
+    ring_step_seconds: float = 0.0
+    ring_steps: int = 0
 
 
 class CheckReported(Event, frozen=True, tag=True):

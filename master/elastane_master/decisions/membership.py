@@ -10,7 +10,7 @@ from itertools import islice
 
 import msgspec
 
-from elastane_master.decisions import held_state, quarantine
+from elastane_master.decisions import balance, held_state, quarantine
 from elastane_master.decisions.assignment import Candidate, Choice, choose_members, too_few
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState
@@ -25,6 +25,7 @@ def next_members(state: JobState, *, planned: bool = False, without_newcomers: b
     if staying < state.workers_needed:
         return Choice((), _missing(state, staying))
     order = {worker: place for place, worker in enumerate(state.ring.order)}
+    hosted = {member.worker: (member.start, member.end) for member in state.ring.members}
     candidates = [
         Candidate(
             record.worker,
@@ -34,6 +35,7 @@ def next_members(state: JobState, *, planned: bool = False, without_newcomers: b
             held_state.usable_step(state, record),
             record.draining,
             record.held_until is not None,
+            hosted.get(record.worker),
         )
         for record in workers
         if not (without_newcomers and record.worker not in order)
@@ -44,6 +46,7 @@ def next_members(state: JobState, *, planned: bool = False, without_newcomers: b
         workers_min=state.workers_needed,
         workers_max=state.settings.workers_max,
         planned=planned,
+        speeds=lambda names: balance.speeds([state.workers[name] for name in names]),
     )
 
 
@@ -54,14 +57,30 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
     """
     state = ctx.state
     choice = next_members(state, planned=True)
-    if choice.members == state.ring.members:
-        return None
+    if balance.same_workers(choice.members, state.ring.members):
+        return _other_ranges(state, choice, ctx.now)
     gathering = state.join_due is not None and ctx.now < state.join_due and not is_full(state, choice)
     if gathering:
         without = next_members(state, planned=True, without_newcomers=True)
-        if without.members == state.ring.members:
-            return None
+        if balance.same_workers(without.members, state.ring.members):
+            return _other_ranges(state, without, ctx.now)
     return msgspec.structs.replace(choice, change=_change(state, choice))
+
+
+def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:
+    """Choose other ranges for the workers of the present ring, if that pays; None if it stays as it is."""
+    before = state.ring.members
+    if state.ring.gone:
+        return None
+    if state.balance.reverts:
+        why = "ESTs are spread as before: steps have become longer"
+        return Choice(state.balance.tried, choice.reason, why)
+    if choice.members == before or not balance.pays(state, choice.members, now):
+        return None
+    known = balance.speeds(state.active_members())
+    old, new = balance.step_time(before, known), balance.step_time(choice.members, known)
+    why = f"ESTs are spread by the speed of the devices: {old:.3g} s a step become {new:.3g} s"
+    return msgspec.structs.replace(choice, change=why)
 
 
 def most_members(state: JobState) -> int:

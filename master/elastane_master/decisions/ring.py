@@ -13,6 +13,7 @@ decided anew, with the next generation.
 from __future__ import annotations
 
 from elastane_master.decisions import (
+    balance,
     checkpoints,
     cost,
     fingerprints,
@@ -60,6 +61,7 @@ def announce(
     state.early_ends = {}
     ctx.queues.ring_stopped()
     held_state.load_given_up(state)
+    balance.announced(state, members, ctx.now, planned=planned)
     ring.generation += 1
     if members:
         ring.prepare(members, ctx.now)
@@ -180,7 +182,7 @@ def proceed(ctx: DecisionContext) -> None:
     if best >= 0:
         forgotten.give_up(ctx)
         _go(ctx, best)
-    elif membership.next_members(state, planned=ring.planned).members != ring.members:
+    elif not balance.same_workers(membership.next_members(state, planned=ring.planned).members, ring.members):
         reform(ctx, "no member holds the state, but a worker outside the ring does")
     else:
         forgotten.give_up(ctx)
@@ -308,6 +310,8 @@ def _go(ctx: DecisionContext, resume_step: int) -> None:
     ctx.touch()
     records = state.active_members()
     cost.resumed(state, resume_step, ctx.now)
+    if ring.planned:
+        balance.formed(state, ctx.now - ring.since)
     at_step = [held_state.usable_step(state, record) == resume_step for record in records]
     ring.run(resume_step, at_step, ctx.now)
     for record in records:

@@ -14,7 +14,7 @@ import msgspec
 
 from elastane_master.decisions.amounts import CostBook
 from elastane_master.decisions.contexts import ContextTable
-from elastane_master.decisions.effects import Doubt, ManifestEntry
+from elastane_master.decisions.effects import Doubt, ManifestEntry, Member
 from elastane_master.decisions.events import Capacity, Signature, StateDetail
 from elastane_master.decisions.lease_answers import DatasetBook
 from elastane_master.decisions.ring_state import RingState
@@ -32,11 +32,13 @@ class WorkerRecord(msgspec.Struct):
     """A worker with a session, or awaited after a restart of the master.
 
     joined_order: increases with each join. applied_step, holds_state: its weights, as far as held_state.py
-    accepts them. asked_generation, ready_generation: newest generation for which it was sent Prepare,
-    and answered. unanswered_since: when it was sent the first Prepare after its last answer; None if it owes
+    accepts them. asked_generation, ready_generation: newest generation for which it was sent Prepare, and
+    answered. unanswered_since: when it was sent the first Prepare after its last answer; None if it owes
     none. trainer_at: last sign of life of its trainer; None before its first ring. between_since: when it
     entered user code between two steps; None inside a step. held_until: end of its quarantine, infinite if
-    for good (quarantine.py). leave_by: shortly before its node is taken away, if known.
+    for good (quarantine.py). leave_by: shortly before its node is taken away, if known. device_type,
+    est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; step_seconds: of a step
+    in the ring of step_generation (balance.py).
     """
 
     worker: str
@@ -63,6 +65,10 @@ class WorkerRecord(msgspec.Struct):
     leave_by: float | None = None
     rendezvous_key: bytes = b""
     unanswered_since: float | None = None
+    device_type: str = ""
+    est_seconds: float = 0.0
+    step_seconds: float = 0.0
+    step_generation: int = 0
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""
@@ -176,6 +182,25 @@ class SentinelBook(msgspec.Struct):
     anew_generation: int = 0
 
 
+class BalanceBook(msgspec.Struct):
+    """Changes of ranges alone (balance.py).
+
+    changed_at: time of the last one. change_seconds: how long the last planned change of the ring took.
+    tried: members before a change that has not been judged; tried_generation: of the ring that it made;
+    tried_seconds: of a step before it. reverts: it made steps longer. barred_until: no further one before
+    that; barred_seconds: how long the last bar was.
+    """
+
+    changed_at: float | None = None
+    change_seconds: float = 1.0
+    tried: tuple[Member, ...] = ()
+    tried_generation: int = 0
+    tried_seconds: float = 0.0
+    reverts: bool = False
+    barred_until: float = 0.0
+    barred_seconds: float = 0.0
+
+
 class JobState(msgspec.Struct):
     """State of one job.
 
@@ -189,9 +214,9 @@ class JobState(msgspec.Struct):
     failed_step, failed_generation: script errors in a row at one step. requests: operators' request ids that
     took effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
     workers have cost (cost.py). waiting_since: since when there have been too few workers, if the wait is
-    limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py.
-    processes: of each worker id, in the order they came; process_starts: when the newest of them started,
-    as (clock, seconds), if it said so (processes.py).
+    limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py. balance:
+    see balance.py. processes: of each worker id, in the order they came; process_starts: when the newest of
+    them started, as (clock, seconds), if it said so (processes.py).
     """
 
     name: str
@@ -229,6 +254,7 @@ class JobState(msgspec.Struct):
     waiting_since: float | None = None
     wait_until: float | None = None
     sentinel: SentinelBook = msgspec.field(default_factory=SentinelBook)
+    balance: BalanceBook = msgspec.field(default_factory=BalanceBook)
     processes: dict[str, tuple[bytes, ...]] = {}
     process_starts: dict[str, tuple[str, float]] = {}
 

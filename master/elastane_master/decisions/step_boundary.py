@@ -9,6 +9,7 @@ that nothing is applied that is not in the checkpoint.
 from __future__ import annotations
 
 from elastane_master.decisions import (
+    balance,
     checkpoints,
     cost,
     endings,
@@ -118,6 +119,7 @@ def applied(ctx: DecisionContext, event: AppliedReported) -> None:
     record = ctx.attending(event.worker, event.session)
     if record is None or record.role != "ring":
         return
+    balance.measured(ctx, record, event)
     member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None
     if event.between_steps != (record.between_since is not None):
         ctx.touch()
@@ -186,6 +188,7 @@ def _change_planned(ctx: DecisionContext) -> bool:
     # (intervals.py); a member that left earlier would take its part with it. So the ring changes after the
     # first step of the next epoch.
     stays = is_last or state.begins_epoch(book.current)
+    balance.judge(state)
     choice = None if stays else _wanted(ctx)
     if choice is None:
         if reason := checkpoints.due_reason(state, book.current):

@@ -113,7 +113,14 @@ _EVENTS = Codec(
         events.ContextDelta: {"parts": Field(get=contexts.context_from_proto)},
         events.StepTask: RANGE,
         events.AppliedReported: {
-            "between_steps": Field("phase", read=partial(eq, ring_pb2.TRAINER_PHASE_BETWEEN))
+            "between_steps": Field("phase", read=partial(eq, ring_pb2.TRAINER_PHASE_BETWEEN)),
+            "device_type": Field(
+                "figures.device_type", read=partial(shown, characters_max=NAME_CHARACTERS_MAX)
+            ),
+            "est_seconds": Field("figures.est_seconds"),
+            "est_steps": Field("figures.est_steps"),
+            "ring_step_seconds": Field("figures.ring_step_seconds"),
+            "ring_steps": Field("figures.ring_steps"),
         },
         events.LoadedReported: {
             "checkpoint": SHOWN,

@@ -5,6 +5,7 @@ the main process, clipping, a scheduler per step and one per epoch.
 """
 
 import argparse
+import os
 import random
 import time
 
@@ -50,6 +51,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=0, help="add a wide layer: large buckets")
     parser.add_argument("--busy-seconds", type=float, default=0.0, help="what a mini-batch costs besides")
     args = parser.parse_args()
+    busy_seconds = float(os.environ.get("BUSY_SECONDS", args.busy_seconds))  # for one worker alone
 
     job = elastane.init(seed=args.seed)
     if args.seed is None:
@@ -72,7 +74,7 @@ def main() -> None:
 
     for _ in job.epochs(args.epochs):
         for images, labels in loader:
-            time.sleep(args.busy_seconds)  # stands for computing on a device
+            time.sleep(busy_seconds)  # stands for computing on a device
             mix = random.random()
             order = torch.randperm(len(images))
             images = mix * images + (1 - mix) * images[order]

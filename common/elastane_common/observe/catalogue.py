@@ -100,9 +100,21 @@ HANDOVER_BYTES = Metric(
     "Bytes of weights and optimizer state handed over.",
     ("worker", "direction"),
 )
+EST_SECONDS = Metric(
+    "elastane_worker_est_seconds",
+    "gauge",
+    "Time of one EST's part of a step on this worker's device, the median of its last steps; 0: not known yet.",
+    _WORKER,
+)
+RING_STEP_SECONDS = Metric(
+    "elastane_worker_ring_step_seconds",
+    "gauge",
+    "Time of a step in the present ring, the median of its last steps; 0: not known yet.",
+    _WORKER,
+)
 
 METRICS: tuple[Metric, ...] = (
     AGENT_INFO, RUNNING, STARTS, RESTARTS, EXITS, NOTICES, MASTER_RESTARTS,
     STEP, GENERATION, ESTS, STEP_SECONDS, REPLAYED, REPLAY_SECONDS, DATA_WAIT, ALL_REDUCE_WAIT, PREPARED_WAIT,
-    RINGS, RING_CHANGE_SECONDS, HANDOVER_SECONDS, HANDOVER_BYTES,
+    RINGS, RING_CHANGE_SECONDS, HANDOVER_SECONDS, HANDOVER_BYTES, EST_SECONDS, RING_STEP_SECONDS,
 )  # fmt: skip

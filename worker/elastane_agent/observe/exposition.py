@@ -89,6 +89,8 @@ def _add_worker(samples: _Samples, worker: str, figures: WorkerFigures) -> None:
         (known.RINGS, figures.rings_formed),
         (known.RING_CHANGE_SECONDS, figures.ring_change_seconds),
         (known.HANDOVER_SECONDS, figures.handover_seconds),
+        (known.EST_SECONDS, figures.est_seconds),
+        (known.RING_STEP_SECONDS, figures.ring_step_seconds),
     ):
         samples[metric].append(((worker,), value))
     samples[known.HANDOVER_BYTES].append(((worker, "sent"), figures.handover_bytes_sent))

@@ -103,7 +103,7 @@ HANDOVER_BYTES = Metric(
 EST_SECONDS = Metric(
     "elastane_worker_est_seconds",
     "gauge",
-    "Time of one EST's part of a step on this worker's device, the median of its last steps; 0: not known yet.",
+    "Time of one EST's part of a step on its device, the median of its last steps; 0: not known yet.",
     _WORKER,
 )
 RING_STEP_SECONDS = Metric(

@@ -20,6 +20,7 @@ SEEDS_OF_20 = (4, 13, 19)
 they were."""
 EST_SECONDS = (0.05, 0.05, 0.1, 0.2, 0.8)
 CHANGED_SHARE = 0.05
+NEWS_SECONDS = 1.5
 PAUSE_SECONDS = 0.5
 BARRED_SECONDS = 1.0
 
@@ -58,9 +59,10 @@ def draw(seed: int, worker: str, pid: int) -> Speed | None:
 @contextmanager
 def hurried() -> Iterator[None]:
     """Let ranges be changed as often as a run of half a minute needs."""
-    before = balance.PAUSE_SECONDS, balance.BARRED_SECONDS
-    balance.PAUSE_SECONDS, balance.BARRED_SECONDS = PAUSE_SECONDS, BARRED_SECONDS
+    before = balance.NEWS_SECONDS, balance.PAUSE_SECONDS, balance.BARRED_SECONDS
+    balance.NEWS_SECONDS, balance.PAUSE_SECONDS = NEWS_SECONDS, PAUSE_SECONDS
+    balance.BARRED_SECONDS = BARRED_SECONDS
     try:
         yield
     finally:
-        balance.PAUSE_SECONDS, balance.BARRED_SECONDS = before
+        balance.NEWS_SECONDS, balance.PAUSE_SECONDS, balance.BARRED_SECONDS = before

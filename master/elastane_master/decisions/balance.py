@@ -26,7 +26,9 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 UNLIKE_FACTOR = 1.5
 """A worker that differs from the others of its device type by more than this counts by itself."""
 NEWS_FRACTION = 0.1
-"""A measured time that differs less from the known one is no news: every news is stored."""
+"""A measured time that differs less from the known one is no news."""
+NEWS_SECONDS = 10.0
+"""Time between two news of one worker."""
 EST_STEPS_MIN = 3
 """Steps that the time of an EST must rest on."""
 RING_STEPS_MIN = 20
@@ -40,15 +42,16 @@ SECONDS_MAX = 1e6
 
 
 def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
-    """Note what a worker has measured, if it is news."""
-    if event.device_type and record.device_type != event.device_type:
+    """Note what a worker has measured, if it is news, and not too often: every news is stored."""
+    if event.device_type and not record.device_type:
         ctx.touch()
-        record.device_type, record.est_seconds = event.device_type, 0.0
-    if _is_time(event.est_seconds) and event.est_steps >= EST_STEPS_MIN:
+        record.device_type = event.device_type
+    heard_lately = record.est_seconds and ctx.now < record.measured_at + NEWS_SECONDS
+    if not heard_lately and _is_time(event.est_seconds) and event.est_steps >= EST_STEPS_MIN:
         known = record.est_seconds
         if abs(event.est_seconds - known) > NEWS_FRACTION * known:
             ctx.touch()
-            record.est_seconds = event.est_seconds
+            record.est_seconds, record.measured_at = event.est_seconds, ctx.now
     if (
         _is_time(event.ring_step_seconds)
         and event.ring_steps >= RING_STEPS_MIN

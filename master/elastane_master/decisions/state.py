@@ -37,8 +37,8 @@ class WorkerRecord(msgspec.Struct):
     none. trainer_at: last sign of life of its trainer; None before its first ring. between_since: when it
     entered user code between two steps; None inside a step. held_until: end of its quarantine, infinite if
     for good (quarantine.py). leave_by: shortly before its node is taken away, if known. device_type,
-    est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; step_seconds: of a step
-    in the ring of step_generation (balance.py).
+    est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; measured_at: time of the
+    last news of it; step_seconds: of a step in the ring of step_generation (balance.py).
     """
 
     worker: str
@@ -67,6 +67,7 @@ class WorkerRecord(msgspec.Struct):
     unanswered_since: float | None = None
     device_type: str = ""
     est_seconds: float = 0.0
+    measured_at: float = 0.0
     step_seconds: float = 0.0
     step_generation: int = 0
 

@@ -187,10 +187,11 @@ def test_a_gain_below_five_percent_of_the_step_or_below_its_cost_is_none() -> No
 
 def test_the_next_change_waits_half_a_minute() -> None:
     job = balanced()
+    job.now += balance.NEWS_SECONDS
     job.beats(0.45, fast=0.2, slow=0.1)  # the other way round
     job.go_on()
     assert job.counts == [4, 2]
-    job.now += balance.PAUSE_SECONDS
+    job.now += balance.PAUSE_SECONDS - balance.NEWS_SECONDS
     job.go_on()
     assert job.counts == [2, 4]
 
@@ -252,8 +253,10 @@ def test_only_news_is_stored() -> None:
     job = Unlike()
     assert job.beat("fast", 0.1)
     assert not job.beat("fast", 0.1)
+    job.now += balance.NEWS_SECONDS
     assert not job.beat("fast", 0.109)
     assert job.beat("fast", 0.12)
+    assert not job.beat("fast", 0.2), "so soon"
     assert job.beat("fast", 0.12, 0.5)
     assert not job.beat("fast", 0.12, 0.9), "one time for each ring"
 
@@ -273,7 +276,7 @@ def test_a_job_of_the_version_before_has_even_ranges_and_no_history_of_changes()
     state = stored[1]
     del state["balance"]
     for worker in state["workers"].values():
-        for name in ("device_type", "est_seconds", "step_seconds", "step_generation"):
+        for name in ("device_type", "est_seconds", "measured_at", "step_seconds", "step_generation"):
             worker.pop(name, None)
     restored = type(job.machine).restore(msgspec.msgpack.encode(stored))
     assert restored.state == job.state

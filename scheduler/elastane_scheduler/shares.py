@@ -16,7 +16,7 @@ def shares(
     """Return how many ESTs each seat hosts: at most its capacity, with sum `ests`, moving the fewest ESTs.
 
     capacities: the most ESTs of each seat, in the order of the seats. before: the range that each seat has
-    now, None for a newcomer. least: ESTs of each seat at least, where there is history. An EST moves when its
+    now, None for a newcomer. least: ESTs of each seat at least. An EST moves when its
     seat after the change is another. Raises InvalidSettings where capacities do not suffice.
 
     By dynamic programming over seats and the number of ESTs given out: `ests` x largest capacity steps for
@@ -28,7 +28,7 @@ def shares(
         )
     held = [*before, *[None] * (len(capacities) - len(before))]
     if not any(held):
-        return _even(ests, capacities)
+        return _even(ests, capacities, least)
     kept: list[int] = [0] + [-1] * ests  # the most ESTs that stay where they are, by the number given out
     choices: list[list[int]] = []
     for seat, capacity in enumerate(capacities):
@@ -56,10 +56,11 @@ def _seat(kept: list[int], ests: int, allowed: range, held: Range | None) -> tup
     return best, choice
 
 
-def _even(ests: int, capacities: Sequence[int]) -> list[int]:
+def _even(ests: int, capacities: Sequence[int], least: int) -> list[int]:
     """Shares without history: as even as capacities allow, the first seats with one more."""
-    found, left = [0] * len(capacities), ests
-    while left:
+    found = [least] * len(capacities)
+    left = ests - sum(found)
+    while left > 0:
         open_seats = [i for i, capacity in enumerate(capacities) if found[i] < capacity]
         each, extra = divmod(left, len(open_seats))
         for place, i in enumerate(open_seats):

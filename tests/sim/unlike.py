@@ -41,6 +41,7 @@ class Speed:
         if generation != self.generation:
             self.generation, self.step_seconds = generation, self.rng.uniform(0.01, 0.5)
         return ring_pb2.WorkerFigures(
+            generation=generation,
             device_type="simulated",
             est_seconds=self.est_seconds,
             est_steps=balance.EST_STEPS_MIN,
@@ -59,10 +60,15 @@ def draw(seed: int, worker: str, pid: int) -> Speed | None:
 @contextmanager
 def hurried() -> Iterator[None]:
     """Let ranges be changed as often as a run of half a minute needs."""
-    before = balance.NEWS_SECONDS, balance.PAUSE_SECONDS, balance.BARRED_SECONDS
-    balance.NEWS_SECONDS, balance.PAUSE_SECONDS = NEWS_SECONDS, PAUSE_SECONDS
-    balance.BARRED_SECONDS = BARRED_SECONDS
+    hurried = {
+        "NEWS_SECONDS": NEWS_SECONDS,
+        "PAUSE_SECONDS": PAUSE_SECONDS,
+        "BARRED_SECONDS": BARRED_SECONDS,
+        "LOOK_STEPS": 1,
+    }
+    before = {name: getattr(balance, name) for name in hurried}
     try:
+        vars(balance).update(hurried)
         yield
     finally:
-        balance.NEWS_SECONDS, balance.PAUSE_SECONDS, balance.BARRED_SECONDS = before
+        vars(balance).update(before)

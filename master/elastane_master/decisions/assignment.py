@@ -17,7 +17,7 @@ from elastane_master.decisions.effects import Member
 from elastane_scheduler.plan import TOLERANCE
 from elastane_scheduler.shares import ranges, shares
 
-MOVES_SEARCHED_MAX = 100_000
+MOVES_SEARCHED_MAX = 10_000
 """Steps of the search for the split that moves the fewest ESTs; beyond them the first split is taken."""
 
 
@@ -26,7 +26,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     place: its index in the previous ring, None for a joining worker. joined_order: increases with each join.
     step: steps applied to the weights it holds, -1 if it holds none that are usable. held: in quarantine.
-    ests: range that it hosts in the previous ring.
+    hosted: its ESTs in the previous ring.
     """
 
     worker: str
@@ -36,7 +36,7 @@ class Candidate(msgspec.Struct, frozen=True):
     step: int = -1
     draining: bool = False
     held: bool = False
-    ests: tuple[int, int] | None = None
+    hosted: tuple[int, int] | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -62,13 +62,10 @@ def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def balanced_ranges(
-    ests: int, est_seconds: Sequence[float], before: Sequence[tuple[int, int] | None] = ()
-) -> list[tuple[int, int]]:
-    """Split virtual ranks 0..ests-1 so that the last of unlike workers is done as soon as possible.
+def balanced_counts(ests: int, est_seconds: Sequence[float]) -> list[int]:
+    """Return how many ESTs each place hosts, one at least, so that the last is done as soon as possible.
 
-    est_seconds: of each place, for one EST. before: range of each place in the previous ring, None for a
-    newcomer: of the splits that take equally long, one that moves few ESTs. Each place has one EST at least.
+    est_seconds: of each place, for one EST.
     """
     counts = [1] * len(est_seconds)
     done = [(2 * seconds, place) for place, seconds in enumerate(est_seconds)]
@@ -77,9 +74,23 @@ def balanced_ranges(
         _, place = done[0]
         counts[place] += 1
         heapq.heapreplace(done, ((counts[place] + 1) * est_seconds[place], place))
+    return counts
+
+
+def balanced_ranges(
+    ests: int, est_seconds: Sequence[float], before: Sequence[tuple[int, int] | None] = ()
+) -> list[tuple[int, int]]:
+    """Split virtual ranks 0..ests-1 as `balanced_counts` does; among equal places, as `even_ranges` does.
+
+    before: range of each place in the previous ring, None for a newcomer: of the splits that take equally
+    long, one that moves few ESTs.
+    """
+    if len(set(est_seconds)) <= 1:
+        return even_ranges(ests, len(est_seconds))
+    counts = balanced_counts(ests, est_seconds)
     longest = max(count * seconds for count, seconds in zip(counts, est_seconds, strict=True))
-    most = [max(1, int(longest / seconds * (1 + TOLERANCE))) for seconds in est_seconds]
-    if any(before) and ests * sum(min(count, ests) for count in most) <= MOVES_SEARCHED_MAX:
+    most = [max(1, int(min(ests, longest / seconds * (1 + TOLERANCE)))) for seconds in est_seconds]
+    if any(before) and ests * sum(most) <= MOVES_SEARCHED_MAX:
         counts = shares(ests, most, before, least=1)
     return list(ranges(counts))
 
@@ -91,7 +102,7 @@ def choose_members(
     workers_min: int,
     workers_max: int,
     planned: bool = False,
-    speeds: Callable[[Sequence[str]], Mapping[str, float]] = lambda workers: {},
+    speeds: Callable[[Sequence[str]], Mapping[str, float]] | None = None,
 ) -> Choice:
     """Choose the next ring; empty if fewer than `workers_min` can be in it.
 
@@ -110,10 +121,10 @@ def choose_members(
     if not chosen:
         staying = sum(not candidate.draining for candidate in candidates)
         return Choice((), too_few(staying, workers_min))
-    known = speeds([candidate.worker for candidate in chosen])
+    known = speeds([candidate.worker for candidate in chosen]) if speeds is not None else {}
     if known:
         seconds = [known[candidate.worker] for candidate in chosen]
-        places = balanced_ranges(ests, seconds, [candidate.ests for candidate in chosen])
+        places = balanced_ranges(ests, seconds, [candidate.hosted for candidate in chosen])
     else:
         places = even_ranges(ests, len(chosen))
     members = tuple(

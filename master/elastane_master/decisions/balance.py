@@ -5,11 +5,11 @@ device type count as equally fast, so that noise moves no EST, unless one of the
 Where all are alike, or the speed of one is unknown, ranges are even. A ring that changes anyway gets the best
 ranges; ranges alone are changed when
 
-    steps left x (T_old - T_new) > 2 x the time that a change takes,
+    steps left x (T_old - T_new) > 2 x the time that a change takes
 
-the step becomes shorter by 5 % or more, and the last such change is 30 s old. What was measured may be wrong:
-if the step is longer afterwards, the ranges before come back, and no others are tried for ten minutes, then
-twenty.
+and the step becomes shorter by 5 % or more, after a pause that doubles with each such change. What was
+measured may be wrong: if steps are longer afterwards, the ranges before come back, and ranges are even, or
+stay as they are, for ten minutes, then twenty.
 """
 
 from __future__ import annotations
@@ -25,68 +25,89 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 
 UNLIKE_FACTOR = 1.5
 """A worker that differs from the others of its device type by more than this counts by itself."""
+ALIKE_FRACTION = 0.05
+"""Workers whose speeds differ by no more than this are alike."""
 NEWS_FRACTION = 0.1
 """A measured time that differs less from the known one is no news."""
 NEWS_SECONDS = 10.0
-"""Time between two news of one worker."""
+"""Time between two news of one worker: every news is stored."""
 EST_STEPS_MIN = 3
 """Steps that the time of an EST must rest on."""
 RING_STEPS_MIN = 20
 """Steps of a ring that the time of its steps must rest on."""
+LOOK_STEPS = 5
+"""Ranges alone are looked at every so many steps: it takes a look at every worker."""
 GAIN_FRACTION_MIN = 0.05
+NOISE_FRACTION = 0.02
+"""Steps that are longer by less than this are not longer."""
 COST_FACTOR = 2.0
 PAUSE_SECONDS = 30.0
+PAUSE_SECONDS_MAX = 3600.0
 BARRED_SECONDS = 600.0
-SECONDS_MAX = 1e6
-"""A longer time of a step is not believed."""
+SECONDS_MIN, SECONDS_MAX = 1e-6, 1e6
+"""Other times of a step are not believed."""
 
 
 def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
-    """Note what a worker has measured, if it is news, and not too often: every news is stored."""
+    """Note what a worker has measured, if it is news, and not too often."""
     if event.device_type and not record.device_type:
         ctx.touch()
         record.device_type = event.device_type
-    heard_lately = record.est_seconds and ctx.now < record.measured_at + NEWS_SECONDS
-    if not heard_lately and _is_time(event.est_seconds) and event.est_steps >= EST_STEPS_MIN:
-        known = record.est_seconds
-        if abs(event.est_seconds - known) > NEWS_FRACTION * known:
-            ctx.touch()
-            record.est_seconds, record.measured_at = event.est_seconds, ctx.now
+    known, seconds = record.est_seconds, event.est_seconds
+    is_measured = event.est_steps >= EST_STEPS_MIN and _is_time(seconds)
+    is_soon = known > 0 and ctx.now < record.measured_at + NEWS_SECONDS
+    if is_measured and not is_soon and abs(seconds - known) > NEWS_FRACTION * known:
+        ctx.touch()
+        record.est_seconds, record.measured_at = seconds, ctx.now
     if (
-        _is_time(event.ring_step_seconds)
+        event.ring_generation == ctx.state.ring.generation != record.step_generation
         and event.ring_steps >= RING_STEPS_MIN
-        and event.generation == ctx.state.ring.generation != record.step_generation
+        and _is_time(event.ring_step_seconds)
     ):
         ctx.touch()
-        record.step_seconds, record.step_generation = event.ring_step_seconds, event.generation
+        record.step_seconds, record.step_generation = event.ring_step_seconds, event.ring_generation
 
 
 def speeds(records: Sequence[WorkerRecord]) -> dict[str, float]:
-    """Return the seconds of an EST by worker; empty if ranges should be even."""
+    """Return the seconds of an EST by worker, equal where they are alike; empty if one is unknown."""
     by_type: dict[str, list[float]] = {}
     for record in records:
         if record.est_seconds:
             by_type.setdefault(record.device_type, []).append(record.est_seconds)
     usual = {name: statistics.median_low(found) for name, found in by_type.items()}
     found = {record.worker: _speed(record, usual.get(record.device_type, 0.0)) for record in records}
-    known = [seconds for seconds in found.values() if seconds]
-    if len(known) < len(found) or not known or max(known) <= (1 + GAIN_FRACTION_MIN) * min(known):
+    slowest, fastest = max(found.values(), default=0.0), min(found.values(), default=0.0)
+    if not fastest:
         return {}
-    return found
+    return found if slowest > (1 + ALIKE_FRACTION) * fastest else dict.fromkeys(found, slowest)
 
 
-def pays(state: JobState, members: Sequence[Member], now: float) -> bool:
-    """True if these ranges should replace those of the running ring, whose workers are the same."""
-    book, before = state.balance, state.ring.members
-    if now < book.barred_until or (book.changed_at is not None and now < book.changed_at + PAUSE_SECONDS):
+def next_speeds(state: JobState, workers: Sequence[str]) -> dict[str, float]:
+    """Return the speeds by which a ring that changes anyway gets its ranges; empty: they are even."""
+    if state.decided_at < state.balance.barred_until:
+        return {}
+    return speeds([state.workers[worker] for worker in workers])
+
+
+def may_change(state: JobState, now: float) -> bool:
+    """True if ranges alone may be changed now, whatever was measured."""
+    book = state.balance
+    if state.ring.gone or state.checkpoints.in_flight is not None or state.steps.current % LOOK_STEPS:
         return False
-    found = speeds(state.active_members())
-    step_seconds = _ring_step_seconds(state)
-    if not found or step_seconds is None or not state.total_steps:
+    if book.reverts:
+        return True
+    pause = min(PAUSE_SECONDS * 2 ** max(0, min(book.changes, 30) - 1), PAUSE_SECONDS_MAX)
+    return now >= book.barred_until and (book.changed_at is None or now >= book.changed_at + pause)
+
+
+def pays(state: JobState, old_seconds: float, new_seconds: float) -> bool:
+    """True if ranges should change by which the slowest worker's part of a step takes `new_seconds`."""
+    gain, step_seconds = old_seconds - new_seconds, _ring_step_seconds(state)
+    if step_seconds is None or not state.total_steps:
         return False
-    gain = step_time(before, found) - step_time(members, found)
     steps_left = state.total_steps - state.steps.current
-    return gain >= GAIN_FRACTION_MIN * step_seconds and steps_left * gain > COST_FACTOR * book.change_seconds
+    worth_it = steps_left * gain > COST_FACTOR * state.balance.change_seconds
+    return worth_it and gain >= GAIN_FRACTION_MIN * step_seconds
 
 
 def step_time(members: Sequence[Member], est_seconds: Mapping[str, float]) -> float:
@@ -103,14 +124,14 @@ def announced(state: JobState, members: Sequence[Member], now: float, *, planned
     reverts, book.reverts = book.reverts, False
     book.tried, book.tried_generation = (), 0
     if not planned or not same_workers(ring.members, members):
+        book.changes = 0
         return
-    book.changed_at = now
+    book.changed_at, book.changes = now, book.changes + 1
     if reverts:
         book.barred_seconds = min(2 * book.barred_seconds, SECONDS_MAX) or BARRED_SECONDS
         book.barred_until = now + book.barred_seconds
-    else:
-        book.tried, book.tried_generation = ring.members, ring.generation + 1
-        book.tried_seconds = _ring_step_seconds(state) or 0.0
+    elif (seconds := _ring_step_seconds(state)) is not None:
+        book.tried, book.tried_generation, book.tried_seconds = ring.members, ring.generation + 1, seconds
 
 
 def same_workers(one: Sequence[Member], other: Sequence[Member]) -> bool:
@@ -119,7 +140,7 @@ def same_workers(one: Sequence[Member], other: Sequence[Member]) -> bool:
 
 
 def formed(state: JobState, seconds: float) -> None:
-    """Note how long a change of the ring has taken that was decided at a step boundary."""
+    """Note the time from the announcement of a planned ring to its Go."""
     state.balance.change_seconds = seconds
 
 
@@ -132,27 +153,27 @@ def judge(state: JobState) -> None:
     if not book.tried or book.reverts or book.tried_generation != state.ring.generation:
         return
     after = _ring_step_seconds(state)
-    if after is None or not book.tried_seconds:
+    if after is None:
         return
-    if after > book.tried_seconds:
+    if after > (1 + NOISE_FRACTION) * book.tried_seconds:
         book.reverts = True
     else:
         book.tried, book.barred_seconds = (), 0.0
 
 
 def _ring_step_seconds(state: JobState) -> float | None:
-    """Return the seconds of a step in the present ring; None until enough of it was measured."""
-    ring = state.ring.generation
-    found = [record.step_seconds for record in state.workers.values() if record.step_generation == ring > 0]
-    return statistics.median(found) if found else None
+    """Return the seconds of a step in the present ring; None until half of its members have measured them."""
+    members, ring = state.active_members(), state.ring.generation
+    found = [record.step_seconds for record in members if record.step_generation == ring > 0]
+    return statistics.median(found) if found and 2 * len(found) >= len(members) else None
 
 
 def _speed(record: WorkerRecord, usual: float) -> float:
     own = record.est_seconds
-    if own and usual and max(own, usual) > UNLIKE_FACTOR * min(own, usual):
+    if own and max(own, usual) > UNLIKE_FACTOR * min(own, usual):
         return own
     return usual
 
 
 def _is_time(seconds: float) -> bool:
-    return math.isfinite(seconds) and 0 < seconds < SECONDS_MAX
+    return math.isfinite(seconds) and SECONDS_MIN <= seconds <= SECONDS_MAX

@@ -144,7 +144,8 @@ class StepReported(Event, frozen=True, tag=True):
 class AppliedReported(Event, frozen=True, tag=True):
     """From a Heartbeat.
 
-    device_type, est_seconds, est_steps, ring_step_seconds, ring_steps: as in WorkerFigures (balance.py).
+    device_type, est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps: as in WorkerFigures,
+    whose generation may be older than the heartbeat's (balance.py).
     """
 
     worker: str
@@ -155,6 +156,7 @@ class AppliedReported(Event, frozen=True, tag=True):
     device_type: str = ""
     est_seconds: float = 0.0
     est_steps: int = 0
+    ring_generation: int = 0
     ring_step_seconds: float = 0.0
     ring_steps: int = 0
 

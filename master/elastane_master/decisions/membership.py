@@ -6,18 +6,31 @@ words from that choice.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 
 import msgspec
 
 from elastane_master.decisions import balance, held_state, quarantine
-from elastane_master.decisions.assignment import Candidate, Choice, choose_members, too_few
+from elastane_master.decisions.assignment import (
+    Candidate,
+    Choice,
+    balanced_counts,
+    balanced_ranges,
+    choose_members,
+    too_few,
+)
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState
 
 
-def next_members(state: JobState, *, planned: bool = False, without_newcomers: bool = False) -> Choice:
-    """Choose the ring as it should be now. planned: at a step boundary."""
+def next_members(
+    state: JobState, *, planned: bool = False, without_newcomers: bool = False, by_speed: bool = True
+) -> Choice:
+    """Choose the ring as it should be now.
+
+    planned: at a step boundary. by_speed: False if only its workers matter, and not their ranges.
+    """
     workers = [
         record for record in state.ring_workers() if not (record.drain_sent or quarantine.for_good(record))
     ]
@@ -25,7 +38,11 @@ def next_members(state: JobState, *, planned: bool = False, without_newcomers: b
     if staying < state.workers_needed:
         return Choice((), _missing(state, staying))
     order = {worker: place for place, worker in enumerate(state.ring.order)}
-    hosted = {member.worker: (member.start, member.end) for member in state.ring.members}
+    hosted = {
+        member.worker: (member.start, member.end)
+        for member in state.ring.members
+        if member.worker not in state.ring.gone
+    }
     candidates = [
         Candidate(
             record.worker,
@@ -46,41 +63,53 @@ def next_members(state: JobState, *, planned: bool = False, without_newcomers: b
         workers_min=state.workers_needed,
         workers_max=state.settings.workers_max,
         planned=planned,
-        speeds=lambda names: balance.speeds([state.workers[name] for name in names]),
+        speeds=partial(balance.next_speeds, state) if by_speed else None,
     )
 
 
 def planned_members(ctx: DecisionContext) -> Choice | None:
     """Choose the ring to change to at a step boundary; None if it is right as it is.
 
-    Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring.
+    Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring. With
+    the same workers, other ranges are a reason if they pay (balance.py).
     """
     state = ctx.state
-    choice = next_members(state, planned=True)
+    choice = next_members(state, planned=True, by_speed=False)
     if balance.same_workers(choice.members, state.ring.members):
         return _other_ranges(state, choice, ctx.now)
     gathering = state.join_due is not None and ctx.now < state.join_due and not is_full(state, choice)
     if gathering:
-        without = next_members(state, planned=True, without_newcomers=True)
+        without = next_members(state, planned=True, without_newcomers=True, by_speed=False)
         if balance.same_workers(without.members, state.ring.members):
-            return _other_ranges(state, without, ctx.now)
+            return None
+    choice = next_members(state, planned=True)
     return msgspec.structs.replace(choice, change=_change(state, choice))
 
 
 def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:
     """Choose other ranges for the workers of the present ring, if that pays; None if it stays as it is."""
     before = state.ring.members
-    if state.ring.gone:
+    if not before or not balance.may_change(state, now):
         return None
     if state.balance.reverts:
         why = "ESTs are spread as before: steps have become longer"
         return Choice(state.balance.tried, choice.reason, why)
-    if choice.members == before or not balance.pays(state, choice.members, now):
-        return None
     known = balance.speeds(state.active_members())
-    old, new = balance.step_time(before, known), balance.step_time(choice.members, known)
+    if not known:
+        return None
+    seconds = [known[member.worker] for member in before]
+    counts = balanced_counts(state.settings.ests, seconds)
+    old = balance.step_time(before, known)
+    new = max(count * each for count, each in zip(counts, seconds, strict=True))
+    if not balance.pays(state, old, new):
+        return None
+    places = balanced_ranges(state.settings.ests, seconds, [(m.start, m.end) for m in before])
+    members = tuple(
+        msgspec.structs.replace(member, start=start, end=end)
+        for member, (start, end) in zip(before, places, strict=True)
+    )
     why = f"ESTs are spread by the speed of the devices: {old:.3g} s a step become {new:.3g} s"
-    return msgspec.structs.replace(choice, change=why)
+    return Choice(members, choice.reason, why)
 
 
 def most_members(state: JobState) -> int:

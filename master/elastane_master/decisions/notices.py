@@ -8,7 +8,7 @@ costs.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, membership, ring
+from elastane_master.decisions import balance, checkpoints, membership, ring
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_proto.history import events as history
@@ -49,6 +49,6 @@ def _overstays(ctx: DecisionContext, record: WorkerRecord) -> None:
     ctx.note(over)
     checkpoints.give_up(ctx, why, again=False)
     choice = membership.planned_members(ctx)
-    if choice is not None:
+    if choice is not None and not balance.same_workers(choice.members, state.ring.members):
         ring.announce(ctx, choice, why, planned=True)
         ring.dismiss(ctx)

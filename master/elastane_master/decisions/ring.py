@@ -182,7 +182,9 @@ def proceed(ctx: DecisionContext) -> None:
     if best >= 0:
         forgotten.give_up(ctx)
         _go(ctx, best)
-    elif not balance.same_workers(membership.next_members(state, planned=ring.planned).members, ring.members):
+    elif not balance.same_workers(
+        membership.next_members(state, planned=ring.planned, by_speed=False).members, ring.members
+    ):
         reform(ctx, "no member holds the state, but a worker outside the ring does")
     else:
         forgotten.give_up(ctx)
@@ -310,7 +312,7 @@ def _go(ctx: DecisionContext, resume_step: int) -> None:
     ctx.touch()
     records = state.active_members()
     cost.resumed(state, resume_step, ctx.now)
-    if ring.planned:
+    if ring.planned and ring.stage is Stage.PREPARING:
         balance.formed(state, ctx.now - ring.since)
     at_step = [held_state.usable_step(state, record) == resume_step for record in records]
     ring.run(resume_step, at_step, ctx.now)

@@ -186,13 +186,14 @@ class SentinelBook(msgspec.Struct):
 class BalanceBook(msgspec.Struct):
     """Changes of ranges alone (balance.py).
 
-    changed_at: time of the last one. change_seconds: how long the last planned change of the ring took.
-    tried: members before a change that has not been judged; tried_generation: of the ring that it made;
-    tried_seconds: of a step before it. reverts: it made steps longer. barred_until: no further one before
-    that; barred_seconds: how long the last bar was.
+    changed_at: time of the last one; changes: since the workers of the ring last changed. change_seconds: how
+    long the last planned change of the ring took. tried: members before a change that has not been judged;
+    tried_generation: of the ring that it made; tried_seconds: of a step before it. reverts: it made steps
+    longer. barred_until: no further one before that; barred_seconds: how long the last bar was.
     """
 
     changed_at: float | None = None
+    changes: int = 0
     change_seconds: float = 1.0
     tried: tuple[Member, ...] = ()
     tried_generation: int = 0

@@ -265,7 +265,7 @@ class JobServer(DurableServer[AnyEvent]):
             self.liveness.heard(session.worker, session.id, self.clock())
 
     def keep_figures(self, session: Session[WorkerMessage], figures: bytes) -> None:
-        """Keep a worker's latest figures, beyond its session; no decision depends on them."""
+        """Keep a worker's latest figures for display, beyond its session."""
         if self.sessions.get(session.worker) is session:
             self.figures[session.worker] = figures
             self.figures.move_to_end(session.worker)

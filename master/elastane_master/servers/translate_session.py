@@ -32,6 +32,7 @@ from elastane_proto.message_codec import Codec, Field, InvalidFieldError, enum_w
 from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret
 from elastane_proto.v1 import common_pb2, ring_pb2
 
+DEVICE_CHARACTERS_MAX = 80
 _DIGEST_BYTES_MAX = 64
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0
@@ -115,10 +116,11 @@ _EVENTS = Codec(
         events.AppliedReported: {
             "between_steps": Field("phase", read=partial(eq, ring_pb2.TRAINER_PHASE_BETWEEN)),
             "device_type": Field(
-                "figures.device_type", read=partial(shown, characters_max=NAME_CHARACTERS_MAX)
+                "figures.device_type", read=partial(shown, characters_max=DEVICE_CHARACTERS_MAX)
             ),
             "est_seconds": Field("figures.est_seconds"),
             "est_steps": Field("figures.est_steps"),
+            "ring_generation": Field("figures.generation"),
             "ring_step_seconds": Field("figures.ring_step_seconds"),
             "ring_steps": Field("figures.ring_steps"),
         },

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastane_master.decisions import balance, effects, events
 from elastane_master.decisions.assignment import balanced_ranges, even_ranges
-from elastane_master.decisions.state import WorkerRecord
+from elastane_master.decisions.state import CheckpointInFlight, WorkerRecord
 from unit.decisions.job_driver import SIGNATURE, JobDriver, settings
 
 LONG = msgspec.structs.replace(SIGNATURE, steps_per_epoch=1000, epochs=2)
@@ -62,6 +62,11 @@ def test_of_equally_fast_splits_one_that_moves_few_ests_is_taken(ests: int, seco
             assert stay(other) <= stay(found)
 
 
+@pytest.mark.parametrize("fastest", [balance.SECONDS_MIN, 1.0])
+def test_speeds_as_far_apart_as_can_be_are_split_too(fastest: float) -> None:
+    assert balanced_ranges(6, [fastest, balance.SECONDS_MAX], [(0, 3), (3, 6)]) == [(0, 5), (5, 6)]
+
+
 def test_ten_thousand_ests_are_split_without_a_long_search() -> None:
     found = balanced_ranges(10_000, [1.0, 2.0] * 500, even_ranges(10_000, 1000))
     sizes = {end - start for start, end in found}
@@ -79,7 +84,9 @@ def record(worker: str, device_type: str, est_seconds: float) -> WorkerRecord:
 
 
 def test_noise_among_workers_of_one_type_is_no_difference() -> None:
-    assert balance.speeds([record("a", "t4", 0.10), record("b", "t4", 0.14), record("c", "t4", 0.08)]) == {}
+    found = balance.speeds([record("a", "t4", 0.10), record("b", "t4", 0.14), record("c", "t4", 0.08)])
+    assert found == {"a": 0.1, "b": 0.1, "c": 0.1}
+    assert len(set(balance.speeds([record("a", "t4", 0.1), record("b", "h100", 0.104)]).values())) == 1
 
 
 def test_a_worker_far_from_its_type_counts_by_itself() -> None:
@@ -96,6 +103,11 @@ def test_a_newcomer_of_a_known_type_is_as_fast_as_that_and_of_an_unknown_one_lea
 
 
 # ---------------------------------------------------------------- decisions
+
+
+@pytest.fixture(autouse=True)
+def looks_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "LOOK_STEPS", 1)
 
 
 class Unlike(JobDriver):
@@ -116,6 +128,7 @@ class Unlike(JobDriver):
             device_type=worker,
             est_seconds=est_seconds,
             est_steps=balance.EST_STEPS_MIN,
+            ring_generation=self.generation,
             ring_step_seconds=step_seconds,
             ring_steps=balance.RING_STEPS_MIN if step_seconds else 0,
         )
@@ -168,7 +181,7 @@ def test_nothing_changes_before_steps_of_this_ring_were_measured() -> None:
     job.beats(0.0)
     job.go_on()
     job.beat("fast", 0.1, 0.65, ring_steps=balance.RING_STEPS_MIN - 1)
-    job.beat("slow", 0.2, 0.65, generation=job.generation - 1)
+    job.beat("slow", 0.2, 0.65, ring_generation=job.generation - 1)  # still of the ring before
     job.go_on()
     assert job.counts == [3, 3]
 
@@ -198,6 +211,10 @@ def test_the_next_change_waits_half_a_minute() -> None:
 
 def test_steps_that_become_longer_bring_the_ranges_back_and_bar_others() -> None:
     job = balanced()
+    job.beats(0.66)  # not longer than noise
+    job.go_on()
+    assert job.counts == [4, 2]
+    job = balanced()
     job.beats(0.7)
     job.go_on()
     assert job.counts == [3, 3]
@@ -215,6 +232,85 @@ def test_steps_that_become_longer_bring_the_ranges_back_and_bar_others() -> None
         job.go_on()
         assert job.counts == [3, 3]
         bar *= 2
+
+
+def test_while_barred_a_ring_that_changes_anyway_is_even() -> None:
+    job = balanced()
+    job.beats(0.7)
+    job.go_on()
+    job.join("third")
+    job.beat("third", 0.1)
+    job.go_on()
+    assert job.counts == [2, 2, 2]
+
+
+def test_workers_that_are_alike_again_get_even_ranges() -> None:
+    job = balanced()
+    job.now += balance.PAUSE_SECONDS
+    job.beats(0.45, fast=0.1, slow=0.1)
+    job.go_on()
+    assert job.counts == [3, 3]
+    assert "0.4 s a step become 0.3 s" in job.reason
+
+
+def test_each_change_doubles_the_pause_until_the_workers_change() -> None:
+    job = balanced()
+    slow, pause, changes = ["fast", "slow"], balance.PAUSE_SECONDS, 1
+    for _ in range(4):
+        slow.reverse()
+        job.now += pause - 1
+        job.beats(0.3, **{slow[0]: 0.1, slow[1]: 0.2})
+        before = job.counts
+        job.go_on()
+        assert job.counts == before
+        job.now += 1
+        job.go_on()
+        assert job.counts == before[::-1]
+        changes, pause = changes + 1, 2 * pause
+    assert job.state.balance.changes == changes
+    job.join("third")
+    job.go_on()
+    assert job.state.balance.changes == 0
+
+
+def test_ranges_wait_for_newcomers_that_are_gathered_and_for_a_checkpoint_in_flight() -> None:
+    job = Unlike()
+    job.state.settings = msgspec.structs.replace(job.state.settings, join_window_seconds=60.0)
+    job.beats(0.65)
+    job.join("third")
+    job.now -= 0.02
+    job.go_on()
+    assert job.counts == [3, 3]
+    assert job.state.join_due is not None
+    job = Unlike()
+    job.beats(0.65)
+    job.state.checkpoints.in_flight = CheckpointInFlight("c", 1, ("fast", "slow"), job.now)
+    job.go_on()
+    assert job.counts == [3, 3]
+    job.state.checkpoints.in_flight = None
+    job.go_on()
+    assert job.counts == [4, 2]
+
+
+def test_a_worker_that_stands_by_has_no_say() -> None:
+    job = Unlike(ests=2)
+    job.join("third")
+    job.go_on()
+    assert job.members == ("fast", "slow")
+    job.beat("third", 0.1, 0.65)
+    assert balance._ring_step_seconds(job.state) is None
+    job.beat("fast", 0.1, 0.3)
+    assert balance._ring_step_seconds(job.state) == 0.3
+
+
+def test_ranges_alone_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance, "LOOK_STEPS", 5)
+    job = Unlike()
+    job.beats(0.65)
+    job.go_on(3)
+    assert job.counts == [3, 3]
+    job.go_on(2)
+    assert job.counts == [4, 2]
 
 
 def test_a_change_that_has_paid_is_kept_and_the_next_bar_is_short_again() -> None:
@@ -261,7 +357,7 @@ def test_only_news_is_stored() -> None:
     assert not job.beat("fast", 0.12, 0.9), "one time for each ring"
 
 
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 0.0, 2.0**63])
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 0.0, 2.0**63, 5e-324])
 def test_what_cannot_be_a_time_is_no_news(seconds: float) -> None:
     job = Unlike()
     job.beats(0.0)

@@ -28,6 +28,7 @@ from elastane_agent.supervisor import policy as policies
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
+from elastane_agent.supervisor.gpus import SLOT, VISIBLE, gpu_variables
 from elastane_agent.supervisor.joining import wait_for_job
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
@@ -137,6 +138,8 @@ class Agent:
         self._output = output
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._workers: dict[str, ChildProcess] = {}
+        #: GPU of each local worker; empty: all of this machine, or none.
+        self._gpus: dict[str, str] = {}
         self._master: EmbeddedMaster | None = None
         self._master_deaths: list[float] = []
         self._master_due: float | None = None
@@ -516,9 +519,13 @@ class Agent:
         """Return command and environment of a worker's local process, which may be a remote shell."""
         own = worker_variables(self._settings, self._job, self._address, worker)
         if self._placement is not None and self._placement.is_remote(worker):
-            host = self._placement.slot(worker).host
-            return remote_start(self._settings, host, own)
-        return local_start(self._settings, own | self._notices.environment())
+            slot = self._placement.slot(worker)
+            return remote_start(self._settings, slot.host, own | {SLOT: str(slot.index)})
+        command, environment = local_start(self._settings, own | self._notices.environment())
+        running = (name for name, child in self._workers.items() if child.status is None)
+        gpu = gpu_variables(environment, [self._gpus[name] for name in running if name in self._gpus])
+        self._gpus[worker] = gpu.get(VISIBLE, "")
+        return command, environment | gpu
 
     def _worker_figures(self, workers: Collection[str]) -> Mapping[str, ring_pb2.WorkerFigures]:
         """Ask the master for the figures of these workers; called by threads of the metrics' port."""

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastane_agent.supervisor import policy as policies
+from elastane_agent.supervisor.gpus import gpu_variables_of_slot
 from elastane_agent.supervisor.node_policy import Action, NodePolicy
 from elastane_agent.supervisor.notices.detect import AUTO
 from elastane_agent.supervisor.notices.node import NodeNotices
@@ -48,7 +49,7 @@ class Node:
         self._child = ChildProcess(
             worker,
             command,
-            environment={**os.environ, **notices.environment()},
+            environment={**os.environ, **notices.environment(), **gpu_variables_of_slot(os.environ)},
             on_line=_write,
             on_exit=lambda _, status: self._events.put(status),
         )

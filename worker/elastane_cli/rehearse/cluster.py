@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from elastane.runtime.rehearsal import Gate
+from elastane_agent.supervisor.gpus import VISIBLE, gpu_variables
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_agent.supervisor.worker_command import job_variables
 from elastane_common.client import ClientClosedError, MasterClient
@@ -80,6 +81,7 @@ class LocalCluster:
         self._launch = launch
         self.master = EmbeddedMaster(folder / "state")
         self.workers: dict[str, ChildProcess] = {}
+        self._gpus: dict[str, str] = {}
         self.on_job: Callable[[job_pb2.Job], None] = lambda job: None
         self.check: Callable[[], None] = lambda: None
         self.gates = folder / "gates"
@@ -101,10 +103,14 @@ class LocalCluster:
     def add_worker(self, name: str = "", environment: Mapping[str, str] | None = None) -> str:
         """Start one more worker and return its id. name: its id; empty: the next free "w<k>"."""
         name = name or f"w{len(self.workers)}"
+        own = self._environment(name) | dict(environment or {})
+        running = [worker for worker, process in self.workers.items() if process.status is None]
+        gpu = gpu_variables(own, [self._gpus[worker] for worker in running])
+        self._gpus[name] = gpu.get(VISIBLE, "")
         process = self._launch(
             name,
             [sys.executable, *self._script],
-            environment=self._environment(name) | dict(environment or {}),
+            environment=own | gpu,
             directory=self._directory,
             log=self.folder / f"{name}.log",
             on_exit=self.wake,

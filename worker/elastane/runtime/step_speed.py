@@ -19,6 +19,8 @@ from elastane_common.observe.running_median import RunningMedian
 
 SETTLING_STEPS: Final = 2
 """Steps of a new ring that are not measured: they fill caches and build memory."""
+TELL_SECONDS: Final = 0.1
+"""Time between two updates of the figures, which heartbeats read once a second: medians cost 30 us."""
 _NAME_CHARACTERS_MAX: Final = 80
 
 Mark = float | torch.cuda.Event
@@ -43,6 +45,7 @@ class StepSpeed:
         self._est, self._whole = RunningMedian(), RunningMedian()
         self._generation = 0
         self._steps_in_ring = 0
+        self._told_at = 0.0
         self._began: Mark | None = None
         self._ended: Mark | None = None
         #: A step whose events on the GPU have not passed yet.
@@ -73,7 +76,9 @@ class StepSpeed:
                 self._waiting = _Step(began, ended, ests, seconds)
             self._whole.add(seconds)
         self._take()
-        self._tell()
+        if (now := perf_counter()) >= self._told_at + TELL_SECONDS:
+            self._told_at = now
+            self._tell()
 
     def _take(self) -> None:
         """Add the waiting step, if its time is known."""

@@ -1,7 +1,8 @@
 """Shared parts of the GPU benchmarks: the device, one run of each side, memory in use.
 
-All processes of a run use the first GPU. Stock DDP runs over gloo with CUDA tensors, because NCCL refuses two
-ranks on one GPU, and because Elastane reproduces gloo's order of additions.
+All processes of a run use the first GPU. Stock DDP runs over gloo with CUDA tensors, because Elastane
+reproduces gloo's order of additions, and because NCCL refuses two ranks on one GPU unless each poses as a
+host of its own.
 """
 
 from __future__ import annotations
@@ -131,16 +132,17 @@ class Runner:
             history = list(cluster.client.audit_log(cluster.job))
             return Run(_measured(folder), cluster.reports, history, memory.peak_bytes)
 
-    def stock(self, model: str, processes: int) -> Run:
-        """Run stock DDP over gloo in `processes` processes. Raises StockRunError."""
+    def stock(self, model: str, processes: int, backend: str = "gloo") -> Run:
+        """Run stock DDP in `processes` processes. backend: "gloo" or "nccl". Raises StockRunError."""
         folder = self._new_folder()
-        script = self.script(folder / "measured", model)
+        more = ["--share-gpu"] if backend == "nccl" else []
+        script = self.script(folder / "measured", model, *more)
         with MemoryInUse(self._device) as memory:
             reports = run_stock_ddp(
                 folder,
                 script,
                 processes=processes,
-                environment={"ELASTANE_DDP_BACKEND": "gloo"},
+                environment={"ELASTANE_DDP_BACKEND": backend},
                 timeout_seconds=900.0,
             )
         return Run(_measured(folder), reports, peak_device_bytes=memory.peak_bytes)

@@ -1,6 +1,7 @@
 """Logical workers time-sliced on one GPU against stock DDP of as many processes on the same GPU: same bits?
 
-    python benchmarks/gpu/parity.py [--ests 2,4] [--models resnet50,vit] [--device cpu] [--json FILE]
+    python benchmarks/gpu/parity.py [--ests 2,4] [--models resnet50,vit] [--stock-backend nccl]
+        [--device cpu] [--json FILE]
 
 Trains the same script both ways, with dropout on the device, BatchNorm and augmentation, and compares
 sha256 of weights, optimizer state and buffers and the loss of every step and rank.
@@ -36,6 +37,12 @@ def main() -> int:
     parser = argument_parser(__doc__)
     parser.add_argument("--ests", type=positive_numbers, default=[2, 4], help="logical workers, e.g. 2,4")
     parser.add_argument("--models", default="resnet50,vit", help=", ".join(MODELS))
+    parser.add_argument(
+        "--stock-backend",
+        choices=["gloo", "nccl"],
+        default="gloo",
+        help="of stock DDP; nccl adds in another order with more than two ranks",
+    )
     args = parser.parse_args()
     models = args.models.split(",")
     if unknown := set(models) - set(MODELS):
@@ -48,7 +55,7 @@ def main() -> int:
         runner = Runner(args, device, Path(name))
         for model in models:
             for ests in args.ests:
-                elastic, stock = runner.elastic(model, ests), runner.stock(model, ests)
+                elastic, stock = runner.elastic(model, ests), runner.stock(model, ests, args.stock_backend)
                 found = read_elastic(elastic.reports, elastic.history, ests, steps_per_epoch=args.steps)
                 comparison = compare_outcomes(read_stock(stock.reports, ests), found)
                 for row in comparison.rows:

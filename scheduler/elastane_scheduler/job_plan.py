@@ -105,7 +105,8 @@ def job_plan(
         check_amount("the price of a worker", worker_hour)
     devices = _devices(speeds)
     device = max(devices, key=lambda known: known.est_seconds, default=None)
-    in_ring = [speed for speed in speeds if speed.generation == max(s.generation for s in speeds)]
+    newest = max((speed.generation for speed in speeds), default=0)
+    in_ring = [speed for speed in speeds if speed.generation == newest]
     whole = [speed.ring_step_seconds for speed in in_ring if speed.ring_steps]
     step_seconds = statistics.median(whole) if whole else None
     computing = max((speed.ests * speed.est_seconds for speed in in_ring), default=0.0)

@@ -140,12 +140,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
     def start_run(
-        *options: str, steps: int = 40, step_seconds: float = 0.01, script: str = "", locked: str = ""
+        *options: str,
+        steps: int = 40,
+        step_seconds: float = 0.01,
+        script: str = "",
+        locked: str = "",
+        environment: dict[str, str] | None = None,
     ) -> Run:
         command = [script] if script else [str(TRAINER), str(steps), str(step_seconds)]
         command += [locked] if locked else []
         state = [] if "--state-dir" in options else ["--state-dir", str(tmp_path / "state")]
-        run = Run("--ests", "4", "--job", "j", *state, *options, *command)
+        run = Run("--ests", "4", "--job", "j", *state, *options, *command, environment=environment)
         runs.append(run)
         return run
 
@@ -169,6 +174,10 @@ def wait_for_step(client: MasterClient, step: int, members: int = 1) -> job_pb2.
         if job.step >= step and len(ring) >= members:
             return job
     raise AssertionError("the watch ended")
+
+
+def gpu_of(pid: int) -> str:
+    return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
 
 
 def check_history(tmp_path: Path, steps: int) -> None:
@@ -201,13 +210,16 @@ def test_to_the_end(start: Callable[..., Run], tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_comes_back(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("--workers", "1:3", steps=100)
-    pid = run.until("worker_started", worker="w1")["pid"]
+    run = start("--workers", "1:3", steps=100, environment={"CUDA_VISIBLE_DEVICES": "4,5,7"})
+    pids = [run.until("worker_started", worker=worker)["pid"] for worker in ("w0", "w1", "w2")]
     with client_of(run) as client:
         wait_for_step(client, 10, members=3)
-        os.kill(pid, signal.SIGKILL)
+        assert [gpu_of(pid) for pid in pids] == ["4", "5", "7"], "a GPU of its own for each worker"
+        os.kill(pids[1], signal.SIGKILL)
         assert "SIGKILL" in run.until("worker_died", worker="w1")["message"]
-        assert run.until("worker_started", worker="w1")["pid"] != pid
+        again = run.until("worker_started", worker="w1")["pid"]
+        assert again != pids[1]
+        assert gpu_of(again) == "5"
     assert run.end() == 0, run.said()
     check_history(tmp_path, 100)
 

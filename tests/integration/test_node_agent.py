@@ -31,7 +31,7 @@ signal.pause()
 class Node:
     """One node's agent with that worker."""
 
-    def __init__(self, *options: str, worker: str = WORKER) -> None:
+    def __init__(self, *options: str, worker: str = WORKER, **variables: str) -> None:
         command = [
             sys.executable,
             "-m",
@@ -43,7 +43,7 @@ class Node:
             worker,
         ]
         self.process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": PATH}, stdout=subprocess.PIPE, text=True
+            command, env={**os.environ, "PYTHONPATH": PATH, **variables}, stdout=subprocess.PIPE, text=True
         )
 
     def line(self) -> str:
@@ -59,8 +59,8 @@ class Node:
 def node() -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def start(*options: str, worker: str = WORKER) -> Node:
-        nodes.append(Node(*options, worker=worker))
+    def start(*options: str, worker: str = WORKER, **variables: str) -> Node:
+        nodes.append(Node(*options, worker=worker, **variables))
         return nodes[-1]
 
     yield start
@@ -92,3 +92,9 @@ def test_who_does_not_leave_in_time_is_killed(node: Callable[..., Node]) -> None
     assert started.line() == "up"
     started.process.send_signal(signal.SIGHUP)
     assert started.process.wait(30) == 128 + signal.SIGKILL
+
+
+def test_each_slot_of_a_host_has_a_gpu_of_its_own(node: Callable[..., Node]) -> None:
+    shows = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
+    workers = [node(worker=shows, ELASTANE_HOST_SLOT=slot, CUDA_VISIBLE_DEVICES="4,7") for slot in "012"]
+    assert [worker.line() for worker in workers] == ["4", "7", "4"]

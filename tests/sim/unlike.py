@@ -20,9 +20,9 @@ SEEDS_OF_20 = (4, 13, 19)
 they were."""
 EST_SECONDS = (0.05, 0.05, 0.1, 0.2, 0.8)
 CHANGED_SHARE = 0.05
-NEWS_SECONDS = 1.5
+UPDATE_SECONDS = 1.5
 PAUSE_SECONDS = 0.5
-BARRED_SECONDS = 1.0
+BACKOFF_SECONDS = 1.0
 
 
 @dataclass
@@ -61,9 +61,9 @@ def draw(seed: int, worker: str, pid: int) -> Speed | None:
 def hurried() -> Iterator[None]:
     """Let ranges be changed as often as a run of half a minute needs."""
     hurried = {
-        "NEWS_SECONDS": NEWS_SECONDS,
+        "UPDATE_SECONDS": UPDATE_SECONDS,
         "PAUSE_SECONDS": PAUSE_SECONDS,
-        "BARRED_SECONDS": BARRED_SECONDS,
+        "BACKOFF_SECONDS": BACKOFF_SECONDS,
         "LOOK_STEPS": 1,
     }
     before = {name: getattr(balance, name) for name in hurried}

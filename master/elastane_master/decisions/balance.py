@@ -27,36 +27,36 @@ UNLIKE_FACTOR = 1.5
 """A worker that differs from the others of its device type by more than this counts by itself."""
 ALIKE_FRACTION = 0.05
 """Workers whose speeds differ by no more than this are alike."""
-NEWS_FRACTION = 0.1
-"""A measured time that differs less from the known one is no news."""
-NEWS_SECONDS = 10.0
-"""Time between two news of one worker: every news is stored."""
+CHANGE_FRACTION_MIN = 0.1
+"""A smaller change of a measured time is ignored."""
+UPDATE_SECONDS = 10.0
+"""Minimum time between two changes from one worker: each one is stored."""
 EST_STEPS_MIN = 3
 """Steps that the time of an EST must rest on."""
 RING_STEPS_MIN = 20
 """Steps of a ring that the time of its steps must rest on."""
 LOOK_STEPS = 5
-"""Ranges alone are looked at every so many steps: it takes a look at every worker."""
+"""Steps between two looks at the ranges alone: each one visits every worker."""
 GAIN_FRACTION_MIN = 0.05
 NOISE_FRACTION = 0.02
 """Steps that are longer by less than this are not longer."""
 COST_FACTOR = 2.0
 PAUSE_SECONDS = 30.0
 PAUSE_SECONDS_MAX = 3600.0
-BARRED_SECONDS = 600.0
+BACKOFF_SECONDS = 600.0
 SECONDS_MIN, SECONDS_MAX = 1e-6, 1e6
 """Other times of a step are not believed."""
 
 
 def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
-    """Note what a worker has measured, if it is news, and not too often."""
+    """Note what a worker has measured, if it has changed, and not too often."""
     if event.device_type and not record.device_type:
         ctx.touch()
         record.device_type = event.device_type
     known, seconds = record.est_seconds, event.est_seconds
     is_measured = event.est_steps >= EST_STEPS_MIN and _is_time(seconds)
-    is_soon = known > 0 and ctx.now < record.measured_at + NEWS_SECONDS
-    if is_measured and not is_soon and abs(seconds - known) > NEWS_FRACTION * known:
+    is_soon = known > 0 and ctx.now < record.measured_at + UPDATE_SECONDS
+    if is_measured and not is_soon and abs(seconds - known) > CHANGE_FRACTION_MIN * known:
         ctx.touch()
         record.est_seconds, record.measured_at = seconds, ctx.now
     if (
@@ -84,7 +84,7 @@ def speeds(records: Sequence[WorkerRecord]) -> dict[str, float]:
 
 def next_speeds(state: JobState, workers: Sequence[str]) -> dict[str, float]:
     """Return the speeds by which a ring that changes anyway gets its ranges; empty: they are even."""
-    if state.decided_at < state.balance.barred_until:
+    if state.decided_at < state.balance.backoff_until:
         return {}
     return speeds([state.workers[worker] for worker in workers])
 
@@ -92,12 +92,14 @@ def next_speeds(state: JobState, workers: Sequence[str]) -> dict[str, float]:
 def may_change(state: JobState, now: float) -> bool:
     """True if ranges alone may be changed now, whatever was measured."""
     book = state.balance
-    if state.ring.gone or state.checkpoints.in_flight is not None or state.steps.current % LOOK_STEPS:
+    # Not at multiples: those may all begin an epoch, where no ring is changed (`_change_planned`).
+    is_turn = state.steps.current % LOOK_STEPS == 1 % LOOK_STEPS
+    if state.ring.gone or state.checkpoints.in_flight is not None or not is_turn:
         return False
     if book.reverts:
         return True
     pause = min(PAUSE_SECONDS * 2 ** max(0, min(book.changes, 30) - 1), PAUSE_SECONDS_MAX)
-    return now >= book.barred_until and (book.changed_at is None or now >= book.changed_at + pause)
+    return now >= book.backoff_until and (book.changed_at is None or now >= book.changed_at + pause)
 
 
 def pays(state: JobState, old_seconds: float, new_seconds: float) -> bool:
@@ -128,15 +130,18 @@ def announced(state: JobState, members: Sequence[Member], now: float, *, planned
         return
     book.changed_at, book.changes = now, book.changes + 1
     if reverts:
-        book.barred_seconds = min(2 * book.barred_seconds, SECONDS_MAX) or BARRED_SECONDS
-        book.barred_until = now + book.barred_seconds
+        book.backoff_seconds = min(2 * book.backoff_seconds, SECONDS_MAX) or BACKOFF_SECONDS
+        book.backoff_until = now + book.backoff_seconds
     elif (seconds := _ring_step_seconds(state)) is not None:
         book.tried, book.tried_generation, book.tried_seconds = ring.members, ring.generation + 1, seconds
 
 
 def same_workers(one: Sequence[Member], other: Sequence[Member]) -> bool:
     """True if two rings differ at most in the ranges of their members."""
-    return [(m.worker, m.store_address) for m in one] == [(m.worker, m.store_address) for m in other]
+    return len(one) == len(other) and all(
+        mine.worker == theirs.worker and mine.store_address == theirs.store_address
+        for mine, theirs in zip(one, other, strict=True)
+    )
 
 
 def formed(state: JobState, seconds: float) -> None:
@@ -158,7 +163,7 @@ def judge(state: JobState) -> None:
     if after > (1 + NOISE_FRACTION) * book.tried_seconds:
         book.reverts = True
     else:
-        book.tried, book.barred_seconds = (), 0.0
+        book.tried, book.backoff_seconds = (), 0.0
 
 
 def _ring_step_seconds(state: JobState) -> float | None:

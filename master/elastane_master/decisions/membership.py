@@ -40,7 +40,7 @@ def next_members(
     order = {worker: place for place, worker in enumerate(state.ring.order)}
     hosted = {
         member.worker: (member.start, member.end)
-        for member in state.ring.members
+        for member in (state.ring.members if by_speed else ())
         if member.worker not in state.ring.gone
     }
     candidates = [

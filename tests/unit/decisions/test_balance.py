@@ -200,11 +200,11 @@ def test_a_gain_below_five_percent_of_the_step_or_below_its_cost_is_none() -> No
 
 def test_the_next_change_waits_half_a_minute() -> None:
     job = balanced()
-    job.now += balance.NEWS_SECONDS
+    job.now += balance.UPDATE_SECONDS
     job.beats(0.45, fast=0.2, slow=0.1)  # the other way round
     job.go_on()
     assert job.counts == [4, 2]
-    job.now += balance.PAUSE_SECONDS - balance.NEWS_SECONDS
+    job.now += balance.PAUSE_SECONDS - balance.UPDATE_SECONDS
     job.go_on()
     assert job.counts == [2, 4]
 
@@ -219,7 +219,7 @@ def test_steps_that_become_longer_bring_the_ranges_back_and_bar_others() -> None
     job.go_on()
     assert job.counts == [3, 3]
     assert "steps have become longer" in job.reason
-    bar = balance.BARRED_SECONDS
+    bar = balance.BACKOFF_SECONDS
     for _ in range(2):
         job.beats(0.65)
         job.now += bar - 1
@@ -306,21 +306,38 @@ def test_a_worker_that_stands_by_has_no_say() -> None:
 def test_ranges_alone_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balance, "LOOK_STEPS", 5)
     job = Unlike()
+    job.go_on()
     job.beats(0.65)
-    job.go_on(3)
+    job.go_on(4)
     assert job.counts == [3, 3]
-    job.go_on(2)
+    job.go_on()
     assert job.counts == [4, 2]
+
+
+@pytest.mark.parametrize("steps_per_epoch", range(1, 13))
+def test_no_length_of_an_epoch_hides_every_look(
+    monkeypatch: pytest.MonkeyPatch, steps_per_epoch: int
+) -> None:
+    """At the first step of an epoch no ring is changed."""
+    monkeypatch.setattr(balance, "LOOK_STEPS", 5)
+    job = Unlike()
+    job.state.signature = msgspec.structs.replace(LONG, steps_per_epoch=steps_per_epoch)
+    looks = 0
+    for step in range(1, 121):
+        job.state.steps.prepared = step - 1
+        assert job.state.steps.current == step
+        looks += balance.may_change(job.state, job.now) and not job.state.begins_epoch(step)
+    assert looks >= 120 / balance.LOOK_STEPS / 2
 
 
 def test_a_change_that_has_paid_is_kept_and_the_next_bar_is_short_again() -> None:
     job = balanced()
-    job.state.balance.barred_seconds = 8 * balance.BARRED_SECONDS
+    job.state.balance.backoff_seconds = 8 * balance.BACKOFF_SECONDS
     job.beats(0.45)
     job.go_on()
     assert job.counts == [4, 2]
     assert job.state.balance.tried == ()
-    assert job.state.balance.barred_seconds == 0.0
+    assert job.state.balance.backoff_seconds == 0.0
 
 
 def test_a_ring_that_changes_anyway_gets_the_best_ranges_at_once() -> None:
@@ -349,7 +366,7 @@ def test_only_news_is_stored() -> None:
     job = Unlike()
     assert job.beat("fast", 0.1)
     assert not job.beat("fast", 0.1)
-    job.now += balance.NEWS_SECONDS
+    job.now += balance.UPDATE_SECONDS
     assert not job.beat("fast", 0.109)
     assert job.beat("fast", 0.12)
     assert not job.beat("fast", 0.2), "so soon"

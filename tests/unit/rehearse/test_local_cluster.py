@@ -121,3 +121,22 @@ def test_the_check_says_more_of_a_failure_than_the_phase(cluster: LocalCluster) 
     cluster.check = check
     with pytest.raises(ValueError, match="w1 raised"):
         cluster.wait_for_success()
+
+
+def test_each_worker_has_a_gpu_of_its_own_and_the_next_one_that_of_a_dead_one(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[SimpleNamespace] = []
+
+    def launch(name: str, command: list[str], *, environment: dict[str, str], **_: object) -> SimpleNamespace:
+        gpu = environment["CUDA_VISIBLE_DEVICES"]
+        started.append(SimpleNamespace(name=name, gpu=gpu, status=None, start=lambda: None))
+        return started[-1]
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    monkeypatch.setattr(cluster, "_launch", launch)
+    for _ in "123":
+        cluster.add_worker()
+    started[1].status = "killed"
+    cluster.add_worker()
+    assert [worker.gpu for worker in started] == ["4", "5", "7", "5"]

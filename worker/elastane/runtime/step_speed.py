@@ -19,25 +19,23 @@ from elastane_common.observe.running_median import RunningMedian
 
 SETTLING_STEPS: Final = 2
 """Steps of a new ring that are not measured: they fill caches and build memory."""
-TELL_SECONDS: Final = 0.1
-"""Time between two updates of the figures, which heartbeats read once a second: medians cost 30 us."""
-_NAME_CHARACTERS_MAX: Final = 80
+UPDATE_SECONDS: Final = 0.1
+"""Minimum time between two updates of the figures, which cost 30 us; heartbeats read them once a second."""
 
 Mark = float | torch.cuda.Event
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step to be measured. ests: that this worker hosts. seconds: of the whole step."""
+    """This worker's part of a step, to be measured. ests: that it hosts."""
 
     began: Mark
     ended: Mark
     ests: int
-    seconds: float
 
 
 class StepSpeed:
-    """Measures the steps of one worker, and tells the results in `figures`. Used by the script's thread."""
+    """Measures the steps of one worker, and writes the results to `figures`. Used by the script's thread."""
 
     def __init__(self, device: torch.device, figures: WorkerFigures) -> None:
         self._device = device
@@ -45,7 +43,7 @@ class StepSpeed:
         self._est, self._whole = RunningMedian(), RunningMedian()
         self._generation = 0
         self._steps_in_ring = 0
-        self._told_at = 0.0
+        self._updated_at = 0.0
         self._began: Mark | None = None
         self._ended: Mark | None = None
         #: A step whose events on the GPU have not passed yet.
@@ -73,12 +71,12 @@ class StepSpeed:
         began, ended, self._began = self._began, self._ended, None
         if counts and began is not None and ended is not None and self._steps_in_ring > SETTLING_STEPS:
             if self._waiting is None:
-                self._waiting = _Step(began, ended, ests, seconds)
+                self._waiting = _Step(began, ended, ests)
             self._whole.add(seconds)
         self._take()
-        if (now := perf_counter()) >= self._told_at + TELL_SECONDS:
-            self._told_at = now
-            self._tell()
+        if (now := perf_counter()) >= self._updated_at + UPDATE_SECONDS:
+            self._updated_at = now
+            self._update()
 
     def _take(self) -> None:
         """Add the waiting step, if its time is known."""
@@ -88,7 +86,7 @@ class StepSpeed:
         self._waiting = None
         self._est.add(elapsed / step.ests)
 
-    def _tell(self) -> None:
+    def _update(self) -> None:
         figures = self._figures
         figures.est_seconds, figures.est_seconds_spread = self._est.value, self._est.spread
         figures.est_steps, figures.ring_steps = self._est.count, self._whole.count
@@ -105,13 +103,13 @@ class StepSpeed:
 def device_type(device: torch.device) -> str:
     """Return the model of a device: of the GPU, or of this machine's CPU as the kernel names it."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)[:_NAME_CHARACTERS_MAX]
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return (next(names, "") or f"{platform.machine()} CPU")[:_NAME_CHARACTERS_MAX]
+    return next(names, "") or f"{platform.machine()} CPU"
 
 
 def _elapsed(began: Mark, ended: Mark) -> float | None:

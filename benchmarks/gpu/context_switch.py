@@ -118,8 +118,9 @@ def switch_seconds(model: torch.nn.Module, device: torch.device) -> float:
             torch.cuda.synchronize()
         start = time.perf_counter()
         generators.exchange(states[number % 2])
-        with torch.no_grad():
-            torch._foreach_copy_(buffers, bases)  # as Rank0Buffers does
+        if buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, bases)  # as Rank0Buffers does
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)

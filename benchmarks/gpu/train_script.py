@@ -32,6 +32,19 @@ import elastane
 CLASSES = 10
 
 
+class SecondHead(nn.Module):
+    """A network with a second output that some batches do not use: they leave its gradients out."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.second = nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, pictures: torch.Tensor, both: bool) -> torch.Tensor:
+        found: torch.Tensor = self.net(pictures)
+        return found + self.second(found) if both else found
+
+
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
     """Synthetic pictures of shape (3, size, size), augmented anew at every read."""
 
@@ -60,6 +73,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32, help="of one logical worker")
     parser.add_argument("--steps", type=int, default=20, help="global steps, in one epoch")
     parser.add_argument("--data-workers", type=int, default=2)
+    parser.add_argument(
+        "--find-unused-parameters",
+        action="store_true",
+        help="train a second head that some batches do not use",
+    )
     parser.add_argument("--accumulate", type=int, default=1, help="plain mode: mini-batches of a step")
     parser.add_argument("--out", type=Path, required=True, help="folder for what each process measured")
     args = parser.parse_args()
@@ -70,7 +88,10 @@ def main() -> None:
         os.environ |= {"NCCL_HOSTID": str(os.getpid()), "NCCL_SOCKET_IFNAME": "lo", "LOCAL_RANK": "0"}
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
     job = elastane.init(seed=5)
-    net = MODELS[args.model](args.picture_size, CLASSES).to(device)
+    net = MODELS[args.model](args.picture_size, CLASSES)
+    if args.find_unused_parameters:
+        net = SecondHead(net)
+    net = net.to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     per_step = args.batch_size * max(job.num_ests, args.accumulate)
     loader = DataLoader(
@@ -79,7 +100,9 @@ def main() -> None:
         shuffle=True,
         num_workers=args.data_workers,
     )
-    model, optimizer, loader = job.prepare(net, optimizer, loader)
+    model, optimizer, loader = job.prepare(
+        net, optimizer, loader, find_unused_parameters=args.find_unused_parameters
+    )
 
     marks: list[float] = []
 
@@ -95,7 +118,8 @@ def main() -> None:
                 mark()
             pictures, labels = pictures.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             pictures = pictures + random.random() * pictures[torch.randperm(len(pictures)).to(device)]
-            loss = nn.functional.cross_entropy(model(pictures), labels)
+            further = (random.random() < 0.5,) if args.find_unused_parameters else ()
+            loss = nn.functional.cross_entropy(model(pictures, *further), labels)
             job.log(loss=loss)
             if first:
                 optimizer.zero_grad()

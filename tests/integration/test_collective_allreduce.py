@@ -181,7 +181,7 @@ SIZES = [1, 2, 7, 17, 63, 100, 1000, 4095, BLOCK_ELEMENTS - 1, BLOCK_ELEMENTS + 
 LARGE = [PIECE_BYTES // 4 + 1, 3 * PIECE_BYTES // 4]
 
 
-@pytest.mark.parametrize("ranks", slow_except(RANKS, 2, 5))
+@pytest.mark.parametrize("ranks", slow_except([2, 3, 4, 5, 7], 2, 5))  # the mappings of 8 ranks take a minute
 def test_all_ways_have_gloos_bits(rings, oracles, ranks):
     for number, ranges in enumerate(mappings(ranks)):
         for index, elements in enumerate(SIZES):

@@ -46,7 +46,6 @@ def run_probe(launch: Callable[..., ChildProcess], folder: Path, what: str) -> t
 @pytest.mark.parametrize(
     ("what", "status"),
     [
-        ("end", 0),
         ("exit", 7),
         ("raise", 1),
         ("kill", -signal.SIGKILL),

@@ -166,7 +166,7 @@ def test_every_planted_bug_still_applies() -> None:
     [
         "an answer leaves before it is durable",
         "a step is prepared when one member is missing",
-        "history is given up before everybody was asked",
+        pytest.param("history is given up before everybody was asked", marks=slow),
     ],
 )
 def test_planted_bugs_are_found(name: str) -> None:

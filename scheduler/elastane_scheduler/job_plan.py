@@ -23,7 +23,7 @@ class WorkerSpeed:
 
     ests: hosted now. generation, ring_workers: its ring, and the number of workers in it. est_seconds,
     est_spread_seconds: of one EST's part of a step, over est_steps steps. ring_step_seconds: of a whole step
-    in this ring, over ring_steps.
+    in this ring, over ring_steps. ests_max: for which there is memory; 0: not known.
     """
 
     device_type: str
@@ -35,17 +35,22 @@ class WorkerSpeed:
     est_steps: int
     ring_step_seconds: float
     ring_steps: int
+    ests_max: int = 0
 
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """One device type of the job: seconds of an EST's part of a step, and what they rest on."""
+    """One device type of the job: seconds of an EST's part of a step, and what they rest on.
+
+    ests_max: for which each of its workers has memory; 0: not known.
+    """
 
     device_type: str
     est_seconds: float
     spread_seconds: float
     workers: int
     steps: int
+    ests_max: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Rung:
     """A number of workers that pays.
 
     ests_most: hosted by the worker with the most. finish_seconds: until the job is over; None: unknown.
-    cost: of all workers until then; None: unknown.
+    cost: of all workers until then; None: unknown. fits: no worker hosts more ESTs than it has memory for, as
+    far as that is known.
     """
 
     workers: int
@@ -61,6 +67,7 @@ class Rung:
     step_seconds: float
     finish_seconds: float | None
     cost: float | None
+    fits: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,7 @@ def _devices(speeds: Sequence[WorkerSpeed]) -> tuple[DeviceSpeed, ...]:
                 statistics.median(speed.est_spread_seconds for speed in alike),
                 len(alike),
                 sum(speed.est_steps for speed in alike),
+                min((speed.ests_max for speed in alike if speed.ests_max), default=0),
             )
         )
     return tuple(found)
@@ -149,4 +157,4 @@ def _rung(
     cost = None
     if finish is not None and worker_hour is not None:
         cost = workers * worker_hour * finish / HOUR_SECONDS
-    return Rung(workers, most, step, finish, cost)
+    return Rung(workers, most, step, finish, cost, fits=not device.ests_max or most <= device.ests_max)

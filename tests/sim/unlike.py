@@ -19,6 +19,7 @@ SEEDS_OF_20 = (4, 13, 19)
 """Remainders of the seeds that have such workers: no seed that tests name has them, so all other runs stay as
 they were."""
 EST_SECONDS = (0.05, 0.05, 0.1, 0.2, 0.8)
+ESTS_MAX = (0, 1, 2, 3, 100)
 CHANGED_SHARE = 0.05
 UPDATE_SECONDS = 1.5
 PAUSE_SECONDS = 0.5
@@ -47,6 +48,7 @@ class Speed:
             est_steps=balance.EST_STEPS_MIN,
             ring_step_seconds=self.step_seconds,
             ring_steps=balance.RING_STEPS_MIN,
+            ests_max=self.rng.choice(ESTS_MAX),
         )
 
 

@@ -52,6 +52,7 @@ class WorkerFigures:
     est_steps: int = 0
     ring_step_seconds: float = 0.0
     ring_steps: int = 0
+    ests_max: int = 0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

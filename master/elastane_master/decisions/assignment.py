@@ -39,6 +39,13 @@ class Candidate(msgspec.Struct, frozen=True):
     hosted: tuple[int, int] | None = None
 
 
+class Capacity(msgspec.Struct, frozen=True):
+    """What a worker can carry. est_seconds: of one EST's part of a step. ests_max: that it has memory for."""
+
+    est_seconds: float
+    ests_max: int
+
+
 class Choice(msgspec.Struct, frozen=True):
     """The ring as it should be, and why.
 
@@ -62,34 +69,45 @@ def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def balanced_counts(ests: int, est_seconds: Sequence[float]) -> list[int]:
+def balanced_counts(ests: int, places: Sequence[Capacity]) -> list[int]:
     """Return how many ESTs each place hosts, one at least, so that the last is done as soon as possible.
 
-    est_seconds: of each place, for one EST.
+    Memory for fewer than `ests` ESTs in all limits nobody: the job would not train otherwise.
     """
-    counts = [1] * len(est_seconds)
-    done = [(2 * seconds, place) for place, seconds in enumerate(est_seconds)]
+    most = _most(ests, places)
+    counts = [1] * len(places)
+    done = [(2 * one.est_seconds, place) for place, one in enumerate(places) if most[place] > 1]
     heapq.heapify(done)
     for _ in range(ests - len(counts)):
         _, place = done[0]
         counts[place] += 1
-        heapq.heapreplace(done, ((counts[place] + 1) * est_seconds[place], place))
+        if counts[place] < most[place]:
+            heapq.heapreplace(done, ((counts[place] + 1) * places[place].est_seconds, place))
+        else:
+            heapq.heappop(done)
     return counts
 
 
+def _most(ests: int, places: Sequence[Capacity]) -> list[int]:
+    most = [max(1, min(ests, one.ests_max)) for one in places]
+    return most if sum(most) >= ests else [ests] * len(places)
+
+
 def balanced_ranges(
-    ests: int, est_seconds: Sequence[float], before: Sequence[tuple[int, int] | None] = ()
+    ests: int, places: Sequence[Capacity], before: Sequence[tuple[int, int] | None] = ()
 ) -> list[tuple[int, int]]:
     """Split virtual ranks 0..ests-1 as `balanced_counts` does; among equal places, as `even_ranges` does.
 
     before: range of each place in the previous ring, None for a newcomer: of the splits that take equally
     long, one that moves few ESTs.
     """
-    if len(set(est_seconds)) <= 1:
-        return even_ranges(ests, len(est_seconds))
-    counts = balanced_counts(ests, est_seconds)
-    longest = max(count * seconds for count, seconds in zip(counts, est_seconds, strict=True))
-    most = [max(1, int(min(ests, longest / seconds * (1 + TOLERANCE)))) for seconds in est_seconds]
+    most = _most(ests, places)
+    if len({one.est_seconds for one in places}) <= 1 and min(most) * len(places) >= ests:
+        return even_ranges(ests, len(places))
+    counts = balanced_counts(ests, places)
+    longest = max(count * one.est_seconds for count, one in zip(counts, places, strict=True))
+    in_time = (longest / one.est_seconds * (1 + TOLERANCE) for one in places)
+    most = [max(1, int(min(limit, count))) for limit, count in zip(most, in_time, strict=True)]
     if any(before) and ests * sum(most) <= MOVES_SEARCHED_MAX:
         counts = shares(ests, most, before, least=1)
     return list(ranges(counts))
@@ -102,15 +120,15 @@ def choose_members(
     workers_min: int,
     workers_max: int,
     planned: bool = False,
-    speeds: Callable[[Sequence[str]], Mapping[str, float]] | None = None,
+    capacities: Callable[[Sequence[str]], Mapping[str, Capacity]] | None = None,
 ) -> Choice:
     """Choose the next ring; empty if fewer than `workers_min` can be in it.
 
     Workers in quarantine are left out, unless there is no ring without them or they alone hold the state. At
     most min(workers_max or ests, ests) members, plus one if the only holder of the state drains. With one EST
     there can be no extra member: the draining holder then trains on alone or, if planned, is left out,
-    because the caller saves a checkpoint first. speeds: returns the seconds of an EST on each of these
-    workers, or nothing if ranges should be even.
+    because the caller saves a checkpoint first. capacities: returns what each of these workers can carry;
+    None if ranges should be even.
     """
     limit = min(workers_max or ests, ests)
     free = [candidate for candidate in candidates if not candidate.held]
@@ -121,10 +139,10 @@ def choose_members(
     if not chosen:
         staying = sum(not candidate.draining for candidate in candidates)
         return Choice((), too_few(staying, workers_min))
-    known = speeds([candidate.worker for candidate in chosen]) if speeds is not None else {}
-    if known:
-        seconds = [known[candidate.worker] for candidate in chosen]
-        places = balanced_ranges(ests, seconds, [candidate.hosted for candidate in chosen])
+    if capacities is not None:
+        known = capacities([candidate.worker for candidate in chosen])
+        carried = [known[candidate.worker] for candidate in chosen]
+        places = balanced_ranges(ests, carried, [candidate.hosted for candidate in chosen])
     else:
         places = even_ranges(ests, len(chosen))
     members = tuple(

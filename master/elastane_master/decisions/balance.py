@@ -10,6 +10,9 @@ ranges; ranges alone are changed when
 and the step becomes shorter by 5 % or more, after a pause that doubles with each such change. What was
 measured may be wrong: if steps are longer afterwards, the ranges before come back, and ranges are even, or
 stay as they are, for ten minutes, then twenty.
+
+No worker hosts more ESTs than it has memory for by its own account, or than its device type has carried where
+a worker ran out of memory, as long as all together have enough.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from elastane_master.decisions.assignment import Capacity
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import AppliedReported
@@ -59,6 +63,7 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
     if is_measured and not is_soon and abs(seconds - known) > CHANGE_FRACTION_MIN * known:
         ctx.touch()
         record.est_seconds, record.measured_at = seconds, ctx.now
+    _measured_memory(ctx, record, min(event.ests_max, ctx.state.settings.ests), is_soon)
     if (
         event.ring_generation == ctx.state.ring.generation != record.step_generation
         and event.ring_steps >= RING_STEPS_MIN
@@ -66,6 +71,14 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
     ):
         ctx.touch()
         record.step_seconds, record.step_generation = event.ring_step_seconds, event.ring_generation
+
+
+def _measured_memory(ctx: DecisionContext, record: WorkerRecord, ests_max: int, is_soon: bool) -> None:
+    """Note for how many ESTs a worker has memory, in no case more than the job has."""
+    known = record.ests_max
+    if ests_max and (not known or not is_soon) and abs(ests_max - known) > CHANGE_FRACTION_MIN * known:
+        ctx.touch()
+        record.ests_max, record.measured_at = ests_max, ctx.now
 
 
 def speeds(records: Sequence[WorkerRecord]) -> dict[str, float]:
@@ -82,11 +95,28 @@ def speeds(records: Sequence[WorkerRecord]) -> dict[str, float]:
     return found if slowest > (1 + ALIKE_FRACTION) * fastest else dict.fromkeys(found, slowest)
 
 
-def next_speeds(state: JobState, workers: Sequence[str]) -> dict[str, float]:
-    """Return the speeds by which a ring that changes anyway gets its ranges; empty: they are even."""
-    if state.decided_at < state.balance.backoff_until:
-        return {}
-    return speeds([state.workers[worker] for worker in workers])
+def next_capacities(state: JobState, workers: Sequence[str]) -> dict[str, Capacity]:
+    """Return what workers can carry, for a ring that changes anyway. In a backoff all are equally fast."""
+    records = [state.workers[worker] for worker in workers]
+    is_barred = state.decided_at < state.balance.backoff_until
+    known = {} if is_barred else speeds(records)
+    return {record.worker: capacity(state, record, known) for record in records}
+
+
+def capacity(state: JobState, record: WorkerRecord, est_seconds: Mapping[str, float]) -> Capacity:
+    """Return what a worker can carry. est_seconds: by worker; empty: all are as fast as each other."""
+    ests = state.settings.ests
+    limit = min(record.ests_max or ests, state.balance.ests_max.get(record.device_type, ests))
+    return Capacity(est_seconds.get(record.worker, 1.0), limit)
+
+
+def out_of_memory(state: JobState, record: WorkerRecord) -> None:
+    """Note that a worker ran out of memory: its device type hosts fewer ESTs from then on, if that helps."""
+    member = state.ring.member(record.worker)
+    hosted = member.end - member.start if member is not None else 0
+    if hosted > 1:
+        known = state.balance.ests_max.get(record.device_type, hosted)
+        state.balance.ests_max[record.device_type] = min(known, hosted - 1)
 
 
 def may_change(state: JobState, now: float) -> bool:

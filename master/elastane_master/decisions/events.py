@@ -144,8 +144,8 @@ class StepReported(Event, frozen=True, tag=True):
 class AppliedReported(Event, frozen=True, tag=True):
     """From a Heartbeat.
 
-    device_type, est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps: as in WorkerFigures,
-    whose generation may be older than the heartbeat's (balance.py).
+    device_type, est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps, ests_max: as in
+    WorkerFigures, whose generation may be older than the heartbeat's (balance.py).
     """
 
     worker: str
@@ -159,6 +159,7 @@ class AppliedReported(Event, frozen=True, tag=True):
     ring_generation: int = 0
     ring_step_seconds: float = 0.0
     ring_steps: int = 0
+    ests_max: int = 0
 
 
 class CheckReported(Event, frozen=True, tag=True):
@@ -226,6 +227,7 @@ class ByeReported(Event, frozen=True, tag=True):
     message: str = ""
     applied_step: int = 0
     state_digest: int | None = None
+    out_of_memory: bool = False
 
 
 class EndEarlyReported(Event, frozen=True, tag=True):

@@ -63,7 +63,7 @@ def next_members(
         workers_min=state.workers_needed,
         workers_max=state.settings.workers_max,
         planned=planned,
-        speeds=partial(balance.next_speeds, state) if by_speed else None,
+        capacities=partial(balance.next_capacities, state) if by_speed else None,
     )
 
 
@@ -97,13 +97,13 @@ def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:
     known = balance.speeds(state.active_members())
     if not known:
         return None
-    seconds = [known[member.worker] for member in before]
-    counts = balanced_counts(state.settings.ests, seconds)
+    carried = [balance.capacity(state, state.workers[member.worker], known) for member in before]
+    counts = balanced_counts(state.settings.ests, carried)
     old = balance.step_time(before, known)
-    new = max(count * each for count, each in zip(counts, seconds, strict=True))
+    new = max(count * one.est_seconds for count, one in zip(counts, carried, strict=True))
     if not balance.pays(state, old, new):
         return None
-    places = balanced_ranges(state.settings.ests, seconds, [(m.start, m.end) for m in before])
+    places = balanced_ranges(state.settings.ests, carried, [(m.start, m.end) for m in before])
     members = tuple(
         msgspec.structs.replace(member, start=start, end=end)
         for member, (start, end) in zip(before, places, strict=True)

@@ -9,6 +9,7 @@ all of them do, the generation does not change.
 from __future__ import annotations
 
 from elastane_master.decisions import (
+    balance,
     checkpoints,
     cost,
     datasets,
@@ -135,6 +136,8 @@ def bye(ctx: DecisionContext, event: ByeReported) -> None:
     if event.reason == "failed":
         lost = history.WorkerLost(worker, "raised", event.message)
         ctx.note(lost)
+        if event.out_of_memory:
+            balance.out_of_memory(state, record)
         was_needed = _remove(ctx, record, lost_how(lost), counts=True)
         if was_member and life.count_failure(ctx, worker, event.applied_step, event.message):
             return

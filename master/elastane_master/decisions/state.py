@@ -37,8 +37,9 @@ class WorkerRecord(msgspec.Struct):
     none. trainer_at: last sign of life of its trainer; None before its first ring. between_since: when it
     entered user code between two steps; None inside a step. held_until: end of its quarantine, infinite if
     for good (quarantine.py). leave_by: shortly before its node is taken away, if known. device_type,
-    est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; measured_at: when that
-    was last changed; step_seconds: of a step in the ring of step_generation (balance.py).
+    est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; ests_max: it has memory
+    for, 0: not known; measured_at: when they last changed; step_seconds: of a step in the ring of
+    step_generation (balance.py).
     """
 
     worker: str
@@ -70,6 +71,7 @@ class WorkerRecord(msgspec.Struct):
     measured_at: float = 0.0
     step_seconds: float = 0.0
     step_generation: int = 0
+    ests_max: int = 0
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""
@@ -189,7 +191,8 @@ class BalanceBook(msgspec.Struct):
     changed_at: time of the last one; changes: since the workers of the ring last changed. change_seconds: how
     long the last planned change of the ring took. tried: members before a change that has not been judged;
     tried_generation: of the ring that it made; tried_seconds: of a step before it. reverts: it made steps
-    longer. backoff_until: no further one before that; backoff_seconds: length of the last backoff.
+    longer. backoff_until: no further one before that; backoff_seconds: length of the last backoff. ests_max:
+    of device types on which workers ran out of memory.
     """
 
     changed_at: float | None = None
@@ -201,6 +204,7 @@ class BalanceBook(msgspec.Struct):
     reverts: bool = False
     backoff_until: float = 0.0
     backoff_seconds: float = 0.0
+    ests_max: dict[str, int] = {}
 
 
 class JobState(msgspec.Struct):

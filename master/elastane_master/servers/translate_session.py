@@ -123,6 +123,7 @@ _EVENTS = Codec(
             "ring_generation": Field("figures.generation"),
             "ring_step_seconds": Field("figures.ring_step_seconds"),
             "ring_steps": Field("figures.ring_steps"),
+            "ests_max": Field("figures.ests_max"),
         },
         events.LoadedReported: {
             "checkpoint": SHOWN,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import msgspec
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane_master.decisions import balance, effects, events
-from elastane_master.decisions.assignment import balanced_ranges, even_ranges
+from elastane_master.decisions.assignment import Capacity, balanced_ranges, even_ranges
 from elastane_master.decisions.state import CheckpointInFlight, WorkerRecord
 from unit.decisions.job_driver import SIGNATURE, JobDriver, settings
 
@@ -30,11 +30,17 @@ def splits(ests: int, places: int) -> Iterator[tuple[int, ...]]:
 
 # ---------------------------------------------------------------- ranges
 
+PLENTY = 1_000_000
+
+
+def carried(seconds: Iterable[float], ests_max: int = PLENTY) -> list[Capacity]:
+    return [Capacity(each, ests_max) for each in seconds]
+
 
 @given(st.integers(1, 8), st.lists(st.sampled_from((1.0, 1.3, 2.0, 5.0)), min_size=1, max_size=4))
 def test_no_other_split_is_faster(ests: int, seconds: list[float]) -> None:
     seconds = seconds[:ests]
-    found = balanced_ranges(ests, seconds)
+    found = balanced_ranges(ests, carried(seconds))
     assert found[0][0] == 0
     assert found[-1][1] == ests
     assert all(before[1] == after[0] for before, after in pairwise(found))
@@ -48,7 +54,7 @@ def test_no_other_split_is_faster(ests: int, seconds: list[float]) -> None:
 def test_of_equally_fast_splits_one_that_moves_few_ests_is_taken(ests: int, seconds: list[float]) -> None:
     seconds = seconds[:ests]
     before = even_ranges(ests, len(seconds))
-    found = balanced_ranges(ests, seconds, before)
+    found = balanced_ranges(ests, carried(seconds), before)
     longest = max(n * c for (a, b), c in zip(found, seconds, strict=True) for n in (b - a,))
 
     def stay(ranges: list[tuple[int, int]]) -> int:
@@ -62,13 +68,37 @@ def test_of_equally_fast_splits_one_that_moves_few_ests_is_taken(ests: int, seco
             assert stay(other) <= stay(found)
 
 
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.sampled_from((1.0, 2.0, 5.0)), st.integers(1, 8)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_no_place_gets_more_than_it_has_memory_for(
+    ests: int, places: list[tuple[float, int]], has_history: bool
+) -> None:
+    seconds, limits = zip(*places[:ests], strict=True)
+    known = list(map(Capacity, seconds, limits))
+    found = balanced_ranges(ests, known, even_ranges(ests, len(known)) if has_history else ())
+    counts = [end - start for start, end in found]
+    if sum(limits) < ests:  # the job would not train if anybody was spared
+        assert (
+            counts == [end - start for start, end in balanced_ranges(ests, carried(seconds))] or has_history
+        )
+        return
+    assert all(n <= limit for n, limit in zip(counts, limits, strict=True))
+    fitting = [split for split in splits(ests, len(known)) if all(map(int.__le__, split, limits))]
+    if len(set(seconds)) > 1:
+        best = min(max(map(float.__mul__, map(float, split), seconds)) for split in fitting)
+        assert max(n * c for n, c in zip(counts, seconds, strict=True)) == pytest.approx(best)
+
+
 @pytest.mark.parametrize("fastest", [balance.SECONDS_MIN, 1.0])
 def test_speeds_as_far_apart_as_can_be_are_split_too(fastest: float) -> None:
-    assert balanced_ranges(6, [fastest, balance.SECONDS_MAX], [(0, 3), (3, 6)]) == [(0, 5), (5, 6)]
+    assert balanced_ranges(6, carried([fastest, balance.SECONDS_MAX]), [(0, 3), (3, 6)]) == [(0, 5), (5, 6)]
 
 
 def test_ten_thousand_ests_are_split_without_a_long_search() -> None:
-    found = balanced_ranges(10_000, [1.0, 2.0] * 500, even_ranges(10_000, 1000))
+    found = balanced_ranges(10_000, carried([1.0, 2.0] * 500), even_ranges(10_000, 1000))
     sizes = {end - start for start, end in found}
     assert max(sizes) <= 14
     assert min(sizes) >= 6
@@ -362,6 +392,54 @@ def test_a_loss_after_a_change_forgets_what_was_tried() -> None:
     assert job.state.balance.tried == ()
 
 
+def test_a_worker_hosts_no_more_ests_than_it_has_memory_for() -> None:
+    job = Unlike()
+    job.beat("fast", 0.1, 0.65, ests_max=3)
+    job.beat("slow", 0.2, 0.65)
+    job.go_on(3)
+    assert job.counts == [3, 3]
+    job.now += balance.UPDATE_SECONDS
+    job.beat("fast", 0.1, 0.65, ests_max=100)
+    job.go_on()
+    assert job.counts == [4, 2]
+
+
+def test_memory_limits_ranges_of_workers_that_are_equally_fast() -> None:
+    job = Unlike()
+    job.beat("fast", 0.1, ests_max=2)
+    job.beat("slow", 0.1)
+    job.join("third")
+    job.lose("third")
+    assert job.counts == [3, 3]
+    job.join("fourth")
+    job.go_on()
+    assert sorted(job.counts) == [2, 2, 2]
+    job.lose("fourth")
+    for worker in ("fast", "slow"):
+        job.ready(worker, job.next_step, holds=True)
+    assert dict(zip(job.members, job.counts, strict=True)) == {"fast": 2, "slow": 4}
+
+
+def test_a_device_type_on_which_memory_ran_out_hosts_fewer() -> None:
+    job = balanced()
+    assert dict(zip(job.members, job.counts, strict=True)) == {"fast": 4, "slow": 2}
+    job.do(
+        events.ByeReported("fast", job.session("fast"), "failed", "OutOfMemoryError: 4 copies", 1, None, True)
+    )
+    assert job.state.balance.ests_max == {"fast": 3}
+    job.join("fast")
+    job.beat("fast", 0.1)
+    job.all_ready(job.next_step)
+    job.go_on(3)
+    assert dict(zip(job.members, job.counts, strict=True)) == {"slow": 3, "fast": 3}
+
+
+def test_an_exhausted_worker_with_one_est_limits_nobody() -> None:
+    job = Unlike(2)
+    job.do(events.ByeReported("fast", job.session("fast"), "failed", "MemoryError", 0, None, True))
+    assert job.state.balance.ests_max == {}
+
+
 def test_only_news_is_stored() -> None:
     job = Unlike()
     assert job.beat("fast", 0.1)
@@ -389,7 +467,14 @@ def test_a_job_of_the_version_before_has_even_ranges_and_no_history_of_changes()
     state = stored[1]
     del state["balance"]
     for worker in state["workers"].values():
-        for name in ("device_type", "est_seconds", "measured_at", "step_seconds", "step_generation"):
+        for name in (
+            "device_type",
+            "est_seconds",
+            "measured_at",
+            "step_seconds",
+            "step_generation",
+            "ests_max",
+        ):
             worker.pop(name, None)
     restored = type(job.machine).restore(msgspec.msgpack.encode(stored))
     assert restored.state == job.state

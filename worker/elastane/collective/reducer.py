@@ -97,6 +97,11 @@ class Reducer:
         self.failure: RingError | None = None
 
     @property
+    def params(self) -> Sequence[Parameter]:
+        """The parameters whose gradients are summed."""
+        return self._params
+
+    @property
     def ready_order(self) -> list[int]:
         """Parameter indices in the order in which gradients of the recorded backward became ready."""
         return list(self._order)

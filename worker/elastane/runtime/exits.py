@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import structlog
 
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.est_memory import is_out_of_memory
 from elastane_common.errors import EXIT_SCRIPT_RAISED, EXIT_START_ANEW, ElastaneError, JobFailedError
 from elastane_proto.v1 import ring_pb2
 
@@ -65,7 +66,11 @@ class WorkerExits:
 
         def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
             in_one_line = " ".join(f"{kind.__name__}: {value}".split())
-            self._bye = ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FAILED, message=in_one_line[:1000])
+            self._bye = ring_pb2.Bye(
+                reason=ring_pb2.BYE_REASON_FAILED,
+                message=in_one_line[:1000],
+                out_of_memory=is_out_of_memory(value),
+            )
             previous(kind, value, trace)
 
         sys.excepthook = excepthook

@@ -19,6 +19,7 @@ import torch
 
 from elastane.runtime import probes
 from elastane.runtime.blocking import finish
+from elastane.runtime.est_memory import EstMemory
 from elastane.runtime.est_step import EstStep, PartialGradientError
 from elastane.runtime.forward_watch import ForwardWatch
 from elastane.runtime.step_actions import StepActions
@@ -48,6 +49,7 @@ class StepRunner:
             reports_late=None if device.type == "cpu" else True,
         )
         self._speed = StepSpeed(device, parts.figures)
+        self._memory = EstMemory(device, parts.reducer.params, parts.figures)
         self._reducer.collectives.backward_ended = self._speed.backward_ended
         #: The step has no turns but those of this worker's ESTs.
         self._is_ordinary = True
@@ -152,6 +154,7 @@ class StepRunner:
             generation=figures.generation,
             counts=self._is_ordinary and not state.is_replay,
         )
+        self._memory.applied(ests=len(self._parts.contexts.now), generation=figures.generation)
         self._worker_session.spans.applied(state.step, seconds, replayed=state.is_replay)
 
     def drop(self) -> None:

@@ -77,6 +77,7 @@ def _plan(found: job_pb2.Job, figures: Mapping[str, ring_pb2.WorkerFigures], *, 
             est_steps=known.est_steps,
             ring_step_seconds=known.ring_step_seconds,
             ring_steps=known.ring_steps,
+            ests_max=known.ests_max,
         )
         for known in figures.values()
         if known.ests

@@ -51,6 +51,7 @@ def plan_to_plain(plan: JobPlan, currency: str) -> dict[str, Any]:
                 "spread_seconds": known.spread_seconds,
                 "workers": known.workers,
                 "steps": known.steps,
+                "ests_max": known.ests_max,
             }
             for known in plan.devices
         ],
@@ -63,6 +64,7 @@ def plan_to_plain(plan: JobPlan, currency: str) -> dict[str, Any]:
                 "finish_seconds": rung.finish_seconds,
                 "cost": rung.cost,
                 "now": rung == now,
+                "fits": rung.fits,
             }
             for rung in plan.rungs
         ],
@@ -116,7 +118,7 @@ def _table(plan: JobPlan, shown: tuple[Rung, ...], currency: str) -> RenderableT
             _seconds(rung.step_seconds),
             "?" if rung.finish_seconds is None else age_text(rung.finish_seconds),
             "?" if rung.cost is None else money_text(round(rung.cost * MICROS), currency),
-            "now" if rung == now else "",
+            "now" if rung == now else "" if rung.fits else "too little memory",
         )
     return table
 

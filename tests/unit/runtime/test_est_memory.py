@@ -9,8 +9,15 @@ import torch
 from torch.nn import Parameter
 
 from elastane.runtime import est_memory
-from elastane.runtime.est_memory import SETTLING_STEPS, EstMemory, free_memory_bytes, is_out_of_memory
+from elastane.runtime.est_memory import (
+    LARGEST,
+    SETTLING_STEPS,
+    EstMemory,
+    free_memory_bytes,
+    is_out_of_memory,
+)
 from elastane_common.observe.figures import WorkerFigures
+from elastane_proto.v1 import ring_pb2
 
 CPU = torch.device("cpu")
 
@@ -39,6 +46,14 @@ def test_half_of_the_free_memory_counts_for_further_ests(system: Path):
         assert figures.ests_max == 0, "the copies of this ring are not there yet"
     memory.applied(ests=3, generation=1)
     assert figures.ests_max == 3 + 20  # 100 kB each, and 2,048 kB
+
+
+def test_a_model_of_a_few_bytes_has_a_number_that_fits_its_message(system: Path):
+    (system / "meminfo").write_text(f"MemAvailable: {2**40} kB\n")
+    memory = EstMemory(CPU, [Parameter(torch.zeros(1))], figures := WorkerFigures())
+    for _ in range(SETTLING_STEPS + 1):
+        memory.applied(ests=3, generation=1)
+    assert ring_pb2.WorkerFigures(ests_max=figures.ests_max).ests_max == LARGEST
 
 
 def test_the_control_groups_limit_counts_if_it_is_the_smaller_one(system: Path):

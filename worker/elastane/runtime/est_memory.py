@@ -20,6 +20,8 @@ SETTLING_STEPS: Final = 2
 UPDATE_SECONDS: Final = 10.0
 FRACTION: Final = 0.5
 """Part of the free memory that further ESTs may take: other processes of the machine count on it too."""
+LARGEST: Final = 1_000_000
+"""More are not told apart: no job has as many."""
 
 _MEMORY_INFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -47,7 +49,7 @@ class EstMemory:
         self._update_at = now + UPDATE_SECONDS
         free_bytes = free_memory_bytes(self._device)
         if free_bytes is not None and self._est_bytes:
-            self._figures.ests_max = ests + int(FRACTION * free_bytes / self._est_bytes)
+            self._figures.ests_max = min(LARGEST, ests + int(FRACTION * free_bytes / self._est_bytes))
 
 
 def free_memory_bytes(device: torch.device) -> int | None:

@@ -41,7 +41,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 class JobView(msgspec.Struct, frozen=True):
     """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force.
-    environment: what the script's workers have in common.
+    environment: what the script's workers have in common. datasets: number of dynamic ones.
     """
 
     name: str
@@ -60,6 +60,7 @@ class JobView(msgspec.Struct, frozen=True):
     workers: tuple[WorkerView, ...]
     revision: int
     cost: cost.CostView
+    datasets: int
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -124,6 +125,7 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
         workers=tuple(_worker_view(state, record) for record in state.workers.values()),
         revision=state.revision,
         cost=cost.view(state, state.decided_at if now is None else now),
+        datasets=len(state.datasets.task_sizes),
     )
 
 

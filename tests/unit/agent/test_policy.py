@@ -262,12 +262,21 @@ def test_a_script_that_ends_early_is_a_failure() -> None:
     assert finished(actions) == CODE_FAILED and "ended at step 5 of 100" in said(actions)
 
 
-def test_a_script_that_never_joins_is_told_so() -> None:
-    policy = started(workers=1, view=JobView("waiting", workers_max=1))
+@pytest.mark.parametrize(
+    ("datasets", "code", "words"),
+    [
+        pytest.param(0, CODE_FAILED, "without having used the job", id="of neither kind"),
+        pytest.param(1, CODE_OK, "", id="it leased tasks"),
+        pytest.param(None, CODE_OK, "without training", id="an older master"),
+    ],
+)
+def test_a_script_that_uses_no_job_has_failed(datasets: int | None, code: int, words: str) -> None:
+    policy = started(workers=1, view=JobView("waiting", workers_max=1, datasets=datasets))
     policy.worker_exited(1.0, "w0", FINISHED)
     assert policy.next_due() == 1.0 + UNTRAINED_WAIT_SECONDS
     actions = policy.tick(1.0 + UNTRAINED_WAIT_SECONDS)
-    assert finished(actions) == CODE_OK and "without training" in said(actions)
+    assert finished(actions) == code
+    assert words in said(actions)
 
 
 def test_news_of_training_that_come_late_are_waited_for_as_long_as_any() -> None:

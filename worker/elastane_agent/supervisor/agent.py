@@ -729,4 +729,5 @@ def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
             worker.worker_id for worker in job.workers if worker.state == job_pb2.WORKER_STATE_STANDBY
         ),
         undecided=undecided,
+        datasets=job.datasets if job.HasField("datasets") else None,
     )

@@ -71,7 +71,8 @@ class JobView:
     """The facts about a job that the policy needs.
 
     step: committed steps. steps: total of all epochs; 0 until a worker has reported it. standby: ids of
-    connected workers without ESTs. undecided: the sentinel suspended the job.
+    connected workers without ESTs. undecided: the sentinel suspended the job. datasets: number of dynamic
+    ones; None: the master does not say.
     """
 
     phase: Phase
@@ -81,6 +82,7 @@ class JobView:
     steps: int = 0
     standby: frozenset[str] = frozenset()
     undecided: bool = False
+    datasets: int | None = None
 
 
 # ------------------------------------------------------------------ actions
@@ -540,10 +542,18 @@ class SupervisorPolicy:
     def _ended_early(self) -> list[Action]:
         """All workers have exited with 0 but the job is not over: find out why, and finish."""
         view = self._view
-        if view.steps == 0:
+        if view.steps == 0 and view.datasets == 0:
             text = (
-                "the script ended without training: expected with job.tasks; otherwise, is job.epochs "
-                "missing?"
+                "the script ended without having used the job: each process trained by itself, if at all. "
+                "It needs elastane.init, job.prepare and job.epochs, or job.tasks; `elastane launch` runs "
+                "scripts that start torch.distributed themselves"
+            )
+            return self._finish(CODE_FAILED, Say(text, "error", "not_joined"))
+        if view.steps == 0:
+            if view.datasets:
+                return self._finish(CODE_OK)
+            text = (
+                "the script ended without training: expected with job.tasks; else job.epochs may be missing"
             )
             return self._finish(CODE_OK, Say(text, "warning", "not_joined"))
         if view.step < view.steps:

@@ -10,6 +10,7 @@ from elastane_cli.rehearse.cluster import local_cluster
 from elastane_common.errors import EXIT_REFUSED
 from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
+from integration.forked_cli import ForkedCommands
 from slow import slow_except
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "slips.py")
@@ -31,6 +32,15 @@ def test_a_slip_is_named(tmp_path: Path, slip: str) -> None:
         worker = cluster.workers[cluster.add_worker()]
         assert worker.wait(60) == ExitStatus(EXIT_REFUSED), cluster.last_lines()
         assert SLIPS[slip] in cluster.last_lines()
+
+
+def test_a_script_that_trains_by_itself_has_failed(forked_commands: ForkedCommands, tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("import elastane\njob = elastane.init()\nprint('trained, each process for itself')\n")
+    done = forked_commands.run("run", "--ests", "2", "--workers", "1:2", str(script), timeout_seconds=60)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the script ended without having used the job" in done.stderr
+    assert "elastane launch" in done.stderr
 
 
 @pytest.mark.parametrize("slip", slow_except(["hang", "hang in backward"], "hang"))

@@ -1,18 +1,20 @@
 """Plan of a running job: what other numbers of workers would change, by what its workers measured. Pure.
 
-A step takes as long as the worker with the most work, ceil(N / P) ESTs of c seconds each, and then the rest:
-sums, the master's answer, the optimizer. c is known for each device type; the rest is known for the present
-ring, and taken to be the same for others.
+A step takes as long as the last worker needs for its ESTs, ceil(N / P) of c seconds each where all are
+alike, and then the rest: sums, the master's answer, the optimizer. c is known for each device type; the rest
+is known for the present ring, and taken to be the same for others. Of unlike workers the fastest come first,
+and further ones are taken to be of the type that most are of.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastane_scheduler.amounts import check_amount
-from elastane_scheduler.plan import ladder
+from elastane_scheduler.plan import TOLERANCE, Shape, ladder
 
 HOUR_SECONDS = 3600.0
 
@@ -74,7 +76,7 @@ class Rung:
 class JobPlan:
     """See the module.
 
-    device: the slowest type of the job, on which the rungs are computed; None: nothing was measured yet.
+    device: the type that further workers are taken to be of; None: nothing was measured yet.
     devices: all types. workers: of the present ring. step_seconds: measured in it; None: not yet.
     rest_seconds: part of it in which no EST is computed. rungs: by number of workers.
     """
@@ -111,17 +113,21 @@ def job_plan(
     if worker_hour is not None:
         check_amount("the price of a worker", worker_hour)
     devices = _devices(speeds)
-    device = max(devices, key=lambda known: known.est_seconds, default=None)
+    device = max(devices, key=lambda known: (known.workers, -known.est_seconds), default=None)
     newest = max((speed.generation for speed in speeds), default=0)
     in_ring = [speed for speed in speeds if speed.generation == newest]
     whole = [speed.ring_step_seconds for speed in in_ring if speed.ring_steps]
     step_seconds = statistics.median(whole) if whole else None
     computing = max((speed.ests * speed.est_seconds for speed in in_ring), default=0.0)
     rest = max(0.0, step_seconds - computing) if step_seconds is not None else 0.0
-    counts = [
-        count for count in ladder(ests) if count >= workers_min and (not workers_max or count <= workers_max)
+    steps = (
+        [] if device is None else _steps(ests, devices, device, Counter(one.device_type for one in in_ring))
+    )
+    rungs = [
+        _rung(step, rest, steps_left, worker_hour)
+        for step in steps
+        if step.workers >= workers_min and (not workers_max or step.workers <= workers_max)
     ]
-    rungs = [] if device is None else [_rung(ests, n, device, rest, steps_left, worker_hour) for n in counts]
     workers = max((speed.ring_workers for speed in in_ring), default=0)
     return JobPlan(ests, workers, device, devices, step_seconds, rest, tuple(rungs))
 
@@ -143,18 +149,50 @@ def _devices(speeds: Sequence[WorkerSpeed]) -> tuple[DeviceSpeed, ...]:
     return tuple(found)
 
 
-def _rung(
-    ests: int,
-    workers: int,
-    device: DeviceSpeed,
-    rest_seconds: float,
-    steps_left: int | None,
-    worker_hour: float | None,
-) -> Rung:
-    most = -(-ests // workers)
-    step = most * device.est_seconds + rest_seconds
+@dataclass(frozen=True)
+class _Step:
+    """What so many workers need for their ESTs; see Rung."""
+
+    workers: int
+    ests_most: int
+    seconds: float
+    fits: bool = True
+
+
+def _steps(
+    ests: int, devices: Sequence[DeviceSpeed], further: DeviceSpeed, present: Mapping[str, int]
+) -> list[_Step]:
+    """Return the numbers of workers that pay. present: workers of the ring by device type."""
+    if len(devices) == 1:
+        (only,) = devices
+        most = {workers: -(-ests // workers) for workers in ladder(ests)}
+        return [
+            _Step(workers, count, count * only.est_seconds, not only.ests_max or count <= only.ests_max)
+            for workers, count in most.items()
+        ]
+    limits = tuple(known.ests_max or ests for known in devices)
+    shape = Shape(ests, tuple(known.est_seconds for known in devices), limits)
+    fastest = sorted(range(len(devices)), key=lambda place: devices[place].est_seconds)
+    order = [place for place in fastest for _ in range(present.get(devices[place].device_type, 0))]
+    order += [devices.index(further)] * (ests - len(order))
+    counts = [0] * len(devices)
+    found: list[_Step] = []
+    for workers, place in enumerate(order[:ests], 1):
+        counts[place] += 1
+        level = shape.level(tuple(counts))
+        if level is None:
+            continue  # they have memory for fewer ESTs
+        seconds, capacities = shape.levels[level]
+        if not found or seconds < found[-1].seconds * (1 - TOLERANCE):
+            most_on_one = max(n for n, count in zip(capacities, counts, strict=True) if count)
+            found.append(_Step(workers, most_on_one, seconds))
+    return found
+
+
+def _rung(plan: _Step, rest_seconds: float, steps_left: int | None, worker_hour: float | None) -> Rung:
+    step = plan.seconds + rest_seconds
     finish = None if steps_left is None else steps_left * step
     cost = None
     if finish is not None and worker_hour is not None:
-        cost = workers * worker_hour * finish / HOUR_SECONDS
-    return Rung(workers, most, step, finish, cost, fits=not device.ests_max or most <= device.ests_max)
+        cost = plan.workers * worker_hour * finish / HOUR_SECONDS
+    return Rung(plan.workers, plan.ests_most, step, finish, cost, plan.fits)

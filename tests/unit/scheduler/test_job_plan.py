@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from elastane_scheduler.errors import InvalidSettings
 from elastane_scheduler.job_plan import WorkerSpeed, job_plan
+from elastane_scheduler.plan import step_time
 
 
 def speed(ests: int, workers: int, **changes: object) -> WorkerSpeed:
@@ -80,10 +81,49 @@ def test_the_rest_is_of_the_present_ring_and_counts_from_its_slowest_worker() ->
     assert plan.rest_seconds == pytest.approx(0.1)
 
 
-def test_unlike_devices_are_told_apart_and_planned_for_the_slowest() -> None:
-    plan = job_plan(4, [speed(2, 2), speed(2, 2, device_type="t4", est_seconds=0.4)])
-    assert [(known.device_type, known.est_seconds) for known in plan.devices] == [("a100", 0.1), ("t4", 0.4)]
-    assert plan.device == plan.devices[1]
+def test_unlike_devices_are_told_apart_and_each_counts() -> None:
+    slow = speed(2, 3, device_type="t4", est_seconds=0.2, ring_step_seconds=0.45)
+    plan = job_plan(10, [speed(4, 3, ring_step_seconds=0.45), speed(4, 3, ring_step_seconds=0.45), slow])
+    assert [(known.device_type, known.est_seconds) for known in plan.devices] == [("a100", 0.1), ("t4", 0.2)]
+    assert plan.device == plan.devices[0]  # most are of it
+    assert plan.rest_seconds == pytest.approx(0.05)
+    now = plan.rung_of(3)
+    assert now is not None
+    assert (now.workers, now.ests_most) == (3, 4)
+    assert now.step_seconds == pytest.approx(0.45)
+    assert [rung.workers for rung in plan.rungs][:4] == [1, 2, 3, 4]
+    assert plan.rungs[0].step_seconds == pytest.approx(1.05)  # one of the fast ones
+    assert plan.rungs[3].step_seconds == pytest.approx(0.35)  # 3 + 3 + 3 and 1
+
+
+@given(
+    ests=st.integers(1, 12),
+    fast=st.integers(1, 4),
+    slow=st.integers(1, 4),
+    seconds=st.sampled_from((0.13, 0.2, 0.55)),
+    room=st.integers(1, 12),
+)
+def test_unlike_devices_reach_the_least_time_that_their_number_allows(
+    ests: int, fast: int, slow: int, seconds: float, room: int
+) -> None:
+    ring = [speed(1, fast + slow, ring_steps=0) for _ in range(fast)]
+    ring += [
+        speed(1, fast + slow, ring_steps=0, device_type="t4", est_seconds=seconds, ests_max=room)
+        for _ in range(slow)
+    ]
+    plan = job_plan(ests, ring)
+    assert all(b.step_seconds < a.step_seconds for a, b in pairwise(plan.rungs))
+    for workers in range(1, min(ests, fast + slow) + 1):
+        counts = (min(workers, fast), max(0, workers - fast))
+        expected = step_time(ests, (0.1, seconds), counts, (ests, room))
+        rung = plan.rung_of(workers)
+        assert rung is not None
+        assert rung.step_seconds == pytest.approx(expected)
+
+
+def test_ests_beyond_the_memory_of_a_worker_are_marked() -> None:
+    plan = job_plan(8, [speed(4, 2, ests_max=5)] * 2)
+    assert [rung.workers for rung in plan.rungs if not rung.fits] == [1]
 
 
 def test_without_steps_or_a_price_there_is_no_time_left_and_no_cost() -> None:

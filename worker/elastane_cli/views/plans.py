@@ -88,7 +88,10 @@ def plan_parts(job: job_pb2.Job, plan: JobPlan, *, every: bool) -> list[Renderab
         for known in plan.devices
     ]
     if len(plan.devices) > 1:
-        parts.append(f"unlike devices: the table is for {_device(plan.device)}, the slowest of them")
+        parts.append(
+            "unlike devices: fewer workers are the fastest of these; "
+            f"further ones are taken to be {_device(plan.device)}"
+        )
     if plan.step_seconds is not None:
         whole, rest = _seconds(plan.step_seconds), _seconds(plan.rest_seconds)
         parts.append(

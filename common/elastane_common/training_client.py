@@ -158,5 +158,12 @@ class TrainingClient:
         """Return where archives and artifacts go, the limits, and the runners."""
         return self._call("GetService", training_pb2.TrainingServiceGetServiceRequest())
 
+    def get_scheduling(
+        self, run_id: int = 0, limit: int = 0
+    ) -> training_pb2.TrainingServiceGetSchedulingResponse:
+        """Return what the scheduling policy has decided about a run (0: about all), the newest last."""
+        request = training_pb2.TrainingServiceGetSchedulingRequest(run_id=run_id, limit=limit)
+        return self._call("GetScheduling", request)
+
     def _call(self, method: str, request: Any) -> Any:
         return self._master.call(training_pb2_grpc.TrainingServiceStub, method, request)

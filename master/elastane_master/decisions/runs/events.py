@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from elastane_master.decisions.runs.allocation import Target
 from elastane_master.decisions.runs.runner import RunnerKind
 from elastane_master.decisions.runs.spec import RunSpec
 from elastane_master.decisions.runs.state import ServiceSettings
@@ -123,7 +124,7 @@ class RunnerJoined(RunsEvent, frozen=True, tag=True):
     """Hello, with all instances that the runner has.
 
     owners: patterns of those whose runs its token allows; empty: everybody's. folder_id: tells runners of one
-    name apart.
+    name apart. device_type: of its slots; "": `DEVICE_TYPE`. memory_bytes: of one device; 0: unknown.
     """
 
     runner_id: str
@@ -136,6 +137,8 @@ class RunnerJoined(RunsEvent, frozen=True, tag=True):
     owners: tuple[str, ...] = ()
     ranks: tuple[RankReport, ...] = ()
     folder_id: str = ""
+    device_type: str = ""
+    memory_bytes: int = 0
 
 
 class RunnerStreamLost(RunsEvent, frozen=True, tag=True):
@@ -206,6 +209,23 @@ class RecordWritten(RunsEvent, frozen=True, tag=True):
     run_id: int
 
 
+class AllocationDecided(RunsEvent, frozen=True, tag=True):
+    """What the scheduling policy wants. revision: of the state that it decided about.
+
+    choice, rejected: how it came about, and alternatives with their scores. targets: in the order in which
+    they get what is free. failure: the policy did not decide, and why. unlike: runners that count as another
+    type than they say, and as which.
+    """
+
+    policy: str
+    revision: int
+    targets: tuple[Target, ...] = ()
+    choice: str = ""
+    rejected: tuple[str, ...] = ()
+    failure: str = ""
+    unlike: dict[str, str] = {}
+
+
 class MasterStarted(RunsEvent, frozen=True, tag=True):
     """A master took the service over: every stream is gone, and every lease begins anew."""
 
@@ -233,6 +253,7 @@ AnyRunsEvent = (
     | AttemptStopped
     | ElasticJobEnded
     | RecordWritten
+    | AllocationDecided
     | MasterStarted
     | Tick
 )

@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
@@ -45,13 +49,14 @@ from integration.master_support import ROOT, serving_master
 from integration.runner_support import Service, running_runner, send_code
 from kube.access import shipped_rights
 from kube.api import CORE, Object, kubeconfig
-from kube.gateway import Gateway
+from kube.gateway import Cut, Gateway
 from kube.operator_process import Cluster
 from kube.process_kubelet import ProcessKubelet
 from slow import slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+SCRIPT = ROOT / "tests" / "integration" / "scripts" / "pod_engine_process.py"
 RIGHTS = ROOT / "deploy" / "kubernetes" / "runner"
 UP = "echo up; "
 SLEEP = UP + "exec sleep 1000"
@@ -346,6 +351,125 @@ async def test_an_api_that_is_away_says_nothing(bench: Bench) -> None:
     assert (ends[0].returncode, ends[1].returncode) == (3, -signal.SIGTERM)
     assert await log_of(engine) == b"before\nafter\n"
     await stop
+
+
+# ---------------------------------------------------------------- the runner is killed during a launch
+
+
+class Runner:
+    """A process of scripts/pod_engine_process.py, that launches two ranks."""
+
+    def __init__(self, bench: Bench, root: str = "root", kill_at: int = 0) -> None:
+        plan = {
+            "run": "run", "attempt": 1, "fence": 5, "namespace": bench.namespace,
+            "commands": [["sh", "-c", SLEEP]] * 2,
+        }  # fmt: skip
+        roots = (str(ROOT / name) for name in ("common", "proto", "worker"))
+        words = (bench.folder / root, bench.config, json.dumps(plan), kill_at)
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
+        )
+
+    async def launched(self) -> int:
+        """Wait for the launch, and return how many lines it took."""
+        assert self.process.stdout is not None
+        word, lines = (await asyncio.to_thread(self.process.stdout.readline)).split()
+        assert word == "launched"
+        return int(lines)
+
+    async def killed(self) -> None:
+        """Wait until it was killed, by itself or by a cut."""
+        await asyncio.to_thread(self.process.communicate)
+        assert self.process.returncode == -signal.SIGKILL
+
+
+async def next_runner_has_all_or_nothing(bench: Bench, root: str = "root") -> bool:
+    """See a new runner adopt what a killed one has left, or take it back; True if it was whole."""
+    engine = bench.engine(root)
+    records = await engine.adopt()
+    states = [rank.state for record in records for rank in record.ranks]
+    is_whole = any(record.launched for record in records)
+    if is_whole:
+        assert states == [RankState.RUNNING, RankState.RUNNING] and len(await bench.pods()) == 2
+        await engine.stop("run", 1, 0)
+    else:
+        assert RankState.RUNNING not in states
+    await engine.remove("run", 1)
+    await until_gone(bench)
+    assert bench.kubelet.started <= 2, "nothing is started twice"
+    await engine.launch(bench.plan(SLEEP))
+    await engine.stop("run", 1, 0)
+    await engine.remove("run", 1)
+    await until_gone(bench)
+    return is_whole
+
+
+#: What a launch of two ranks writes to the API: a Service, a pod, and another.
+WRITES = 3
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("write", range(1, WRITES + 1))
+async def test_a_launch_whose_runner_is_killed_at_a_write_is_taken_back(
+    bench: Bench, write: int, side: Literal["before", "after"]
+) -> None:
+    """before: the API does not get the write; after: it has carried it out, and nobody learns of that."""
+    killed: list[Runner] = []
+    bench.gateway.cut = cut = Cut(write, side, lambda: killed[0].process.kill())
+    killed.append(Runner(bench))
+    await killed[0].killed()
+    assert cut.done.is_set()
+    written = [one.path.rpartition("/")[2] for one in bench.gateway.writes if one.method == "POST"]
+    assert written == ["services", "pods", "pods"][: write - (side == "before")]
+    await next_runner_has_all_or_nothing(bench)
+
+
+async def test_what_the_api_carries_out_late_of_a_cut_launch_is_taken_back(bench: Bench) -> None:
+    """The write is on its way when its runner is killed, and the next runner has looked before it comes."""
+    bench.kubelet.capacity = 1  # so that it is never whole
+    killed: list[Runner] = []
+    bench.gateway.cut = Cut(WRITES, "after", lambda: killed[0].process.kill())
+    killed.append(Runner(bench))
+    await killed[0].killed()
+    late = bench.gateway.writes[-1].body
+    engine = bench.engine()
+    (record,) = await engine.adopt()
+    assert not record.launched
+    await until_gone(bench)
+    late["metadata"].pop("ownerReferences")
+    await bench.api.create(f"{CORE}/namespaces/{bench.namespace}/pods", late)
+    await until_gone(bench)
+
+
+async def test_a_launch_whose_pods_run_is_adopted_although_its_runner_could_not_say_so(bench: Bench) -> None:
+    """Killed after the last pod has started, before that is recorded."""
+    runner = Runner(bench)
+    await runner.launched()
+    runner.process.kill()
+    await runner.killed()
+    (bench.folder / "root" / "runs" / "run" / "1" / LAUNCHED).unlink()
+    assert await next_runner_has_all_or_nothing(bench)
+
+
+@slow
+@pytest.mark.timeout(1800)
+async def test_a_launch_of_pods_is_whole_or_taken_back_at_each_of_its_lines(bench: Bench) -> None:
+    runner = Runner(bench)
+    lines = await runner.launched()
+    runner.process.kill()
+    await runner.killed()
+    outcomes = {await next_runner_has_all_or_nothing(bench)}
+    for line in range(1, lines + 1):
+        bench.kubelet.started = 0
+        for engine in list(bench.engines):
+            await bench.close(engine)
+        await Runner(bench, f"root-{line}", line).killed()
+        outcomes.add(await next_runner_has_all_or_nothing(bench, f"root-{line}"))
+    assert outcomes == {True, False}
 
 
 # ---------------------------------------------------------------- from submission to the end

@@ -27,6 +27,8 @@ from kube.api import CORE, Api, ApiError, Object
 
 POLL_SECONDS = 0.03
 MISSING = "missing"
+#: Of every image.
+DIGEST = f"sha256:{'3f' * 32}"
 
 
 @dataclass
@@ -95,6 +97,20 @@ class ProcessKubelet:
         pod.is_lost = True
         self.kill(pod)
         await self.api.delete(f"{self._pods_path}/{name}", {"gracePeriodSeconds": 0})
+
+    async def evict(self, name: str) -> None:
+        """End a pod as a node does whose memory runs out."""
+        pod = next(one for one in self.pods.values() if one.name == name)
+        message = "The node was low on resource: memory. "
+        await self._patch(name, {"phase": "Failed", "reason": "Evicted", "message": message})
+        self.kill(pod)
+
+    async def disrupt(self, name: str, reason: str, message: str) -> None:
+        """Delete a pod for a reason of the cluster's, as a drain or the scheduler does."""
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        await self._patch(name, {"conditions": [target | {"lastTransitionTime": at}]})
+        await self.api.delete(f"{self._pods_path}/{name}", {"gracePeriodSeconds": 5})
 
     # ------------------------------------------------------------------ its work
 
@@ -257,7 +273,8 @@ class ProcessKubelet:
 
 def _status(container: Object, state: Object) -> Object:
     return {
-        "name": container["name"], "image": container["image"], "imageID": "", "ready": False,
+        "name": container["name"], "image": container["image"], "ready": False,
+        "imageID": f"registry.test/{container['image'].partition(':')[0]}@{DIGEST}",
         "restartCount": 0, "state": state,
     }  # fmt: skip
 

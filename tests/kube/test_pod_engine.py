@@ -24,9 +24,11 @@ import pytest_asyncio
 
 import patience
 from elastane_common import layout
-from elastane_common.artifacts import verify
+from elastane_common.artifacts import read_record, verify
 from elastane_common.code_archive import pack
+from elastane_common.run_record import spec_of
 from elastane_common.storage import Folder
+from elastane_proto.v1 import training_pb2
 from elastane_runner import pod_status
 from elastane_runner.engine import (
     AttemptPlan,
@@ -51,7 +53,7 @@ from kube.access import shipped_rights
 from kube.api import CORE, Object, kubeconfig
 from kube.gateway import Cut, Gateway
 from kube.operator_process import Cluster
-from kube.process_kubelet import ProcessKubelet
+from kube.process_kubelet import DIGEST, ProcessKubelet
 from slow import slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -508,6 +510,10 @@ async def test_a_run_goes_from_submission_to_its_end_while_its_runner_is_killed(
         runner.start()
         run = await service.until(run_id, "SUCCEEDED")
         assert run.attempt == 1 and [rank.exit_code for rank in run.ranks] == [0, 0]
+        await until_gone(bench)
+        record = read_record(run.artifact_url)
+        assert record is not None and record.code.image_digest == DIGEST, "--like starts the same image"
+        assert spec_of(record)["code"]["image"] == f"digits:3@{DIGEST}"
         assert bench.kubelet.started == 2, "none was started again"
         for rank in range(2):
             assert await service.log(run_id, rank) == b"code\n%d 127.0.0.1 hidden\nafter\n" % rank
@@ -520,6 +526,56 @@ async def test_a_run_goes_from_submission_to_its_end_while_its_runner_is_killed(
         await service.cancel(waiting)
         await service.until(waiting, "CANCELLED")
         await until_gone(bench)
+
+
+async def test_a_run_whose_pod_the_cluster_takes_away_is_suspended_and_goes_on(bench: Bench) -> None:
+    """Evicted by its node, drained and preempted in turn: it says why, and no attempt is counted."""
+    go = bench.folder / "go"
+    words = (
+        "--kind", "kubernetes", "--namespace", bench.namespace, "--kubeconfig", str(bench.config),
+        "--image", "digits:3", "--slots", "2",
+    )  # fmt: skip
+    lost = [
+        "was evicted: The node was low on resource: memory.",
+        "was evicted, as by a drain of its node: Eviction API: evicting",
+        "was preempted: made room for important/pod",
+    ]
+    async with (
+        serving_master(
+            bench.folder / "master",
+            artifact_url=(bench.folder / "artifacts").as_uri(),
+            runner_lease_seconds=600,
+        ) as (master, channel),
+        running_runner(master.address, bench.folder / "runner", *words),
+    ):
+        service = Service(channel)
+        run_id = await service.train(
+            "sh", "-c", f"trap 'exit 0' TERM; until test -e {go}; do sleep 0.05; done", instances=2
+        )
+        for number in range(3):
+            await service.until(run_id, "RUNNING")
+            victim = max(await bench.pods(), key=lambda one: str(one["metadata"]["name"]))["metadata"]["name"]
+            if number == 0:
+                await bench.kubelet.evict(victim)
+            elif number == 1:
+                await bench.kubelet.disrupt(victim, "EvictionByEvictionAPI", "Eviction API: evicting")
+            else:
+                await bench.kubelet.disrupt(victim, "PreemptionByScheduler", "made room for important/pod")
+            async with patience.within(60):
+                while len(suspended(run := await service.get(run_id))) <= number:
+                    await asyncio.sleep(0.05)
+            assert f"r1 has lost rank 1: the pod {victim} {lost[number]}" in suspended(run)[number]
+        await service.until(run_id, "RUNNING")
+        go.touch()
+        run = await service.until(run_id, "SUCCEEDED")
+        assert run.attempt == 1 and len(suspended(run)) == 3
+        await until_gone(bench)
+
+
+def suspended(run: training_pb2.Run) -> list[str]:
+    """Why a run was suspended, each time."""
+    word = training_pb2.RunState.RUN_STATE_SUSPENDED
+    return [one.reason for one in run.history if one.state == word]
 
 
 @slow

@@ -125,7 +125,7 @@ class RankRecord:
     """One rank as an engine found it.
 
     returncode: of EXITED, negative for a signal. last_line: of its log. started_at, ended_at: seconds since
-    the Unix epoch; None: it has not, or that is not known.
+    the Unix epoch; None: it has not, or that is not known. reason: why it is LOST; "": nobody knows.
     """
 
     rank: int
@@ -134,6 +134,7 @@ class RankRecord:
     last_line: bytes = b""
     started_at: float | None = None
     ended_at: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +150,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEvent:
-    """A rank has started (RUNNING) or ended (EXITED, LOST). returncode, last_line: as in RankRecord."""
+    """A rank has started (RUNNING) or ended (EXITED, LOST). Other fields: as in RankRecord."""
 
     run: str
     attempt: int
@@ -157,6 +158,7 @@ class RankEvent:
     state: RankState
     returncode: int | None = None
     last_line: bytes = b""
+    reason: str = ""
 
 
 class Engine(Protocol):

@@ -34,7 +34,7 @@ from elastane_runner.pod_plan import (
     service,
     service_name,
 )
-from elastane_runner.pod_status import start_of, state_of
+from elastane_runner.pod_status import image_digest, start_of, state_of
 from elastane_runner.rank_client import ContainerMissingError, ContainerState, Found
 from elastane_runner.rank_labels import ATTEMPT, RUN, RUNNER
 from kubernetes import config
@@ -270,7 +270,7 @@ class PodClient:
 
 
 class PodLaunch:
-    """One launch. Implements `LaunchCalls`. image: as it was named; its digest is not known."""
+    """One launch. Implements `LaunchCalls`."""
 
     def __init__(self, client: PodClient, plan: AttemptPlan, options: PodOptions) -> None:
         self._client = client
@@ -278,7 +278,12 @@ class PodLaunch:
         self._options = options
         self._cancelled = threading.Event()
         self._deadline = 0.0
-        self.image = RankImage(options.image, "")
+        self._digests: set[str] = set()
+
+    @property
+    def image(self) -> RankImage:
+        """The image as it was named, with its digest once all nodes that have started it say the same one."""
+        return RankImage(self._options.image, next(iter(self._digests)) if len(self._digests) == 1 else "")
 
     def create(self) -> dict[int, str]:
         """Create the Service and all pods; return their names by rank."""
@@ -295,8 +300,10 @@ class PodLaunch:
         """Wait until a pod's rank runs. Raises EngineError, with the reason why it does not."""
         image_since: float | None = None
         while True:
-            start = start_of(self._client.pod(container))
+            found = self._client.pod(container)
+            start = start_of(found)
             if start.has_started:
+                self._digests.add(image_digest(found))
                 return
             if start.refusal is not None:
                 raise start.refusal

@@ -194,6 +194,7 @@ class Runner:
             host=self._settings.launch.host,
             exit_code=rank.exit_code,
             last_line=shown(rank.last_line),
+            reason=rank.reason[:LINE_CHARACTERS_MAX],
         )
         if rank.started_at is not None:
             message_codec.set_timestamp(status.started, rank.started_at)
@@ -465,7 +466,7 @@ class Runner:
             return
         if launch.record.unit_of(event.rank) != (event.run, event.attempt):
             return
-        rank.apply(event.state, event.returncode, event.last_line, time.time())
+        rank.apply(event.state, event.returncode, event.last_line, time.time(), event.reason)
         self._tell(launch, rank)
         if not launch.lives and not launch.record.elastic:
             self._ended(launch)

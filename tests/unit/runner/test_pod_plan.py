@@ -35,7 +35,7 @@ from elastane_runner.pod_plan import (
     service,
     service_name,
 )
-from elastane_runner.pod_status import OVERDUE_SECONDS, start_of, state_of
+from elastane_runner.pod_status import OVERDUE_SECONDS, disruption, image_digest, start_of, state_of
 from elastane_runner.rank_labels import read_labels
 
 GOLDEN = Path(__file__).parent / "pod_golden.json"
@@ -196,6 +196,56 @@ def test_a_rank_that_has_ended_has_its_code_unless_something_else_ended_it() -> 
         assert state_of(one, AT_0).is_disrupted
     assert state_of(status(over(137, reason="ContainerStatusUnknown")), AT_0).exit_code is None
     assert state_of(status(over(128, reason="StartError")), AT_0).exit_code == 127
+
+
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (
+            status(phase="Failed", reason="Evicted", message="low on\n memory. "),
+            "was evicted: low on memory.",
+        ),
+        (status(phase="Failed", reason="NodeAffinity"), "has failed (NodeAffinity)"),
+        (status(meta=deleted(40, 20)), "was deleted"),
+        (
+            status(
+                over(143),
+                meta=deleted(40, 20),
+                conditions=[
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+                ],
+            ),
+            "was preempted",
+        ),
+        (
+            status(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "New"}]),
+            "was disrupted",
+        ),
+    ],
+)
+def test_why_the_cluster_has_ended_a_pod(pod: dict[str, Any], words: str) -> None:
+    assert disruption(pod) == f"the pod p {words}"
+    assert state_of(pod, AT_0 + 1000).reason == (
+        "" if state_of(pod, AT_0 + 1000).is_running else disruption(pod)
+    )
+
+
+def test_a_pod_that_nobody_else_has_ended_has_no_such_reason() -> None:
+    assert disruption(status(over(1), phase="Failed")) == "" == state_of(status(over(1)), AT_0).reason
+
+
+@pytest.mark.parametrize(
+    ("image", "digest"),
+    [
+        ("docker-pullable://r.test/a/b@sha256:12", "sha256:12"),
+        ("r.test:5000/a@sha256:12", "sha256:12"),
+        ("sha256:12", ""),  # of an image that was loaded by hand: no registry has it
+        ("", ""),
+    ],
+)
+def test_the_digest_of_an_image_is_the_one_that_its_node_has_pulled(image: str, digest: str) -> None:
+    started = status(containerStatuses=[{"name": "rank", "imageID": image}])
+    assert image_digest(started) == digest and image_digest(status()) == ""
 
 
 def test_a_deleted_pod_runs_until_its_end_is_reported_or_overdue() -> None:

@@ -144,6 +144,8 @@ def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status
     _take_over(record, status)
     never_started = record.state in ("pending", "prepared", "starting")
     reason = f"{runner.runner_id} has lost rank {record.rank}"
+    if status.reason:
+        reason = f"{reason}: {status.reason}"
     if record.state == "pending" and run.demand.elastic and run.launch.ending is None:
         # It may be a late word on the instance before: the one that is being prepared has to go first.
         launch.take_back(ctx, run, runner, [record.rank], reason)

@@ -275,12 +275,13 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies after its write"])
+@pytest.mark.parametrize("saves", [b"8", b"7", b"b"], ids=["its own", "the same", "the one before"])
 @pytest.mark.parametrize("before", [None, 5, 7], ids=["first model", "second launch", "second model"])
 def test_a_launch_that_was_given_up_changes_nothing_whenever_it_wakes_up(
-    url: str, tmp_path: Path, before: int | None, dies: bool, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, before: int | None, saves: bytes, dies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later launch saves its model before any one of the changes that the older one makes."""
-    zombies, theirs = local_files(a_model(tmp_path / "7", b"7")), local_files(a_model(tmp_path / "8", b"8"))
+    zombies, theirs = local_files(a_model(tmp_path / "7", b"7")), local_files(a_model(tmp_path / "8", saves))
     for at in itertools.count(1):
         with monkeypatch.context() as patch:
             here = f"{url}/{at}"
@@ -295,7 +296,7 @@ def test_a_launch_that_was_given_up_changes_nothing_whenever_it_wakes_up(
                 assert dies or "a later launch" in str(error)
         if woken.changes < at:
             break
-        assert content(here)["weights.bin"] == b"8" and read_manifest(here).fence == 8
+        assert content(here)["weights.bin"] == saves and read_manifest(here).fence == 8
         settled = settle(here)
         with fsspec.open(f"{here}/{MANIFEST}", "rb") as file:
             assert json.loads(file.read())["folder"] == settled.folder and settled.fence == 8

@@ -400,6 +400,7 @@ async def next_runner_has_all_or_nothing(bench: Bench, root: str = "root") -> bo
         await engine.stop("run", 1, 0)
     else:
         assert RankState.RUNNING not in states
+        await until_gone(bench)
     await engine.remove("run", 1)
     await until_gone(bench)
     assert bench.kubelet.started <= 2, "nothing is started twice"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -51,9 +52,12 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def attended(tmp_path: Path) -> AsyncIterator[tuple[ScriptedMaster, Serving]]:
+async def attended(
+    tmp_path: Path, prepare_seconds: float = 120.0
+) -> AsyncIterator[tuple[ScriptedMaster, Serving]]:
     """A welcomed runner; all ranks are gone afterwards."""
-    async with ScriptedMaster((tmp_path / "artifacts").as_uri()) as master:
+    artifact_url = (tmp_path / "artifacts").as_uri()
+    async with ScriptedMaster(artifact_url, prepare_seconds=prepare_seconds) as master:
         serving = Serving(master, tmp_path / "runner")
         hello = await master.hello()
         assert (hello.runner_id, hello.kind, hello.slots, hello.labels["a"]) == ("r1", "process", 4, "b")
@@ -72,10 +76,10 @@ def key(fence: int = 5, run_id: int = 7, attempt: int = 1) -> training_pb2.Attem
 def prepare(
     tmp_path: Path, *command: str, attempt: training_pb2.AttemptKey | None = None, **more: object
 ) -> training_pb2.RunnerPrepare:
-    fields: dict[str, object] = {"framework": "FRAMEWORK_PYTORCH", "instances": 1, **more}
-    spec = training_pb2.RunSpec(
-        algorithm="a", output_model_name="m", command=command, code={"installed": True}, **fields
-    )
+    fields: dict[str, object] = {
+        "framework": "FRAMEWORK_PYTORCH", "instances": 1, "code": {"installed": True}, **more
+    }  # fmt: skip
+    spec = training_pb2.RunSpec(algorithm="a", output_model_name="m", command=command, **fields)
     return training_pb2.RunnerPrepare(
         attempt=attempt or key(),
         spec=spec,
@@ -118,6 +122,31 @@ async def test_a_launch_is_prepared_started_and_reported_with_times_and_code(tmp
         log = stored.read(layout.rank_log(1, 0), bytes_max=1000)
         assert log == f"port {port}\nlast \x1b[2J".encode()
         assert not list((tmp_path / "runner/engine/runs").iterdir())
+
+
+async def test_a_runner_says_of_a_long_preparation_that_it_gets_on_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage gives a piece of the archive at a time, and then none for a while."""
+    pieces: queue.Queue[bytes] = queue.Queue()
+
+    class Source:
+        def read(self, _: int) -> bytes:
+            return pieces.get()
+
+    monkeypatch.setattr(Folder, "size", lambda *_: 1)
+    monkeypatch.setattr(Folder, "reading", lambda *_: contextlib.nullcontext(Source()))
+    async with attended(tmp_path, prepare_seconds=0.4) as (master, _):
+        message = prepare(tmp_path, "true", code={"archive_sha256": "ab" * 32})
+        master.send(prepare=message)
+        for size in (1, 2):
+            pieces.put(bytes(1 << 20))
+            status = await master.rank("PENDING")
+            assert status.reason == f"downloads the code: {size} MiB are there"
+        await asyncio.sleep(0.5)  # for as long as a master would wait
+        pieces.put(b"")
+        failed = (await master.next("launch_failed")).launch_failed
+        assert "another sha256" in failed.reason and failed.permanent
 
 
 async def test_what_bears_an_older_fence_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ import trustme
 from kube.api import CORE, Api, ApiError, Object
 
 POLL_SECONDS = 0.03
-MISSING = "missing"
+MISSING, SLOW = "missing", "slow"
 #: Of every image.
 DIGEST = f"sha256:{'3f' * 32}"
 
@@ -49,12 +49,13 @@ class Pod:
 class ProcessKubelet:
     """The node of all pods of a namespace. capacity: of pods that run at a time; others stay Pending.
 
-    Images whose name begins with "missing" cannot be pulled.
+    Images whose name begins with "missing" cannot be pulled; those with "slow" are, once `pulled` is set.
     """
 
     def __init__(self, api: Api, namespace: str, node: str, folder: Path) -> None:
         self.api, self.namespace, self.node, self.folder = api, namespace, node, folder
         self.capacity = 1000
+        self.pulled = asyncio.Event()
         self.pods: dict[str, Pod] = {}
         self.started = 0
         self._pods_path = f"{CORE}/namespaces/{namespace}/pods"
@@ -206,6 +207,11 @@ class ProcessKubelet:
         pod.has_ended = True
 
     async def _pulled(self, pod: Pod, container: Object, where: str) -> bool:
+        if container["image"].startswith(SLOW):
+            creating = {"waiting": {"reason": "ContainerCreating"}}
+            ready = {"type": "PodReadyToStartContainers", "status": "True"}
+            await self._patch(pod.name, {"conditions": [ready], where: [_status(container, creating)]})
+            await self.pulled.wait()
         if not container["image"].startswith(MISSING):
             return True
         waiting = {"waiting": {"reason": "ErrImagePull", "message": f"{container['image']}: not found"}}

@@ -60,6 +60,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SCRIPT = ROOT / "tests" / "integration" / "scripts" / "pod_engine_process.py"
 RIGHTS = ROOT / "deploy" / "kubernetes" / "runner"
+PULLS = "its node pulls the image, or fetches the code"
 UP = "echo up; "
 SLEEP = UP + "exec sleep 1000"
 STUBBORN = "trap 'echo term' TERM; " + UP + "while :; do sleep 0.05; done"
@@ -76,13 +77,20 @@ class Bench:
         self.engines: list[PodEngine] = []
 
     def engine(
-        self, root: str = "root", *, start_seconds: float = 20, image_seconds: float = 0.5, **options: Any
+        self,
+        root: str = "root",
+        *,
+        start_seconds: float = 20,
+        pull_seconds: float = 60,
+        image_seconds: float = 0.5,
+        **options: Any,
     ) -> PodEngine:
         client = PodClient(
             "runner-1",
             PodOptions(**{"image": "digits:3", "namespace": self.namespace, **options}),
             kubeconfig=str(self.config),
             start_seconds=start_seconds,
+            pull_seconds=pull_seconds,
             image_seconds=image_seconds,
         )
         engine = PodEngine(self.folder / root, client, look_seconds=0.1)
@@ -274,6 +282,33 @@ async def test_a_launch_without_room_for_all_is_taken_back_whole_and_says_why(be
         await engine.launch(bench.plan(SLEEP, SLEEP))
     await until_gone(bench)
     assert bench.kubelet.started == 1
+
+
+async def test_a_slow_pull_is_waited_for_beyond_the_start_timeout_and_said(bench: Bench) -> None:
+    told: list[str] = []
+    pulls = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def tell(words: str) -> None:
+        told.append(words)
+        if told.count(words) > 2 * 4:  # asked four times a second: for longer than the start may take
+            loop.call_soon_threadsafe(pulls.set)
+
+    engine = bench.engine(image="slow:1", start_seconds=1)
+    launch = asyncio.create_task(engine.launch(replace(bench.plan(SLEEP), tell=tell)))
+    await patience.wait_for(pulls.wait(), 60)
+    (pod,) = await bench.pods()
+    assert told[-1] == f"waits for the pod {pod['metadata']['name']}: {PULLS}"
+    bench.kubelet.pulled.set()
+    await patience.wait_for(launch, 60)
+    await engine.stop("run", 1, 0)
+
+
+async def test_a_pull_that_takes_too_long_is_given_up(bench: Bench) -> None:
+    engine = bench.engine(image="slow:1", start_seconds=0.1, pull_seconds=1)
+    with pytest.raises(EngineError, match=f"does not run after 1 s: {PULLS}"):
+        await engine.launch(bench.plan(SLEEP))
+    await until_gone(bench)
 
 
 async def test_a_stop_gives_up_a_launch_that_waits(bench: Bench) -> None:

@@ -14,6 +14,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 from elastane_common.errors import ElastaneError
 from elastane_common.run_record import RankImage
+from elastane_runner.progress import Tell, untold
 
 LOG_CAP_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 
@@ -96,6 +97,7 @@ class AttemptPlan:
     slots_per_rank: slots that each rank takes, by which limits grow. log_cap_bytes: of each rank's log on
     disk. code: where pods fetch it, which do not see the folder. is_elastic: the ranks are workers of a job.
     grace_seconds: what ranks have between SIGTERM and SIGKILL if something else than the runner ends them.
+    tell: told what the launch waits for, from a thread.
     """
 
     run: str
@@ -109,6 +111,7 @@ class AttemptPlan:
     code: CodeSource = CodeSource()
     is_elastic: bool = False
     grace_seconds: float = 30.0
+    tell: Tell = field(default=untold, compare=False, repr=False)
 
 
 class RankState(StrEnum):

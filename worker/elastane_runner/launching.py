@@ -34,6 +34,7 @@ from elastane_runner.environment import (
 )
 from elastane_runner.held_ports import HeldPort
 from elastane_runner.launches import Launch, LaunchRecord, Unit
+from elastane_runner.progress import Tell, untold
 from elastane_runner.secret_files import read_secret
 
 #: How long a worker waits for the job that the service creates for its run.
@@ -154,9 +155,16 @@ def check_network(record: LaunchRecord, ranks: Iterable[int], settings: LaunchSe
 
 
 def prepare(
-    launch: Launch, storage: ServiceStorage, cache: CodeCache, settings: LaunchSettings
+    launch: Launch,
+    storage: ServiceStorage,
+    cache: CodeCache,
+    settings: LaunchSettings,
+    tell: Tell = untold,
 ) -> Preparation:
-    """Unpack the code of a launch and read its secrets. Raises LaunchError, whatever the cause."""
+    """Unpack the code of a launch and read its secrets. Raises LaunchError, whatever the cause.
+
+    tell: told as it gets on.
+    """
     spec = spec_of(launch.record)
     try:
         algorithm = settings.algorithms.get(spec.algorithm)
@@ -174,7 +182,7 @@ def prepare(
             keys = {one.variable: _secret_key(one) for one in spec.secrets}
             return Preparation(launch.folder, command, {}, image, code=code, secret_keys=keys)
         secrets = {one.variable: _secret(one, settings) for one in spec.secrets}
-        folder = _code(launch, spec, algorithm, storage.url, cache, settings)
+        folder = _code(launch, spec, algorithm, storage.url, cache, settings, tell)
     except (ArchiveError, LaunchSpecError, ValueError) as error:
         raise LaunchError(str(error), is_permanent=True) from error
     except CodeError as error:
@@ -231,6 +239,7 @@ def _code(
     service_url: str,
     cache: CodeCache,
     settings: LaunchSettings,
+    tell: Tell,
 ) -> Path:
     """Return the folder that the ranks are started in."""
     target = launch.folder / "code"
@@ -241,9 +250,9 @@ def _code(
     if target.is_dir():
         shutil.rmtree(target)  # of a runner that was killed before it had started a rank
     if source == "archive_sha256":
-        cache.unpack(service_url, spec.code.archive_sha256, target, settings.limits)
+        cache.unpack(service_url, spec.code.archive_sha256, target, settings.limits, tell)
     elif source == "git":
-        clone(spec.code.git.url, spec.code.git.commit, target)
+        clone(spec.code.git.url, spec.code.git.commit, target, tell)
     else:
         target.mkdir()
     make_readable(target)
@@ -259,10 +268,11 @@ def plan(
     ranks: Iterable[int],
     endpoints: Mapping[int, Endpoint],
     settings: LaunchSettings,
+    tell: Tell = untold,
 ) -> AttemptPlan:
     """Return the plan by which these ranks start together. Raises LaunchSpecError.
 
-    endpoints: where each rank of the run listens; of an elastic run they do not matter.
+    endpoints: where each rank of the run listens; of an elastic run they do not matter. tell: of the plan.
     """
     record = launch.record
     if settings.has_own_network:
@@ -291,6 +301,7 @@ def plan(
         code=preparation.code,
         is_elastic=record.elastic,
         grace_seconds=grace_seconds(record),
+        tell=tell,
     )
 
 

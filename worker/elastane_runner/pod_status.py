@@ -40,13 +40,14 @@ class Start(NamedTuple):
     """How far the start of a rank has come.
 
     refusal: it will not start. waits_for: what it waits for, in words. has_image_trouble: its image cannot be
-    pulled at present.
+    pulled at present. is_pulling: its node has all that it needs but an image, or fetches the code.
     """
 
     has_started: bool = False
     refusal: EngineError | None = None
     waits_for: str = ""
     has_image_trouble: bool = False
+    is_pulling: bool = False
 
 
 def state_of(pod: Object, now: float) -> ContainerState:
@@ -93,7 +94,15 @@ def start_of(pod: Object) -> Start:
             return Start(waits_for=words, has_image_trouble=True)
         if reason in _REFUSED:
             return Start(refusal=EngineError(f"the pod {name} does not start: {words}"))
+    if _has_sandbox(status):
+        return Start(waits_for="its node pulls the image, or fetches the code", is_pulling=True)
     return Start(waits_for=_waits_for(status))
+
+
+def _has_sandbox(status: Object) -> bool:
+    """True if a pod has its network and volumes. Clusters before Kubernetes 1.29 do not say so."""
+    ready = (one for one in status.get("conditions") or () if one.get("type") == "PodReadyToStartContainers")
+    return any(one.get("status") == "True" for one in ready)
 
 
 def _waits_for(status: Object) -> str:

@@ -623,16 +623,18 @@ class RankEndpoint(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class RunnerWelcome(_message.Message):
-    __slots__ = ("heartbeat_interval", "lease", "artifact_url", "artifact_mark")
+    __slots__ = ("heartbeat_interval", "lease", "artifact_url", "artifact_mark", "prepare")
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_URL_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_MARK_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval: _duration_pb2.Duration
     lease: _duration_pb2.Duration
     artifact_url: str
     artifact_mark: str
-    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifact_url: _Optional[str] = ..., artifact_mark: _Optional[str] = ...) -> None: ...
+    prepare: _duration_pb2.Duration
+    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifact_url: _Optional[str] = ..., artifact_mark: _Optional[str] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RunnerPrepare(_message.Message):
     __slots__ = ("attempt", "spec", "ranks", "job", "artifact_url", "checkpoint_url", "data_url")

@@ -271,7 +271,12 @@ def test_why_a_rank_does_not_start() -> None:
         start_of(status(phase="Pending", conditions=[unschedulable])).waits_for == "Unschedulable: 0/3 nodes"
     )
     pulling = start_of(status({"waiting": {"reason": "ErrImagePull", "message": "no such manifest"}}))
-    assert pulling == (False, None, "ErrImagePull: no such manifest", True)
+    assert pulling == (False, None, "ErrImagePull: no such manifest", True, False)
+    creating = {"waiting": {"reason": "ContainerCreating"}}
+    ready = {"type": "PodReadyToStartContainers", "status": "True"}
+    assert start_of(status(creating, conditions=[ready])).is_pulling
+    assert not start_of(status(creating, conditions=[{**ready, "status": "False"}])).is_pulling
+    assert not start_of(status(creating)).is_pulling, "it may wait for a volume"
     invalid = start_of(status({"waiting": {"reason": "InvalidImageName"}}))
     assert isinstance(invalid.refusal, ImageMissingError)
     config = start_of(

@@ -211,7 +211,11 @@ def _pod_engine(settings: RunnerSettings, options: PodOptions, choices: PodChoic
         ) from error
     try:
         client = PodClient(
-            settings.runner_id, options, kubeconfig=choices.kubeconfig, start_seconds=choices.start_timeout
+            settings.runner_id,
+            options,
+            kubeconfig=choices.kubeconfig,
+            start_seconds=choices.start_timeout,
+            pull_seconds=choices.pull_timeout,
         )
         client.require_credentials()
         return PodEngine(settings.folder / "engine", client)

@@ -51,6 +51,8 @@ def reported(ctx: RunsContext, run: Run, runner: Runner, status: RankStatus) -> 
             _exited(ctx, run, runner, record, status)
         case "lost":
             _lost(ctx, run, runner, record, status)
+        case "pending" if record.state in ("pending", "starting") and run.launch.ending is None:
+            launch.at_work(ctx, run, record, status.reason)
         case _:
             pass  # prepared: Prepared says it, with the endpoint; ended: an older instance of this rank
 

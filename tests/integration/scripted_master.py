@@ -106,6 +106,13 @@ class ScriptedMaster(training_pb2_grpc.RunnerServiceServicer):
         assert request.WhichOneof("message") == kind, request
         return request
 
+    async def next_of(self, *kinds: str) -> Request:
+        """Return the next message, which must be of one of these kinds."""
+        async with patience.within(60):
+            request = await self._stream.incoming.get()
+        assert request.WhichOneof("message") in kinds, request
+        return request
+
     async def rank(self, state: str) -> training_pb2.RankStatus:
         """Return what the next message says of a rank, which must be in this state."""
         status = (await self.next("rank_changed")).rank_changed.report.status

@@ -19,6 +19,7 @@ from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2
 from elastane_runner.launching import LaunchSettings
 from elastane_runner.process_engine import ProcessEngine
+from elastane_runner.rank_logs import last_line
 from elastane_runner.run_outcomes import RunOutcomes
 from elastane_runner.runner import Runner, RunnerSettings
 from integration.scripted_master import ScriptedMaster
@@ -30,8 +31,8 @@ WAITS = "exec sleep 1000"
 class Serving:
     """A runner in this process."""
 
-    def __init__(self, master: ScriptedMaster, folder: Path) -> None:
-        launch = LaunchSettings(host="127.0.0.1", masters=master.address, environ=dict(os.environ))
+    def __init__(self, master: ScriptedMaster, folder: Path, gpus: tuple[str, ...] | None = None) -> None:
+        launch = LaunchSettings(host="127.0.0.1", masters=master.address, environ=dict(os.environ), gpus=gpus)
         self._settings = RunnerSettings(
             runner_id="r1", slots=4, folder=folder, launch=launch, labels={"a": "b"}
         )
@@ -53,12 +54,12 @@ class Serving:
 
 @contextlib.asynccontextmanager
 async def attended(
-    tmp_path: Path, prepare_seconds: float = 120.0
+    tmp_path: Path, prepare_seconds: float = 120.0, gpus: tuple[str, ...] | None = None
 ) -> AsyncIterator[tuple[ScriptedMaster, Serving]]:
     """A welcomed runner; all ranks are gone afterwards."""
     artifact_url = (tmp_path / "artifacts").as_uri()
     async with ScriptedMaster(artifact_url, prepare_seconds=prepare_seconds) as master:
-        serving = Serving(master, tmp_path / "runner")
+        serving = Serving(master, tmp_path / "runner", gpus)
         hello = await master.hello()
         assert (hello.runner_id, hello.kind, hello.slots, hello.labels["a"]) == ("r1", "process", 4, "b")
         assert not hello.ranks
@@ -147,6 +148,40 @@ async def test_a_runner_says_of_a_long_preparation_that_it_gets_on_and_only_then
         pieces.put(b"")
         failed = (await master.next("launch_failed")).launch_failed
         assert "another sha256" in failed.reason and failed.permanent
+
+
+async def test_runs_side_by_side_have_gpus_of_their_own_also_after_the_runner_was_restarted(
+    tmp_path: Path,
+) -> None:
+    async with attended(tmp_path, gpus=("3", "5", "6", "7")) as (master, serving):
+
+        async def begin(run_id: int, instances: int = 1, **more: object) -> None:
+            script = "echo gpus $CUDA_VISIBLE_DEVICES; exec sleep 1000"
+            more["instances"] = instances
+            await launch(master, prepare(tmp_path, "sh", "-c", script, attempt=key(5, run_id), **more))
+
+        async def end(run_id: int) -> set[str]:
+            """Stop a run; return what its ranks saw."""
+            ranks = serving.engine.rank_folder(f"run-{run_id}-1-5", 1, 0).parent
+            async with patience.within(60):
+                while not all(last_line(rank) for rank in ranks.iterdir()):
+                    await asyncio.sleep(0.02)
+            master.send(stop=training_pb2.RunnerStop(attempt=key(5, run_id)))
+            found = set()
+            while (message := await master.next_of("rank_changed", "stopped")).HasField("rank_changed"):
+                found.add(message.rank_changed.report.status.last_line)
+            return found
+
+        await begin(1)
+        await begin(2, instances=2)
+        await serving.end()
+        serving.start()
+        await master.hello()
+        await begin(3)
+        assert await end(2) == {"gpus 5,6"}, "LOCAL_RANK numbers the GPUs of both"
+        await begin(4, parameters={"CUDA_VISIBLE_DEVICES": "9"})
+        await begin(5)
+        assert [await end(one) for one in (1, 3, 4, 5)] == [{"gpus 3"}, {"gpus 7"}, {"gpus 9"}, {"gpus 6"}]
 
 
 async def test_what_bears_an_older_fence_is_refused(tmp_path: Path) -> None:

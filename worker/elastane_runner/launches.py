@@ -50,7 +50,7 @@ class LaunchRecord(msgspec.Struct, kw_only=True):
 
     spec: RunSpec in protobuf's JSON. tries: of each rank that was prepared here, how often; of a black box
     once. uploaded: its logs are at the artifact URL. prior_bytes: of the log that an earlier launch of the
-    attempt had stored for a rank.
+    attempt had stored for a rank. gpus: of the newest try of each rank.
     """
 
     run_id: int
@@ -66,6 +66,7 @@ class LaunchRecord(msgspec.Struct, kw_only=True):
     tries: dict[int, int] = {}
     uploaded: bool = False
     prior_bytes: dict[int, int] = {}
+    gpus: dict[int, list[str]] = {}
 
     @property
     def key(self) -> LaunchKey:

@@ -44,6 +44,7 @@ from elastane_runner.launching import LaunchError, LaunchSettings, Preparation, 
 from elastane_runner.log_sending import LogSender
 from elastane_runner.master_stream import MasterStream, Response
 from elastane_runner.progress import Progress
+from elastane_runner.rank_gpus import gpus_for
 from elastane_runner.run_outcomes import RunOutcomes
 
 _log = structlog.get_logger(__name__)
@@ -300,6 +301,7 @@ class Runner:
                     )
             for rank in ranks:
                 launch.record.tries[rank] = launch.record.tries.get(rank, 0) + 1
+                self._give_gpus(launch, rank)
                 if not launch.record.elastic:
                     preparation.ports[rank] = HeldPort()
             await asyncio.to_thread(launch.save)
@@ -309,6 +311,23 @@ class Runner:
         for rank in ranks:
             launch.ranks[rank] = Rank(rank)
         self._say_prepared(launch, ranks)
+
+    def _give_gpus(self, launch: Launch, number: int) -> None:
+        """Choose the GPUs of a rank, if ranks have some of their own here."""
+        if self._settings.launch.gpus is None:
+            return
+        launch.record.gpus.pop(number, None)  # of the try before
+        taken = [
+            gpu
+            for one in self._launches.values()
+            for other, gpus in one.record.gpus.items()
+            if (one.key, other) in self._busy or (other in one.ranks and one.ranks[other].lives)
+            for gpu in gpus
+        ]
+        slots = launching.spec_of(launch.record).slots_per_instance or 1
+        launch.record.gpus[number] = gpus_for(
+            self._settings.launch.gpus, taken, slots=self._settings.slots, slots_of_rank=slots
+        )
 
     async def _end_older(self, launch: Launch) -> None:
         """End launches of the same run that the master has given up: no two of them live at a time."""

@@ -246,6 +246,7 @@ def test_a_launch_that_gets_on_is_waited_for_and_one_that_does_not_is_taken_back
     driver.tick(after=0.2 * seconds)
     assert "had not started it after 120 s without progress" in driver.run(run_id).reason
     driver.rank("a", key, 0, "pending", reason="late")
+    assert "late" not in driver.run(run_id).reason
     driver.stopped("a", key)
     driver.stopped("b", key)
     assert driver.state(run_id) == "queued" and driver.run(run_id).failures == 0

@@ -262,7 +262,12 @@ async def test_a_rank_whose_node_is_gone_is_lost(bench: Bench, monkeypatch: pyte
     (pod,) = await bench.pods()
     await bench.kubelet.lose(pod["metadata"]["name"])
     assert await next_end(engine) == RankEvent(
-        run="run", attempt=1, rank=0, state=RankState.LOST, last_line=b"up"
+        run="run",
+        attempt=1,
+        rank=0,
+        state=RankState.LOST,
+        last_line=b"up",
+        reason=f"the pod {pod['metadata']['name']} was deleted",
     )
     await engine.remove("run", 1)
     await until_gone(bench)
@@ -296,7 +301,10 @@ async def test_a_slow_pull_is_waited_for_beyond_the_start_timeout_and_said(bench
 
     engine = bench.engine(image="slow:1", start_seconds=1)
     launch = asyncio.create_task(engine.launch(replace(bench.plan(SLEEP), tell=tell)))
-    await patience.wait_for(pulls.wait(), 60)
+    long_enough = asyncio.create_task(pulls.wait())
+    async with patience.within(60):
+        await asyncio.wait({launch, long_enough}, return_when=asyncio.FIRST_COMPLETED)
+    assert not launch.done()
     (pod,) = await bench.pods()
     assert told[-1] == f"waits for the pod {pod['metadata']['name']}: {PULLS}"
     bench.kubelet.pulled.set()

@@ -1,14 +1,19 @@
 """Artifacts: folders of files on any fsspec URL that are seen whole or not at all.
 
-    URL/manifest.json       version, folder, and of each file path, size, sha256, kind
-    URL/FOLDER/...          the files; FOLDER begins the hash of their content
+    URL/manifest.json        version, folder, and of each file path, size, sha256, kind
+    URL/launches/FENCE.json  the same, of the launch of a service with this fence
+    URL/FOLDER/...           the files; FOLDER begins the hash of their content, and ends with the fence
 
 The manifest is put in place last, by one rename or put. Files that it names are never written to: another
 content has another folder, so a reader has the old files or the new ones, and who dies while writing leaves
 the old ones. Writing the same content again changes nothing. One URL has one writer at a time; a second one
-may win, but never mixes its files with the first one's. A writer with a lower fence than the manifest's, such
-as a launch that was given up and still runs, is refused. A folder that a killed writer leaves is named by no
+may win, but never mixes its files with the first one's. A folder that a killed writer leaves is named by no
 manifest; it goes with the run.
+
+A launch that was given up may still run, and write at any later moment. It is refused once a later launch has
+written. Storage has no way to look and write in one step, so its manifest may still come after that of the
+later launch; it changes nothing then: no launch touches the folder or the manifest of a later one, readers go
+by the manifest with the highest fence, and whoever has overwritten manifest.json puts that one back.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ from elastane_common.storage import CHUNK_BYTES, Folder
 _log = structlog.get_logger(__name__)
 
 MANIFEST: Final = "manifest.json"
+#: Subfolder of the manifests of a service's launches.
+LAUNCHES: Final = "launches"
 #: Grows when readers of the previous version would misunderstand a manifest.
 VERSION: Final = 1
 MANIFEST_BYTES_MAX: Final = 64 << 20
@@ -96,6 +103,8 @@ def manifest_of(files: Mapping[str, Path], *, kind: str = "model", fence: int = 
             raise _refused(f"the path {path[:80]!r} {fault}", "rename the file")
     entries = tuple(_entry(path, files[path], kind) for path in sorted(files))
     folder = content_hash(entries)[:_FOLDER_DIGITS]
+    if fence:
+        folder = f"{folder}-{fence}"
     return ArtifactManifest(version=VERSION, folder=folder, files=entries, fence=fence)
 
 
@@ -109,18 +118,22 @@ def write_artifacts(
     """
     manifest = manifest_of(files, kind=kind, fence=fence)
     folder = Folder(url, ArtifactError)
-    before = _read_manifest(folder)
+    before = _newest_manifest(folder)
     is_stored = before is not None and before.files == manifest.files and _is_whole(folder, before)
     if before is not None and is_stored and before.fence >= fence:
         return before
     _refuse_stale(url, before, fence)
-    if not is_stored:
-        for entry, located in zip(manifest.files, manifest.located(), strict=True):
-            folder.write(located.path, _unchanged(files[entry.path], entry))
-        folder.remove_partial_files(manifest.folder)
-        _refuse_stale(url, _read_manifest(folder), fence)  # one may have been written meanwhile
-    folder.write(MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest), indent=1)])
-    if before is not None and before.folder != manifest.folder:
+    for entry, located in zip(manifest.files, manifest.located(), strict=True):
+        folder.write(located.path, _unchanged(files[entry.path], entry))
+    folder.remove_partial_files(manifest.folder)
+    if fence:
+        _refuse_stale(url, _newest_manifest(folder), fence)  # one may have been written meanwhile
+        folder.write(_of_launch(fence), [_encoded(manifest)])
+    folder.write(MANIFEST, [_encoded(manifest)])
+    if fence:
+        _refuse_stale(url, _put_newest(folder), fence)
+        _remove_replaced(folder, fence)
+    if before is not None and before.folder != manifest.folder and before.fence <= fence:
         _remove(folder, before.folder)
     return manifest
 
@@ -139,7 +152,15 @@ def _refuse_stale(url: str, there: ArtifactManifest | None, fence: int) -> None:
 
 def read_manifest(url: str) -> ArtifactManifest | None:
     """Return the manifest at `url`; None if there are no artifacts. Raises ArtifactError."""
-    return _read_manifest(Folder(url, ArtifactError))
+    return _newest_manifest(Folder(url, ArtifactError))
+
+
+def settle(url: str) -> ArtifactManifest | None:
+    """Return the manifest at `url`, and put it in place if that of a launch that was given up is there.
+
+    None if there are no artifacts. Raises ArtifactError.
+    """
+    return _put_newest(Folder(url, ArtifactError))
 
 
 def list_artifacts(url: str) -> list[FileEntry]:
@@ -154,7 +175,7 @@ def verify(url: str) -> ArtifactManifest:
     Raises ArtifactError, which names those that are missing or differ.
     """
     folder = Folder(url, ArtifactError)
-    manifest = _read_manifest(folder)
+    manifest = _newest_manifest(folder)
     if manifest is None:
         raise _refused(
             f"there are no artifacts at {url}", "their manifest is written last; was the upload complete?"
@@ -212,23 +233,63 @@ def list_run(run_url: str) -> list[FileEntry]:
 # ---------------------------------------------------------------- parts
 
 
-def _read_manifest(folder: Folder) -> ArtifactManifest | None:
-    data = folder.read(MANIFEST, bytes_max=MANIFEST_BYTES_MAX)
+def _newest_manifest(folder: Folder) -> ArtifactManifest | None:
+    """Return the manifest that counts: of the launch with the highest fence, or of nobody's launch."""
+    there = _read_manifest(folder, MANIFEST)
+    if there is not None and not there.fence:
+        return there
+    newest = max(_fences(folder), default=0)
+    if there is not None and there.fence >= newest:
+        return there
+    return (_read_manifest(folder, _of_launch(newest)) if newest else None) or there
+
+
+def _put_newest(folder: Folder) -> ArtifactManifest | None:
+    """Return the manifest that counts, and have it in place, whoever has overwritten it."""
+    while True:
+        newest, there = _newest_manifest(folder), _read_manifest(folder, MANIFEST)
+        if newest is None or newest == there:
+            return newest
+        folder.write(MANIFEST, [_encoded(newest)])
+
+
+def _fences(folder: Folder) -> list[int]:
+    """Return the fences of the launches that have written."""
+    names = (name.removesuffix(".json") for name, _ in folder.within(LAUNCHES).files())
+    return [int(name) for name in names if name.isascii() and name.isdigit()]
+
+
+def _of_launch(fence: int) -> str:
+    return f"{LAUNCHES}/{fence}.json"
+
+
+def _remove_replaced(folder: Folder, fence: int) -> None:
+    """Remove what earlier launches have written."""
+    for older in _fences(folder):
+        if older < fence and (manifest := _read_manifest(folder, _of_launch(older))) is not None:
+            _remove(folder, manifest.folder)
+            folder.remove_file(_of_launch(older))
+
+
+def _encoded(manifest: ArtifactManifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+
+
+def _read_manifest(folder: Folder, name: str) -> ArtifactManifest | None:
+    data = folder.read(name, bytes_max=MANIFEST_BYTES_MAX)
     if data is None:
         return None
     try:
         manifest = msgspec.json.decode(data, type=ArtifactManifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _refused(
-            f"{folder.url}/{MANIFEST} is damaged: {error}", "upload the artifacts again"
-        ) from error
+        raise _refused(f"{folder.url}/{name} is damaged: {error}", "upload the artifacts again") from error
     if manifest.version > VERSION:
         raise _refused(
-            f"{folder.url}/{MANIFEST} has version {manifest.version}; this release reads up to {VERSION}",
+            f"{folder.url}/{name} has version {manifest.version}; this release reads up to {VERSION}",
             "use the release that wrote it, or a newer one",
         )
     if fault := path_fault(manifest.folder) or list_fault(manifest.files):
-        raise _refused(f"{folder.url}/{MANIFEST} is damaged: {fault}", "upload the artifacts again")
+        raise _refused(f"{folder.url}/{name} is damaged: {fault}", "upload the artifacts again")
     return manifest
 
 

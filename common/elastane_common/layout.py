@@ -5,6 +5,7 @@ code/SHA256.zip                     code archives, shared by all runs
 runs/ID/                            the folder of a run
     model/manifest.json             names the files of the model (see `artifacts`)
     model/VERSION/...               the files
+    model/launches/FENCE.json       the same manifest, of the latest launch that has written one
     attempts/N/rank-R.log           output of a rank
     record.json                     record of the run, written when it is over (see `run_record`)
 """

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from elastane_common import layout
-from elastane_common.artifacts import ArtifactError, list_run, read_manifest
+from elastane_common.artifacts import ArtifactError, list_run, settle
 from elastane_common.file_manifest import FileEntry
 from elastane_common.run_record import CodeRecord, CostRecord, DatasetRecord, RankImage, RunRecord
 from elastane_common.storage import Folder
@@ -104,9 +104,9 @@ def record_of(
 
 
 def stored_model(run_url: str) -> StoredModel:
-    """Return the model of a run; without URL if it has none. Raises ArtifactError."""
+    """Return the model of a run that is over; without URL if it has none. Raises ArtifactError."""
     url = layout.model_url(run_url)
-    manifest = read_manifest(url)
+    manifest = settle(url)
     if manifest is None:
         return StoredModel()
     return StoredModel(layout.join(url, manifest.folder), manifest.content_hash)

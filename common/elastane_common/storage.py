@@ -60,6 +60,10 @@ class Folder:
         self._root = str(path).rstrip("/") or "/"
         self._local = isinstance(self._fs, LocalFileSystem)
 
+    def within(self, name: str) -> Folder:
+        """Return a subfolder, which need not exist."""
+        return Folder(f"{self.url.rstrip('/')}/{name}", self._error)
+
     def subfolders(self) -> list[str]:
         """Return the names of direct subfolders; [] if this folder does not exist."""
         with self._translated("list"):

@@ -11,7 +11,7 @@ from pydantic_settings import NoDecode
 
 from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
-from elastane_master.decisions.runs.state import FAIR_SHARE, ServiceSettings
+from elastane_master.decisions.runs.state import FAIR_SHARE, PREPARE_SECONDS, ServiceSettings
 from elastane_master.jobs.limits import Limits
 from elastane_master.runs.data_service import FILE_URL
 from elastane_master.runs.service import ServiceOptions
@@ -84,6 +84,12 @@ class MasterSettings(Limits):
         default=60.0,
         gt=0,
         description="time after which the processes of a runner that is not heard of are given up",
+    )
+    prepare_seconds: float = Field(
+        default=PREPARE_SECONDS,
+        gt=0,
+        description="time after which a launch is taken back whose runner gets on neither with preparing nor "
+        "with starting it",
     )
     starvation_seconds: float = Field(
         default=600.0,
@@ -226,6 +232,7 @@ class MasterSettings(Limits):
             data_service_url=self.data_service_url,
             settings=ServiceSettings(
                 lease_seconds=self.runner_lease_seconds,
+                prepare_seconds=self.prepare_seconds,
                 starvation_seconds=self.starvation_seconds,
                 runs_waiting_max=self.runs_waiting_max,
                 weights=self.owner_weights,

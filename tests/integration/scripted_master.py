@@ -25,10 +25,16 @@ class _Stream:
 
 
 class ScriptedMaster(training_pb2_grpc.RunnerServiceServicer):
-    """Serves runners; a test takes each stream by `hello`. refusal: status with which streams end at once."""
+    """Serves runners; a test takes each stream by `hello`.
 
-    def __init__(self, artifact_url: str, refusal: grpc.StatusCode | None = None) -> None:
+    refusal: status with which streams end at once. prepare_seconds: how long it waits for a launch.
+    """
+
+    def __init__(
+        self, artifact_url: str, refusal: grpc.StatusCode | None = None, prepare_seconds: float = 120.0
+    ) -> None:
         self._artifact_url = artifact_url
+        self._prepare_seconds = prepare_seconds
         self.refusal = refusal
         self._streams: asyncio.Queue[_Stream] = asyncio.Queue()
         self._stream = _Stream()
@@ -85,6 +91,7 @@ class ScriptedMaster(training_pb2_grpc.RunnerServiceServicer):
         hello = (await self.next("hello")).hello
         welcome = training_pb2.RunnerWelcome(artifact_url=self._artifact_url)
         welcome.heartbeat_interval.FromMilliseconds(200)
+        welcome.prepare.FromMilliseconds(round(1000 * self._prepare_seconds))
         self.send(welcome=welcome)
         return hello
 
@@ -97,6 +104,13 @@ class ScriptedMaster(training_pb2_grpc.RunnerServiceServicer):
         async with patience.within(60):
             request = await self._stream.incoming.get()
         assert request.WhichOneof("message") == kind, request
+        return request
+
+    async def next_of(self, *kinds: str) -> Request:
+        """Return the next message, which must be of one of these kinds."""
+        async with patience.within(60):
+            request = await self._stream.incoming.get()
+        assert request.WhichOneof("message") in kinds, request
         return request
 
     async def rank(self, state: str) -> training_pb2.RankStatus:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2
 from elastane_runner.launching import LaunchSettings
 from elastane_runner.process_engine import ProcessEngine
+from elastane_runner.rank_logs import last_line
 from elastane_runner.run_outcomes import RunOutcomes
 from elastane_runner.runner import Runner, RunnerSettings
 from integration.scripted_master import ScriptedMaster
@@ -29,8 +31,8 @@ WAITS = "exec sleep 1000"
 class Serving:
     """A runner in this process."""
 
-    def __init__(self, master: ScriptedMaster, folder: Path) -> None:
-        launch = LaunchSettings(host="127.0.0.1", masters=master.address, environ=dict(os.environ))
+    def __init__(self, master: ScriptedMaster, folder: Path, gpus: tuple[str, ...] | None = None) -> None:
+        launch = LaunchSettings(host="127.0.0.1", masters=master.address, environ=dict(os.environ), gpus=gpus)
         self._settings = RunnerSettings(
             runner_id="r1", slots=4, folder=folder, launch=launch, labels={"a": "b"}
         )
@@ -51,10 +53,13 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def attended(tmp_path: Path) -> AsyncIterator[tuple[ScriptedMaster, Serving]]:
+async def attended(
+    tmp_path: Path, prepare_seconds: float = 120.0, gpus: tuple[str, ...] | None = None
+) -> AsyncIterator[tuple[ScriptedMaster, Serving]]:
     """A welcomed runner; all ranks are gone afterwards."""
-    async with ScriptedMaster((tmp_path / "artifacts").as_uri()) as master:
-        serving = Serving(master, tmp_path / "runner")
+    artifact_url = (tmp_path / "artifacts").as_uri()
+    async with ScriptedMaster(artifact_url, prepare_seconds=prepare_seconds) as master:
+        serving = Serving(master, tmp_path / "runner", gpus)
         hello = await master.hello()
         assert (hello.runner_id, hello.kind, hello.slots, hello.labels["a"]) == ("r1", "process", 4, "b")
         assert not hello.ranks
@@ -72,10 +77,10 @@ def key(fence: int = 5, run_id: int = 7, attempt: int = 1) -> training_pb2.Attem
 def prepare(
     tmp_path: Path, *command: str, attempt: training_pb2.AttemptKey | None = None, **more: object
 ) -> training_pb2.RunnerPrepare:
-    fields: dict[str, object] = {"framework": "FRAMEWORK_PYTORCH", "instances": 1, **more}
-    spec = training_pb2.RunSpec(
-        algorithm="a", output_model_name="m", command=command, code={"installed": True}, **fields
-    )
+    fields: dict[str, object] = {
+        "framework": "FRAMEWORK_PYTORCH", "instances": 1, "code": {"installed": True}, **more
+    }  # fmt: skip
+    spec = training_pb2.RunSpec(algorithm="a", output_model_name="m", command=command, **fields)
     return training_pb2.RunnerPrepare(
         attempt=attempt or key(),
         spec=spec,
@@ -118,6 +123,65 @@ async def test_a_launch_is_prepared_started_and_reported_with_times_and_code(tmp
         log = stored.read(layout.rank_log(1, 0), bytes_max=1000)
         assert log == f"port {port}\nlast \x1b[2J".encode()
         assert not list((tmp_path / "runner/engine/runs").iterdir())
+
+
+async def test_a_runner_says_of_a_long_preparation_that_it_gets_on_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage gives a piece of the archive at a time, and then none for a while."""
+    pieces: queue.Queue[bytes] = queue.Queue()
+
+    class Source:
+        def read(self, _: int) -> bytes:
+            return pieces.get()
+
+    monkeypatch.setattr(Folder, "size", lambda *_: 1)
+    monkeypatch.setattr(Folder, "reading", lambda *_: contextlib.nullcontext(Source()))
+    async with attended(tmp_path, prepare_seconds=0.4) as (master, _):
+        message = prepare(tmp_path, "true", code={"archive_sha256": "ab" * 32})
+        master.send(prepare=message)
+        for size in (1, 2):
+            pieces.put(bytes(1 << 20))
+            status = await master.rank("PENDING")
+            assert status.reason == f"downloads the code: {size} MiB are there"
+        await asyncio.sleep(0.5)  # for as long as a master would wait
+        pieces.put(b"")
+        failed = (await master.next("launch_failed")).launch_failed
+        assert "another sha256" in failed.reason and failed.permanent
+
+
+async def test_runs_side_by_side_have_gpus_of_their_own_also_after_the_runner_was_restarted(
+    tmp_path: Path,
+) -> None:
+    async with attended(tmp_path, gpus=("3", "5", "6", "7")) as (master, serving):
+
+        async def begin(run_id: int, instances: int = 1, **more: object) -> None:
+            script = "echo gpus $CUDA_VISIBLE_DEVICES; exec sleep 1000"
+            more["instances"] = instances
+            await launch(master, prepare(tmp_path, "sh", "-c", script, attempt=key(5, run_id), **more))
+
+        async def end(run_id: int) -> set[str]:
+            """Stop a run; return what its ranks saw."""
+            ranks = serving.engine.rank_folder(f"run-{run_id}-1-5", 1, 0).parent
+            async with patience.within(60):
+                while not all(last_line(rank) for rank in ranks.iterdir()):
+                    await asyncio.sleep(0.02)
+            master.send(stop=training_pb2.RunnerStop(attempt=key(5, run_id)))
+            found = set()
+            while (message := await master.next_of("rank_changed", "stopped")).HasField("rank_changed"):
+                found.add(message.rank_changed.report.status.last_line)
+            return found
+
+        await begin(1)
+        await begin(2, instances=2)
+        await serving.end()
+        serving.start()
+        await master.hello()
+        await begin(3)
+        assert await end(2) == {"gpus 5,6"}, "LOCAL_RANK numbers the GPUs of both"
+        await begin(4, parameters={"CUDA_VISIBLE_DEVICES": "9"})
+        await begin(5)
+        assert [await end(one) for one in (1, 3, 4, 5)] == [{"gpus 3"}, {"gpus 7"}, {"gpus 9"}, {"gpus 6"}]
 
 
 async def test_what_bears_an_older_fence_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 import patience
-from elastane_common.artifacts import ArtifactManifest, verify
+from elastane_common.artifacts import ArtifactManifest, local_files, verify, write_artifacts
 from integration.forked_cli import ForkedCommands
 from slow import slow
 
@@ -85,3 +87,43 @@ def test_stock_ddp_saves_the_same_files_once(tmp_path: Path, elastic) -> None:
     stock, said = saved_by(tmp_path / "ddp", done)
     assert said.count("the model is saved") == 1 and said.count("saved: ''") == 1
     assert stock == elastic(tmp_path / "elastic", "after")[0]
+
+
+ZOMBIE = """
+import os, signal, sys
+import elastane
+from elastane_common.storage import Folder
+
+write = Folder.write
+def stopped(folder, name, chunks):
+    if name == "manifest.json":  # it has looked, and nobody was there
+        Folder.write = write
+        os.kill(os.getpid(), signal.SIGSTOP)
+    write(folder, name, chunks)
+Folder.write = stopped
+elastane.save_model(sys.argv[1])
+"""
+
+
+def test_a_process_of_a_launch_that_was_given_up_writes_late_and_changes_nothing(tmp_path: Path) -> None:
+    """It stands still before its last write; meanwhile the next launch of the run has saved its model."""
+    url = str(tmp_path / "model")
+    for name in ("old", "new"):
+        (tmp_path / name).write_text(name)
+    environment = {**os.environ, "PYTHONPATH": PATH, **variables_of(tmp_path)}
+    zombie = subprocess.Popen(
+        [sys.executable, "-c", ZOMBIE, str(tmp_path / "old")],
+        env=environment | {"ELASTANE_RUN_FENCE": "7"}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        _, status = os.waitpid(zombie.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        write_artifacts(url, local_files(tmp_path / "new"), fence=8)
+        os.kill(zombie.pid, signal.SIGCONT)
+        _, said = zombie.communicate(timeout=60)
+    finally:
+        zombie.kill()
+    assert zombie.returncode != 0 and "a later launch of the run has written" in said
+    manifest = json.loads((tmp_path / "model" / "manifest.json").read_text())
+    assert (tmp_path / "model" / manifest["folder"] / "new").read_text() == "new"
+    assert verify(url).fence == manifest["fence"] == 8

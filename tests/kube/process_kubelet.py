@@ -26,7 +26,9 @@ import trustme
 from kube.api import CORE, Api, ApiError, Object
 
 POLL_SECONDS = 0.03
-MISSING = "missing"
+MISSING, SLOW = "missing", "slow"
+#: Of every image.
+DIGEST = f"sha256:{'3f' * 32}"
 
 
 @dataclass
@@ -47,12 +49,13 @@ class Pod:
 class ProcessKubelet:
     """The node of all pods of a namespace. capacity: of pods that run at a time; others stay Pending.
 
-    Images whose name begins with "missing" cannot be pulled.
+    Images whose name begins with "missing" cannot be pulled; those with "slow" are, once `pulled` is set.
     """
 
     def __init__(self, api: Api, namespace: str, node: str, folder: Path) -> None:
         self.api, self.namespace, self.node, self.folder = api, namespace, node, folder
         self.capacity = 1000
+        self.pulled = asyncio.Event()
         self.pods: dict[str, Pod] = {}
         self.started = 0
         self._pods_path = f"{CORE}/namespaces/{namespace}/pods"
@@ -95,6 +98,20 @@ class ProcessKubelet:
         pod.is_lost = True
         self.kill(pod)
         await self.api.delete(f"{self._pods_path}/{name}", {"gracePeriodSeconds": 0})
+
+    async def evict(self, name: str) -> None:
+        """End a pod as a node does whose memory runs out."""
+        pod = next(one for one in self.pods.values() if one.name == name)
+        message = "The node was low on resource: memory. "
+        await self._patch(name, {"phase": "Failed", "reason": "Evicted", "message": message})
+        self.kill(pod)
+
+    async def disrupt(self, name: str, reason: str, message: str) -> None:
+        """Delete a pod for a reason of the cluster's, as a drain or the scheduler does."""
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+        await self._patch(name, {"conditions": [target | {"lastTransitionTime": at}]})
+        await self.api.delete(f"{self._pods_path}/{name}", {"gracePeriodSeconds": 5})
 
     # ------------------------------------------------------------------ its work
 
@@ -190,6 +207,11 @@ class ProcessKubelet:
         pod.has_ended = True
 
     async def _pulled(self, pod: Pod, container: Object, where: str) -> bool:
+        if container["image"].startswith(SLOW):
+            creating = {"waiting": {"reason": "ContainerCreating"}}
+            ready = {"type": "PodReadyToStartContainers", "status": "True"}
+            await self._patch(pod.name, {"conditions": [ready], where: [_status(container, creating)]})
+            await self.pulled.wait()
         if not container["image"].startswith(MISSING):
             return True
         waiting = {"waiting": {"reason": "ErrImagePull", "message": f"{container['image']}: not found"}}
@@ -257,7 +279,8 @@ class ProcessKubelet:
 
 def _status(container: Object, state: Object) -> Object:
     return {
-        "name": container["name"], "image": container["image"], "imageID": "", "ready": False,
+        "name": container["name"], "image": container["image"], "ready": False,
+        "imageID": f"registry.test/{container['image'].partition(':')[0]}@{DIGEST}",
         "restartCount": 0, "state": state,
     }  # fmt: skip
 

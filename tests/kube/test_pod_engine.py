@@ -6,23 +6,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import pytest_asyncio
 
 import patience
 from elastane_common import layout
-from elastane_common.artifacts import verify
+from elastane_common.artifacts import read_record, verify
 from elastane_common.code_archive import pack
+from elastane_common.run_record import spec_of
 from elastane_common.storage import Folder
+from elastane_proto.v1 import training_pb2
 from elastane_runner import pod_status
 from elastane_runner.engine import (
     AttemptPlan,
@@ -45,14 +51,16 @@ from integration.master_support import ROOT, serving_master
 from integration.runner_support import Service, running_runner, send_code
 from kube.access import shipped_rights
 from kube.api import CORE, Object, kubeconfig
-from kube.gateway import Gateway
+from kube.gateway import Cut, Gateway
 from kube.operator_process import Cluster
-from kube.process_kubelet import ProcessKubelet
+from kube.process_kubelet import DIGEST, ProcessKubelet
 from slow import slow
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+SCRIPT = ROOT / "tests" / "integration" / "scripts" / "pod_engine_process.py"
 RIGHTS = ROOT / "deploy" / "kubernetes" / "runner"
+PULLS = "its node pulls the image, or fetches the code"
 UP = "echo up; "
 SLEEP = UP + "exec sleep 1000"
 STUBBORN = "trap 'echo term' TERM; " + UP + "while :; do sleep 0.05; done"
@@ -69,13 +77,20 @@ class Bench:
         self.engines: list[PodEngine] = []
 
     def engine(
-        self, root: str = "root", *, start_seconds: float = 20, image_seconds: float = 0.5, **options: Any
+        self,
+        root: str = "root",
+        *,
+        start_seconds: float = 20,
+        pull_seconds: float = 60,
+        image_seconds: float = 0.5,
+        **options: Any,
     ) -> PodEngine:
         client = PodClient(
             "runner-1",
             PodOptions(**{"image": "digits:3", "namespace": self.namespace, **options}),
             kubeconfig=str(self.config),
             start_seconds=start_seconds,
+            pull_seconds=pull_seconds,
             image_seconds=image_seconds,
         )
         engine = PodEngine(self.folder / root, client, look_seconds=0.1)
@@ -247,7 +262,12 @@ async def test_a_rank_whose_node_is_gone_is_lost(bench: Bench, monkeypatch: pyte
     (pod,) = await bench.pods()
     await bench.kubelet.lose(pod["metadata"]["name"])
     assert await next_end(engine) == RankEvent(
-        run="run", attempt=1, rank=0, state=RankState.LOST, last_line=b"up"
+        run="run",
+        attempt=1,
+        rank=0,
+        state=RankState.LOST,
+        last_line=b"up",
+        reason=f"the pod {pod['metadata']['name']} was deleted",
     )
     await engine.remove("run", 1)
     await until_gone(bench)
@@ -267,6 +287,36 @@ async def test_a_launch_without_room_for_all_is_taken_back_whole_and_says_why(be
         await engine.launch(bench.plan(SLEEP, SLEEP))
     await until_gone(bench)
     assert bench.kubelet.started == 1
+
+
+async def test_a_slow_pull_is_waited_for_beyond_the_start_timeout_and_said(bench: Bench) -> None:
+    told: list[str] = []
+    pulls = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def tell(words: str) -> None:
+        told.append(words)
+        if told.count(words) > 2 * 4:  # asked four times a second: for longer than the start may take
+            loop.call_soon_threadsafe(pulls.set)
+
+    engine = bench.engine(image="slow:1", start_seconds=1)
+    launch = asyncio.create_task(engine.launch(replace(bench.plan(SLEEP), tell=tell)))
+    long_enough = asyncio.create_task(pulls.wait())
+    async with patience.within(60):
+        await asyncio.wait({launch, long_enough}, return_when=asyncio.FIRST_COMPLETED)
+    assert not launch.done()
+    (pod,) = await bench.pods()
+    assert told[-1] == f"waits for the pod {pod['metadata']['name']}: {PULLS}"
+    bench.kubelet.pulled.set()
+    await patience.wait_for(launch, 60)
+    await engine.stop("run", 1, 0)
+
+
+async def test_a_pull_that_takes_too_long_is_given_up(bench: Bench) -> None:
+    engine = bench.engine(image="slow:1", start_seconds=0.1, pull_seconds=1)
+    with pytest.raises(EngineError, match=f"does not run after 1 s: {PULLS}"):
+        await engine.launch(bench.plan(SLEEP))
+    await until_gone(bench)
 
 
 async def test_a_stop_gives_up_a_launch_that_waits(bench: Bench) -> None:
@@ -348,6 +398,126 @@ async def test_an_api_that_is_away_says_nothing(bench: Bench) -> None:
     await stop
 
 
+# ---------------------------------------------------------------- the runner is killed during a launch
+
+
+class Runner:
+    """A process of scripts/pod_engine_process.py, that launches two ranks."""
+
+    def __init__(self, bench: Bench, root: str = "root", kill_at: int = 0) -> None:
+        plan = {
+            "run": "run", "attempt": 1, "fence": 5, "namespace": bench.namespace,
+            "commands": [["sh", "-c", SLEEP]] * 2,
+        }  # fmt: skip
+        roots = (str(ROOT / name) for name in ("common", "proto", "worker"))
+        words = (bench.folder / root, bench.config, json.dumps(plan), kill_at)
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
+        )
+
+    async def launched(self) -> int:
+        """Wait for the launch, and return how many lines it took."""
+        assert self.process.stdout is not None
+        word, lines = (await asyncio.to_thread(self.process.stdout.readline)).split()
+        assert word == "launched"
+        return int(lines)
+
+    async def killed(self) -> None:
+        """Wait until it was killed, by itself or by a cut."""
+        await asyncio.to_thread(self.process.communicate)
+        assert self.process.returncode == -signal.SIGKILL
+
+
+async def next_runner_has_all_or_nothing(bench: Bench, root: str = "root") -> bool:
+    """See a new runner adopt what a killed one has left, or take it back; True if it was whole."""
+    engine = bench.engine(root)
+    records = await engine.adopt()
+    states = [rank.state for record in records for rank in record.ranks]
+    is_whole = any(record.launched for record in records)
+    if is_whole:
+        assert states == [RankState.RUNNING, RankState.RUNNING] and len(await bench.pods()) == 2
+        await engine.stop("run", 1, 0)
+    else:
+        assert RankState.RUNNING not in states
+        await until_gone(bench)
+    await engine.remove("run", 1)
+    await until_gone(bench)
+    assert bench.kubelet.started <= 2, "nothing is started twice"
+    await engine.launch(bench.plan(SLEEP))
+    await engine.stop("run", 1, 0)
+    await engine.remove("run", 1)
+    await until_gone(bench)
+    return is_whole
+
+
+#: What a launch of two ranks writes to the API: a Service, a pod, and another.
+WRITES = 3
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("write", range(1, WRITES + 1))
+async def test_a_launch_whose_runner_is_killed_at_a_write_is_taken_back(
+    bench: Bench, write: int, side: Literal["before", "after"]
+) -> None:
+    """before: the API does not get the write; after: it has carried it out, and nobody learns of that."""
+    killed: list[Runner] = []
+    bench.gateway.cut = cut = Cut(write, side, lambda: killed[0].process.kill())
+    killed.append(Runner(bench))
+    await killed[0].killed()
+    assert cut.done.is_set()
+    written = [one.path.rpartition("/")[2] for one in bench.gateway.writes if one.method == "POST"]
+    assert written == ["services", "pods", "pods"][: write - (side == "before")]
+    await next_runner_has_all_or_nothing(bench)
+
+
+async def test_what_the_api_carries_out_late_of_a_cut_launch_is_taken_back(bench: Bench) -> None:
+    """The write is on its way when its runner is killed, and the next runner has looked before it comes."""
+    bench.kubelet.capacity = 1  # so that it is never whole
+    killed: list[Runner] = []
+    bench.gateway.cut = Cut(WRITES, "after", lambda: killed[0].process.kill())
+    killed.append(Runner(bench))
+    await killed[0].killed()
+    late = bench.gateway.writes[-1].body
+    engine = bench.engine()
+    (record,) = await engine.adopt()
+    assert not record.launched
+    await until_gone(bench)
+    late["metadata"].pop("ownerReferences")
+    await bench.api.create(f"{CORE}/namespaces/{bench.namespace}/pods", late)
+    await until_gone(bench)
+
+
+async def test_a_launch_whose_pods_run_is_adopted_although_its_runner_could_not_say_so(bench: Bench) -> None:
+    """Killed after the last pod has started, before that is recorded."""
+    runner = Runner(bench)
+    await runner.launched()
+    runner.process.kill()
+    await runner.killed()
+    (bench.folder / "root" / "runs" / "run" / "1" / LAUNCHED).unlink()
+    assert await next_runner_has_all_or_nothing(bench)
+
+
+@slow
+@pytest.mark.timeout(1800)
+async def test_a_launch_of_pods_is_whole_or_taken_back_at_each_of_its_lines(bench: Bench) -> None:
+    runner = Runner(bench)
+    lines = await runner.launched()
+    runner.process.kill()
+    await runner.killed()
+    outcomes = {await next_runner_has_all_or_nothing(bench)}
+    for line in range(1, lines + 1):
+        bench.kubelet.started = 0
+        for engine in list(bench.engines):
+            await bench.close(engine)
+        await Runner(bench, f"root-{line}", line).killed()
+        outcomes.add(await next_runner_has_all_or_nothing(bench, f"root-{line}"))
+    assert outcomes == {True, False}
+
+
 # ---------------------------------------------------------------- from submission to the end
 
 
@@ -384,6 +554,10 @@ async def test_a_run_goes_from_submission_to_its_end_while_its_runner_is_killed(
         runner.start()
         run = await service.until(run_id, "SUCCEEDED")
         assert run.attempt == 1 and [rank.exit_code for rank in run.ranks] == [0, 0]
+        await until_gone(bench)
+        record = read_record(run.artifact_url)
+        assert record is not None and record.code.image_digest == DIGEST, "--like starts the same image"
+        assert spec_of(record)["code"]["image"] == f"digits:3@{DIGEST}"
         assert bench.kubelet.started == 2, "none was started again"
         for rank in range(2):
             assert await service.log(run_id, rank) == b"code\n%d 127.0.0.1 hidden\nafter\n" % rank
@@ -396,6 +570,56 @@ async def test_a_run_goes_from_submission_to_its_end_while_its_runner_is_killed(
         await service.cancel(waiting)
         await service.until(waiting, "CANCELLED")
         await until_gone(bench)
+
+
+async def test_a_run_whose_pod_the_cluster_takes_away_is_suspended_and_goes_on(bench: Bench) -> None:
+    """Evicted by its node, drained and preempted in turn: it says why, and no attempt is counted."""
+    go = bench.folder / "go"
+    words = (
+        "--kind", "kubernetes", "--namespace", bench.namespace, "--kubeconfig", str(bench.config),
+        "--image", "digits:3", "--slots", "2",
+    )  # fmt: skip
+    lost = [
+        "was evicted: The node was low on resource: memory.",
+        "was evicted, as by a drain of its node: Eviction API: evicting",
+        "was preempted: made room for important/pod",
+    ]
+    async with (
+        serving_master(
+            bench.folder / "master",
+            artifact_url=(bench.folder / "artifacts").as_uri(),
+            runner_lease_seconds=600,
+        ) as (master, channel),
+        running_runner(master.address, bench.folder / "runner", *words),
+    ):
+        service = Service(channel)
+        run_id = await service.train(
+            "sh", "-c", f"trap 'exit 0' TERM; until test -e {go}; do sleep 0.05; done", instances=2
+        )
+        for number in range(3):
+            await service.until(run_id, "RUNNING")
+            victim = max(await bench.pods(), key=lambda one: str(one["metadata"]["name"]))["metadata"]["name"]
+            if number == 0:
+                await bench.kubelet.evict(victim)
+            elif number == 1:
+                await bench.kubelet.disrupt(victim, "EvictionByEvictionAPI", "Eviction API: evicting")
+            else:
+                await bench.kubelet.disrupt(victim, "PreemptionByScheduler", "made room for important/pod")
+            async with patience.within(60):
+                while len(suspended(run := await service.get(run_id))) <= number:
+                    await asyncio.sleep(0.05)
+            assert f"r1 has lost rank 1: the pod {victim} {lost[number]}" in suspended(run)[number]
+        await service.until(run_id, "RUNNING")
+        go.touch()
+        run = await service.until(run_id, "SUCCEEDED")
+        assert run.attempt == 1 and len(suspended(run)) == 3
+        await until_gone(bench)
+
+
+def suspended(run: training_pb2.Run) -> list[str]:
+    """Why a run was suspended, each time."""
+    word = training_pb2.RunState.RUN_STATE_SUSPENDED
+    return [one.reason for one in run.history if one.state == word]
 
 
 @slow

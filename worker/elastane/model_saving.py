@@ -107,7 +107,8 @@ def _saved(role: Role, turn: int, url: str, local: Path) -> ArtifactManifest:
     if turn > 0:
         expected, end = manifest_of(files), time.monotonic() + turn * role.takeover_seconds
         while time.monotonic() < end and not role.ring_changes():
-            if (there := read_manifest(url)) is not None and there.files == expected.files:
+            there = read_manifest(url)
+            if there is not None and there.files == expected.files and there.fence >= fence:
                 return there
             time.sleep(LOOK_SECONDS)
     manifest = write_artifacts(url, files, fence=fence)

@@ -8,11 +8,14 @@ others. All functions block.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import threading
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +24,13 @@ from elastane_common.code_archive import digest_of
 from elastane_common.errors import ElastaneError
 from elastane_common.storage import CHUNK_BYTES, Folder
 from elastane_runner.archive import ArchiveLimits, unpack
+from elastane_runner.progress import Tell, untold
 
 #: Of all archives that are kept.
 CACHE_BYTES_MAX: Final = 4 * 1024 * 1024 * 1024
 GIT_SECONDS_MAX: Final = 600.0
+#: Between two looks at what takes long.
+LOOK_SECONDS: Final = 1.0
 _GIT_PROTOCOLS: Final = "https:http:ssh:git:file"
 _COMMIT_DIGITS: Final = 40
 
@@ -49,21 +55,37 @@ class CodeCache:
             unfinished.unlink()
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
+        self._downloaded_bytes = 0
 
-    def unpack(self, service_url: str, digest: str, target: Path, limits: ArchiveLimits) -> None:
+    def unpack(
+        self, service_url: str, digest: str, target: Path, limits: ArchiveLimits, tell: Tell = untold
+    ) -> None:
         """Unpack an archive of the service into the new folder `target`.
 
-        Raises ArchiveError, CodeError or OSError.
+        tell: told as it gets on. Raises ArchiveError, CodeError or OSError.
         """
-        with self._lock:  # one download at a time: two launches of one archive share it
+        with self._turn(tell):
             archive = self._folder / f"{digest}.zip"
             if not archive.exists():
-                self._download(service_url, digest, archive)
+                self._download(service_url, digest, archive, tell)
             os.utime(archive)
             unpack(archive, digest, target, limits)
             self._make_room(archive)
 
-    def _download(self, service_url: str, digest: str, archive: Path) -> None:
+    @contextlib.contextmanager
+    def _turn(self, tell: Tell) -> Iterator[None]:
+        """Hold the cache: one download at a time, since two launches of one archive share it."""
+        seen_bytes = self._downloaded_bytes
+        while not self._lock.acquire(timeout=LOOK_SECONDS):
+            if self._downloaded_bytes != seen_bytes:
+                seen_bytes = self._downloaded_bytes
+                tell("waits for another download of code")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _download(self, service_url: str, digest: str, archive: Path, tell: Tell) -> None:
         name = layout.code_archive(digest)
         folder = Folder(service_url, CodeError)
         if folder.size(name) is None:
@@ -77,6 +99,8 @@ class CodeCache:
             with folder.reading(name) as source, unfinished.open("wb") as copy:
                 while chunk := source.read(CHUNK_BYTES):
                     copy.write(chunk)
+                    self._downloaded_bytes += len(chunk)
+                    tell(f"downloads the code: {copy.tell() >> 20} MiB are there")
             if digest_of(unfinished) != digest:
                 raise CodeError(
                     f"the archive at {service_url}/{name} has another sha256",
@@ -97,10 +121,11 @@ class CodeCache:
                 path.unlink(missing_ok=True)
 
 
-def clone(url: str, commit: str, target: Path) -> None:
+def clone(url: str, commit: str, target: Path, tell: Tell = untold) -> None:
     """Check a commit out into the new folder `target`. Raises CodeError or OSError.
 
-    Only this commit is fetched where the server allows that, else the whole repository.
+    Only this commit is fetched where the server allows that, else the whole repository. tell: told while git
+    is at work.
     """
     if len(commit) != _COMMIT_DIGITS or not all(digit in "0123456789abcdef" for digit in commit):
         raise CodeError(f"{commit[:80]!r} is not a commit in 40 hexadecimal digits", is_permanent=True)
@@ -108,12 +133,12 @@ def clone(url: str, commit: str, target: Path) -> None:
         raise CodeError(f"{url[:80]!r} is no URL of a repository", is_permanent=True)
     unfinished = target.with_name(f".{target.name}-{uuid.uuid4().hex}")
     try:
-        _git(None, "init", "--quiet", str(unfinished))
+        _git(None, tell, "init", "--quiet", str(unfinished))
         try:
-            _git(unfinished, "fetch", "--quiet", "--depth", "1", "--", url, commit)
+            _git(unfinished, tell, "fetch", "--quiet", "--depth", "1", "--", url, commit)
         except CodeError:
-            _git(unfinished, "fetch", "--quiet", "--", url, "+refs/*:refs/fetched/*")
-        _git(unfinished, "checkout", "--quiet", "--detach", commit)
+            _git(unfinished, tell, "fetch", "--quiet", "--", url, "+refs/*:refs/fetched/*")
+        _git(unfinished, tell, "checkout", "--quiet", "--detach", commit)
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -132,7 +157,7 @@ def make_readable(folder: Path) -> None:
         folders[:] = [name for name in folders if not (Path(parent) / name).is_symlink()]
 
 
-def _git(folder: Path | None, *arguments: str) -> None:
+def _git(folder: Path | None, tell: Tell, *arguments: str) -> None:
     where = [] if folder is None else ["-C", str(folder)]
     environment = {
         **os.environ,
@@ -141,18 +166,33 @@ def _git(folder: Path | None, *arguments: str) -> None:
         "GIT_CONFIG_NOSYSTEM": "1",
     }
     try:
-        done = subprocess.run(
+        git = subprocess.Popen(
             ["git", *where, "-c", "core.hooksPath=/dev/null", *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=GIT_SECONDS_MAX,
-            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
         )
     except FileNotFoundError:
         raise CodeError("this runner has no git", hint="install it on the runner") from None
-    except subprocess.TimeoutExpired:
-        raise CodeError(f"git {arguments[0]} took longer than {GIT_SECONDS_MAX:.0f} s") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CodeError(f"git {arguments[0]} failed: {said[-1] if said else done.returncode}")
+    with git:
+        errors = _errors_of(git, arguments[0], tell)
+    if git.returncode:
+        said = errors.decode(errors="replace").strip().splitlines()
+        raise CodeError(f"git {arguments[0]} failed: {said[-1] if said else git.returncode}")
+
+
+def _errors_of(git: subprocess.Popen[bytes], verb: str, tell: Tell) -> bytes:
+    """Wait for git; return what it said of errors. Raises CodeError if it takes too long."""
+    give_up_at = time.monotonic() + GIT_SECONDS_MAX
+    while True:
+        try:
+            return git.communicate(timeout=LOOK_SECONDS)[1]
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > give_up_at:
+                git.kill()
+                raise CodeError(f"git {verb} took longer than {GIT_SECONDS_MAX:.0f} s") from None
+            tell(f"git {verb} is at work")
+        except BaseException:
+            git.kill()
+            raise

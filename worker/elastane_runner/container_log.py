@@ -42,10 +42,11 @@ def log_bytes(folder: Path) -> int:
 
 
 class End(NamedTuple):
-    """How a rank has ended. returncode: None if its container is gone, and nobody knows."""
+    """How a rank has ended. returncode: None if nobody knows; reason: why, as far as that is known."""
 
     returncode: int | None
     ended_at: float | None
+    reason: str = ""
 
 
 class ContainerLog:
@@ -105,10 +106,11 @@ class ContainerLog:
                 if not gives_up:
                     raise
         except ContainerMissingError:  # somebody has removed it, and its log
-            return self._record(End(None, None))
+            return self._record(End(None, None, "somebody has removed what it ran in"))
         if self._closed.is_set():
             return None
-        return self._record(End(self._returncode(state), state.ended_at))
+        code = self._returncode(state)
+        return self._record(End(code, state.ended_at, state.reason if code is None else ""))
 
     def _returncode(self, state: ContainerState) -> int | None:
         """None: nobody knows, or its end says nothing about the rank, since nobody asked us to stop it."""
@@ -158,7 +160,8 @@ class ContainerLog:
 
 def record_end(folder: Path, end: End, log_bytes: int) -> None:
     """Record the end of a rank, for the next runner and for readers of its log. Raises OSError."""
-    write_record(folder / EXIT, {"returncode": end.returncode, "log_bytes": log_bytes, "ended": end.ended_at})
+    record = {"returncode": end.returncode, "log_bytes": log_bytes, "ended": end.ended_at}
+    write_record(folder / EXIT, record | ({"reason": end.reason} if end.reason else {}))
 
 
 class LogThread(threading.Thread):

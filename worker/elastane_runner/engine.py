@@ -14,6 +14,7 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 
 from elastane_common.errors import ElastaneError
 from elastane_common.run_record import RankImage
+from elastane_runner.progress import Tell, untold
 
 LOG_CAP_BYTES_DEFAULT: Final = 64 * 1024 * 1024
 
@@ -96,6 +97,7 @@ class AttemptPlan:
     slots_per_rank: slots that each rank takes, by which limits grow. log_cap_bytes: of each rank's log on
     disk. code: where pods fetch it, which do not see the folder. is_elastic: the ranks are workers of a job.
     grace_seconds: what ranks have between SIGTERM and SIGKILL if something else than the runner ends them.
+    tell: told what the launch waits for, from a thread.
     """
 
     run: str
@@ -109,6 +111,7 @@ class AttemptPlan:
     code: CodeSource = CodeSource()
     is_elastic: bool = False
     grace_seconds: float = 30.0
+    tell: Tell = field(default=untold, compare=False, repr=False)
 
 
 class RankState(StrEnum):
@@ -125,7 +128,7 @@ class RankRecord:
     """One rank as an engine found it.
 
     returncode: of EXITED, negative for a signal. last_line: of its log. started_at, ended_at: seconds since
-    the Unix epoch; None: it has not, or that is not known.
+    the Unix epoch; None: it has not, or that is not known. reason: why it is LOST; "": nobody knows.
     """
 
     rank: int
@@ -134,6 +137,7 @@ class RankRecord:
     last_line: bytes = b""
     started_at: float | None = None
     ended_at: float | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +153,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEvent:
-    """A rank has started (RUNNING) or ended (EXITED, LOST). returncode, last_line: as in RankRecord."""
+    """A rank has started (RUNNING) or ended (EXITED, LOST). Other fields: as in RankRecord."""
 
     run: str
     attempt: int
@@ -157,6 +161,7 @@ class RankEvent:
     state: RankState
     returncode: int | None = None
     last_line: bytes = b""
+    reason: str = ""
 
 
 class Engine(Protocol):

@@ -2,7 +2,7 @@
 
     ROOT/lock                          held by the one engine that uses the folder
     ROOT/runs/RUN/ATTEMPT/plan.json    written before any container of the attempt exists
-                          launched.json  all its containers were started
+                          launched.json  all its containers were started, from which image
                           closed.json  the launch is being taken back
                           stop.json    it is to end, and when it is killed
                           ranks/N/     a rank: log (`log_segments`), and exit.json once it has ended
@@ -125,7 +125,9 @@ class LabelledEngine:
 
     def image(self, run: str, attempt: int) -> RankImage | None:
         """Return the image of an attempt; None if it is not known."""
-        found = (read_record(self._folder(run, attempt) / PLAN) or {}).get("image")
+        folder = self._folder(run, attempt)
+        records = (read_record(folder / name) or {} for name in (LAUNCHED, PLAN))
+        found = next((one["image"] for one in records if "image" in one), None)
         return RankImage(*found) if isinstance(found, list) else None
 
     def close(self) -> None:
@@ -193,7 +195,7 @@ class LabelledEngine:
                 started_at = time.time()  # before: a rank may have ended when the engine answers
                 calls.start(container)
                 write_record(rank_folder / PROCESS, _process_record(container, started_at))
-            write_record(folder / LAUNCHED, {})
+            write_record(folder / LAUNCHED, {"image": list(calls.image)})
         except (OSError, EngineError, ContainerMissingError) as error:
             self._take_back(plan.run, plan.attempt)
             text = f"attempt {plan.attempt} of {plan.run} was not launched: {error}"
@@ -370,7 +372,7 @@ class LabelledEngine:
             return False
         if container is None or state is None:  # somebody has removed it
             folder.mkdir(exist_ok=True, mode=0o700)
-            record_end(folder, End(None, None), log_bytes(folder))
+            record_end(folder, End(None, None, "somebody has removed what it ran in"), log_bytes(folder))
             return False
         if state.is_running:
             return True
@@ -481,6 +483,7 @@ class LabelledEngine:
                 state=RankState.LOST if end.returncode is None else RankState.EXITED,
                 returncode=end.returncode,
                 last_line=last_line(self.rank_folder(*key)),
+                reason=end.reason,
             )
         )
         watched.ended.set_result(None)

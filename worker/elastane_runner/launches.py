@@ -50,7 +50,7 @@ class LaunchRecord(msgspec.Struct, kw_only=True):
 
     spec: RunSpec in protobuf's JSON. tries: of each rank that was prepared here, how often; of a black box
     once. uploaded: its logs are at the artifact URL. prior_bytes: of the log that an earlier launch of the
-    attempt had stored for a rank.
+    attempt had stored for a rank. gpus: of the newest try of each rank.
     """
 
     run_id: int
@@ -66,6 +66,7 @@ class LaunchRecord(msgspec.Struct, kw_only=True):
     tries: dict[int, int] = {}
     uploaded: bool = False
     prior_bytes: dict[int, int] = {}
+    gpus: dict[int, list[str]] = {}
 
     @property
     def key(self) -> LaunchKey:
@@ -96,7 +97,7 @@ def launch_of(unit: str) -> LaunchKey | None:
 
 @dataclass
 class Rank:
-    """One rank, as the master is told of it. state: prepared, running, exited or lost."""
+    """One rank, as the master is told of it. state: prepared, running, exited or lost, for a reason."""
 
     rank: int
     state: str = "prepared"
@@ -104,14 +105,17 @@ class Rank:
     last_line: bytes = b""
     started_at: float | None = None
     ended_at: float | None = None
+    reason: str = ""
 
     @property
     def lives(self) -> bool:
         return self.state in ("prepared", "running")
 
-    def apply(self, state: RankState, returncode: int | None, last_line: bytes, now: float) -> None:
+    def apply(
+        self, state: RankState, returncode: int | None, last_line: bytes, now: float, reason: str = ""
+    ) -> None:
         """Take over what the engine says."""
-        self.last_line = last_line or self.last_line
+        self.last_line, self.reason = last_line or self.last_line, reason
         match state:
             case RankState.RUNNING:
                 self.state, self.started_at = "running", self.started_at or now
@@ -130,7 +134,7 @@ def exit_code(returncode: int) -> int:
 def rank_of(record: RankRecord, now: float) -> Rank:
     """Return a rank as its engine found it."""
     rank = Rank(record.rank, started_at=record.started_at)
-    rank.apply(record.state, record.returncode, record.last_line, record.ended_at or now)
+    rank.apply(record.state, record.returncode, record.last_line, record.ended_at or now, record.reason)
     return rank
 
 

@@ -19,6 +19,7 @@ from elastane_common.addresses import parse_addresses, split_address
 from elastane_common.artifact_mark import check_mark
 from elastane_common.code_archive import ArchiveError
 from elastane_common.errors import ElastaneError
+from elastane_common.gpus import VISIBLE
 from elastane_proto.v1 import training_pb2
 from elastane_runner.algorithms import Algorithm
 from elastane_runner.archive import ArchiveLimits
@@ -34,6 +35,8 @@ from elastane_runner.environment import (
 )
 from elastane_runner.held_ports import HeldPort
 from elastane_runner.launches import Launch, LaunchRecord, Unit
+from elastane_runner.progress import Tell, untold
+from elastane_runner.rank_gpus import seen_by
 from elastane_runner.secret_files import read_secret
 
 #: How long a worker waits for the job that the service creates for its run.
@@ -66,7 +69,8 @@ class LaunchSettings:
     interpreter: Python of those workers. has_own_network: ranks that are started together have a network
     interface and a loopback of their own, where they do not meet others of their run. pod_host: of ranks that
     are pods, the name of one by its unit and number: they reach each other by it, fetch their code by
-    themselves, and take the secrets of their namespace; None: ranks are on this machine.
+    themselves, and take the secrets of their namespace; None: ranks are on this machine. gpus: names of those
+    that ranks are given; None: it does not matter to them which they use.
     """
 
     host: str
@@ -79,6 +83,7 @@ class LaunchSettings:
     interpreter: str = sys.executable
     has_own_network: bool = False
     pod_host: Callable[[Unit, int], str] | None = None
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass
@@ -154,9 +159,16 @@ def check_network(record: LaunchRecord, ranks: Iterable[int], settings: LaunchSe
 
 
 def prepare(
-    launch: Launch, storage: ServiceStorage, cache: CodeCache, settings: LaunchSettings
+    launch: Launch,
+    storage: ServiceStorage,
+    cache: CodeCache,
+    settings: LaunchSettings,
+    tell: Tell = untold,
 ) -> Preparation:
-    """Unpack the code of a launch and read its secrets. Raises LaunchError, whatever the cause."""
+    """Unpack the code of a launch and read its secrets. Raises LaunchError, whatever the cause.
+
+    tell: told as it gets on.
+    """
     spec = spec_of(launch.record)
     try:
         algorithm = settings.algorithms.get(spec.algorithm)
@@ -174,7 +186,7 @@ def prepare(
             keys = {one.variable: _secret_key(one) for one in spec.secrets}
             return Preparation(launch.folder, command, {}, image, code=code, secret_keys=keys)
         secrets = {one.variable: _secret(one, settings) for one in spec.secrets}
-        folder = _code(launch, spec, algorithm, storage.url, cache, settings)
+        folder = _code(launch, spec, algorithm, storage.url, cache, settings, tell)
     except (ArchiveError, LaunchSpecError, ValueError) as error:
         raise LaunchError(str(error), is_permanent=True) from error
     except CodeError as error:
@@ -231,6 +243,7 @@ def _code(
     service_url: str,
     cache: CodeCache,
     settings: LaunchSettings,
+    tell: Tell,
 ) -> Path:
     """Return the folder that the ranks are started in."""
     target = launch.folder / "code"
@@ -241,9 +254,9 @@ def _code(
     if target.is_dir():
         shutil.rmtree(target)  # of a runner that was killed before it had started a rank
     if source == "archive_sha256":
-        cache.unpack(service_url, spec.code.archive_sha256, target, settings.limits)
+        cache.unpack(service_url, spec.code.archive_sha256, target, settings.limits, tell)
     elif source == "git":
-        clone(spec.code.git.url, spec.code.git.commit, target)
+        clone(spec.code.git.url, spec.code.git.commit, target, tell)
     else:
         target.mkdir()
     make_readable(target)
@@ -259,10 +272,11 @@ def plan(
     ranks: Iterable[int],
     endpoints: Mapping[int, Endpoint],
     settings: LaunchSettings,
+    tell: Tell = untold,
 ) -> AttemptPlan:
     """Return the plan by which these ranks start together. Raises LaunchSpecError.
 
-    endpoints: where each rank of the run listens; of an elastic run they do not matter.
+    endpoints: where each rank of the run listens; of an elastic run they do not matter. tell: of the plan.
     """
     record = launch.record
     if settings.has_own_network:
@@ -282,7 +296,7 @@ def plan(
         ranks=tuple(
             RankPlan(
                 command,
-                {**environment(spec, rank), **own, **preparation.secrets},
+                {**_gpus(record, rank, chosen), **environment(spec, rank), **own, **preparation.secrets},
                 rank,
                 preparation.secret_keys,
             )
@@ -291,6 +305,7 @@ def plan(
         code=preparation.code,
         is_elastic=record.elastic,
         grace_seconds=grace_seconds(record),
+        tell=tell,
     )
 
 
@@ -343,6 +358,16 @@ def worker_command(
         "--job", record.job, "--job-timeout", str(JOB_SECONDS), "--local-workers", "1",
         "--exit-codes", "pod", *script,
     )  # fmt: skip
+
+
+def _gpus(record: LaunchRecord, rank: int, ranks: Iterable[int]) -> dict[str, str]:
+    """Return the variable that names the GPUs of a rank; a parameter of the run may say something else."""
+    if rank not in record.gpus:
+        return {}
+    together = {one: record.gpus[one] for one in ranks}
+    number = spec_of(record).framework
+    by_local_rank = not record.elastic and number != training_pb2.FRAMEWORK_TENSORFLOW
+    return {VISIBLE: ",".join(seen_by(rank, together, numbers_by_local_rank=by_local_rank))}
 
 
 def _is_loopback(host: str) -> bool:

@@ -34,15 +34,16 @@ from elastane_runner.pod_plan import (
     service,
     service_name,
 )
-from elastane_runner.pod_status import start_of, state_of
+from elastane_runner.pod_status import image_digest, start_of, state_of
 from elastane_runner.rank_client import ContainerMissingError, ContainerState, Found
 from elastane_runner.rank_labels import ATTEMPT, RUN, RUNNER
 from kubernetes import config
 
 CALL_SECONDS_MAX: Final = 30.0
 CONNECT_SECONDS_MAX: Final = 5.0
-#: Less than the master waits for a launch (120 s), so that it learns the reason.
 START_SECONDS_DEFAULT: Final = 100.0
+#: How long a pod that has a node may take until its image is there and its code is fetched.
+PULL_SECONDS_DEFAULT: Final = 1800.0
 #: How long an image cannot be pulled, until it counts as missing.
 IMAGE_SECONDS_DEFAULT: Final = 60.0
 #: How long pods that are killed may take to go, until they are removed without an answer of their node.
@@ -59,8 +60,8 @@ class PodClient:
 
     options: of the runner; resources are those of one slot. kubeconfig: file; "": KUBECONFIG, the service
     account of the pod that this runs in, or ~/.kube/config. start_seconds: until a launch runs, or is taken
-    back. image_seconds: how long an image cannot be pulled, until it counts as missing. Raises EngineError
-    for options that no pod takes.
+    back; pull_seconds: the same while its node pulls the image or fetches the code. image_seconds: how long
+    an image cannot be pulled, until it counts as missing. Raises EngineError for options that no pod takes.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class PodClient:
         *,
         kubeconfig: str = "",
         start_seconds: float = START_SECONDS_DEFAULT,
+        pull_seconds: float = PULL_SECONDS_DEFAULT,
         image_seconds: float = IMAGE_SECONDS_DEFAULT,
     ) -> None:
         check_runner(runner)
         check_options(options)
         self.runner = runner
         self.start_seconds = start_seconds
+        self.pull_seconds = pull_seconds
         self.image_seconds = image_seconds
         self._options = options
         self._kubeconfig = kubeconfig
@@ -270,19 +273,24 @@ class PodClient:
 
 
 class PodLaunch:
-    """One launch. Implements `LaunchCalls`. image: as it was named; its digest is not known."""
+    """One launch. Implements `LaunchCalls`."""
 
     def __init__(self, client: PodClient, plan: AttemptPlan, options: PodOptions) -> None:
         self._client = client
         self._plan = plan
         self._options = options
         self._cancelled = threading.Event()
-        self._deadline = 0.0
-        self.image = RankImage(options.image, "")
+        self._begun = 0.0
+        self._digests: set[str] = set()
+
+    @property
+    def image(self) -> RankImage:
+        """The image as it was named, with its digest once all nodes that have started it say the same one."""
+        return RankImage(self._options.image, next(iter(self._digests)) if len(self._digests) == 1 else "")
 
     def create(self) -> dict[int, str]:
         """Create the Service and all pods; return their names by rank."""
-        self._deadline = time.monotonic() + self._client.start_seconds
+        self._begun = time.monotonic()
         runner, namespace = self._client.runner, self._options.namespace
         owner = self._client.create("services", service(self._plan, runner=runner, namespace=namespace))
         made = {}
@@ -295,8 +303,10 @@ class PodLaunch:
         """Wait until a pod's rank runs. Raises EngineError, with the reason why it does not."""
         image_since: float | None = None
         while True:
-            start = start_of(self._client.pod(container))
+            found = self._client.pod(container)
+            start = start_of(found)
             if start.has_started:
+                self._digests.add(image_digest(found))
                 return
             if start.refusal is not None:
                 raise start.refusal
@@ -304,11 +314,12 @@ class PodLaunch:
             image_since = (image_since or now) if start.has_image_trouble else None
             if image_since is not None and now >= image_since + self._client.image_seconds:
                 raise ImageMissingError(start.waits_for)
-            if now >= self._deadline:
-                seconds = self._client.start_seconds
+            seconds = self._client.pull_seconds if start.is_pulling else self._client.start_seconds
+            if now >= self._begun + seconds:
                 raise EngineError(
                     f"the pod {container} does not run after {seconds:.0f} s: {start.waits_for}"
                 )
+            self._plan.tell(f"waits for the pod {container}: {start.waits_for}")
             if self._cancelled.wait(_POLL_SECONDS):
                 raise EngineError("it was stopped before it had started")
 

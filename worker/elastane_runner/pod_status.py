@@ -1,4 +1,4 @@
-"""What a Pod's status says of its rank: has it started, how has it ended, why does it not start. Pure.
+"""What a Pod's status says of its rank: has it started, from which image, how has it ended, and why. Pure.
 
 A pod that was deleted, evicted or preempted, or whose node is lost, is disrupted: its exit code says nothing
 about the rank. What had ended before that keeps its code.
@@ -25,6 +25,14 @@ _NO_SUCH_IMAGE: Final = ("InvalidImageName", "ErrImageNeverPull")
 _IMAGE_TROUBLE: Final = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
 _REFUSED: Final = ("CreateContainerConfigError", "CreateContainerError")
 _NEVER_RAN: Final = ("StartError", "ContainerCannotRun")
+#: Reasons of the condition DisruptionTarget.
+_DISRUPTIONS: Final = {
+    "EvictionByEvictionAPI": "was evicted, as by a drain of its node",
+    "TerminationByKubelet": "was evicted by its node",
+    "PreemptionByScheduler": "was preempted",
+    "DeletionByTaintManager": "was deleted, since its node was cut off or tainted",
+    "DeletionByPodGC": "was deleted, since its node is gone",
+}
 _UNKNOWN: Final = "ContainerStatusUnknown"
 
 
@@ -32,13 +40,14 @@ class Start(NamedTuple):
     """How far the start of a rank has come.
 
     refusal: it will not start. waits_for: what it waits for, in words. has_image_trouble: its image cannot be
-    pulled at present.
+    pulled at present. is_pulling: its node has all that it needs but an image, or fetches the code.
     """
 
     has_started: bool = False
     refusal: EngineError | None = None
     waits_for: str = ""
     has_image_trouble: bool = False
+    is_pulling: bool = False
 
 
 def state_of(pod: Object, now: float) -> ContainerState:
@@ -53,10 +62,11 @@ def state_of(pod: Object, now: float) -> ContainerState:
             ended_at,
             _exit_code(ended),
             any(at is None or ended_at is None or at <= ended_at for at in _disrupted_at(pod)),
+            disruption(pod),
         )
     started_at = _seconds((state.get("running") or {}).get("startedAt"))
     if status.get("phase") in _OVER or _is_abandoned(pod, now):
-        return ContainerState(False, started_at, None, None, True)
+        return ContainerState(False, started_at, None, None, True, disruption(pod))
     return ContainerState(True, started_at)
 
 
@@ -84,7 +94,15 @@ def start_of(pod: Object) -> Start:
             return Start(waits_for=words, has_image_trouble=True)
         if reason in _REFUSED:
             return Start(refusal=EngineError(f"the pod {name} does not start: {words}"))
+    if _has_sandbox(status):
+        return Start(waits_for="its node pulls the image, or fetches the code", is_pulling=True)
     return Start(waits_for=_waits_for(status))
+
+
+def _has_sandbox(status: Object) -> bool:
+    """True if a pod has its network and volumes. Clusters before Kubernetes 1.29 do not say so."""
+    ready = (one for one in status.get("conditions") or () if one.get("type") == "PodReadyToStartContainers")
+    return any(one.get("status") == "True" for one in ready)
 
 
 def _waits_for(status: Object) -> str:
@@ -96,10 +114,15 @@ def _waits_for(status: Object) -> str:
 
 
 def _state(pod: Object, container: str) -> Object:
+    found: Object = _status(pod, container).get("state") or {}
+    return found
+
+
+def _status(pod: Object, container: str) -> Object:
     status = pod.get("status") or {}
     for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         if one.get("name") == container:
-            found: Object = one.get("state") or {}
+            found: Object = one
             return found
     return {}
 
@@ -121,6 +144,29 @@ def _disrupted_at(pod: Object) -> Iterator[float | None]:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             yield _seconds(condition.get("lastTransitionTime"))
+
+
+def image_digest(pod: Object) -> str:
+    """Return the digest of the image that a node has pulled for a rank, "sha256:..."; "": it has none."""
+    return str(_status(pod, RANK_CONTAINER).get("imageID") or "").partition("@")[2]
+
+
+def disruption(pod: Object) -> str:
+    """Return in words why the cluster has ended a pod; "" if it has not."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    name = f"the pod {metadata['name']}"
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            words = _DISRUPTIONS.get(str(condition.get("reason")), "was disrupted")
+            return _with_message(f"{name} {words}", condition)
+    if status.get("phase") == "Failed" and status.get("reason"):
+        words = "was evicted" if status["reason"] == "Evicted" else f"has failed ({status['reason']})"
+        return _with_message(f"{name} {words}", status)
+    return f"{name} was deleted" if metadata.get("deletionTimestamp") else ""
+
+
+def _with_message(words: str, said: Object) -> str:
+    return ": ".join(filter(None, (words, " ".join(str(said.get("message") or "").split()))))
 
 
 def _is_abandoned(pod: Object, now: float) -> bool:

@@ -30,7 +30,7 @@ class ContainerState(NamedTuple):
 
     is_running: also before it has run. started_at, ended_at: seconds since the Unix epoch; None: not yet.
     exit_code: of one that has ended, 128 and more for a signal; None: it has none. is_disrupted: something
-    other than the rank and its runner has ended it, as a drained node does.
+    other than the rank and its runner has ended it, as a drained node does. reason: of that, in words.
     """
 
     is_running: bool
@@ -38,6 +38,7 @@ class ContainerState(NamedTuple):
     ended_at: float | None = None
     exit_code: int | None = 0
     is_disrupted: bool = False
+    reason: str = ""
 
 
 class LogStream(Protocol):
@@ -49,7 +50,7 @@ class LogStream(Protocol):
 
 
 class LaunchCalls(Protocol):
-    """The containers of one launch. image: what they are started from."""
+    """The containers of one launch. image: of all; its digest may not be known before they run."""
 
     @property
     def image(self) -> RankImage: ...

@@ -138,6 +138,7 @@ def rank_record(folder: Path, rank: int) -> RankRecord:
         last_line=last_line(folder),
         started_at=started_at,
         ended_at=ended["ended"],
+        reason=ended.get("reason", ""),
     )
 
 

@@ -43,6 +43,8 @@ from elastane_runner.launches import (
 from elastane_runner.launching import LaunchError, LaunchSettings, Preparation, ServiceStorage
 from elastane_runner.log_sending import LogSender
 from elastane_runner.master_stream import MasterStream, Response
+from elastane_runner.progress import Progress
+from elastane_runner.rank_gpus import gpus_for
 from elastane_runner.run_outcomes import RunOutcomes
 
 _log = structlog.get_logger(__name__)
@@ -54,7 +56,13 @@ UNREACHABLE_SECONDS: Final = 2.0
 #: Runs whose newest fence is remembered.
 _FENCES_MAX: Final = 100_000
 
+#: How long a master waits without progress that does not say so.
+PREPARE_SECONDS_DEFAULT: Final = 120.0
+#: How often progress is told within that time.
+TELLS: Final = 4
+
 _STATES: Final = {
+    "pending": training_pb2.RankStatus.STATE_PENDING,
     "prepared": training_pb2.RankStatus.STATE_PREPARED,
     "running": training_pb2.RankStatus.STATE_RUNNING,
     "exited": training_pb2.RankStatus.STATE_EXITED,
@@ -96,6 +104,9 @@ class Runner:
         #: The newest fence of each run, that was seen last at the end.
         self._fences: dict[int, int] = {}
         self._preparations: dict[LaunchKey, Preparation] = {}
+        #: How launches get on that are being prepared or started.
+        self._progress: dict[LaunchKey, Progress] = {}
+        self._prepare_seconds = PREPARE_SECONDS_DEFAULT
         #: Held while the code of a launch is unpacked, which its ranks share.
         self._unpacking: dict[LaunchKey, asyncio.Lock] = {}
         #: Ranks for which something is being done, and who does it.
@@ -115,6 +126,7 @@ class Runner:
         """Attend until `leave`. Raises RefusedError if a master refuses this runner, and EngineError."""
         await self._adopt()
         watching = asyncio.create_task(self._watch())
+        telling = asyncio.create_task(self._tell_progress())
         attending = asyncio.create_task(self._stream.run())
         try:
             done, _ = await asyncio.wait({watching, attending}, return_when=asyncio.FIRST_COMPLETED)
@@ -124,7 +136,7 @@ class Runner:
             self._logs.close()
             for preparation in self._preparations.values():
                 preparation.release()
-            tasks = [watching, attending, *self._tasks]
+            tasks = [watching, telling, attending, *self._tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,6 +213,7 @@ class Runner:
             host=self._settings.launch.host,
             exit_code=rank.exit_code,
             last_line=shown(rank.last_line),
+            reason=rank.reason[:LINE_CHARACTERS_MAX],
         )
         if rank.started_at is not None:
             message_codec.set_timestamp(status.started, rank.started_at)
@@ -217,6 +230,8 @@ class Runner:
     def _welcome(self, welcome: training_pb2.RunnerWelcome) -> None:
         self._logs.close()
         self._storage = ServiceStorage(welcome.artifact_url, welcome.artifact_mark)
+        if welcome.HasField("prepare"):
+            self._prepare_seconds = welcome.prepare.ToTimedelta().total_seconds()
         _log.info("attends", ranks=sum(len(launch.ranks) for launch in self._launches.values()))
 
     def _received(self, message: Response) -> None:
@@ -284,10 +299,16 @@ class Runner:
             async with self._unpacking.setdefault(launch.key, asyncio.Lock()):
                 if (preparation := self._preparations.get(launch.key)) is None:
                     preparation = self._preparations[launch.key] = await asyncio.to_thread(
-                        launching.prepare, launch, self._storage, self._cache, self._settings.launch
+                        launching.prepare,
+                        launch,
+                        self._storage,
+                        self._cache,
+                        self._settings.launch,
+                        self._progress_of(launch).tell,
                     )
             for rank in ranks:
                 launch.record.tries[rank] = launch.record.tries.get(rank, 0) + 1
+                self._give_gpus(launch, rank)
                 if not launch.record.elastic:
                     preparation.ports[rank] = HeldPort()
             await asyncio.to_thread(launch.save)
@@ -297,6 +318,23 @@ class Runner:
         for rank in ranks:
             launch.ranks[rank] = Rank(rank)
         self._say_prepared(launch, ranks)
+
+    def _give_gpus(self, launch: Launch, number: int) -> None:
+        """Choose the GPUs of a rank, if ranks have some of their own here."""
+        if self._settings.launch.gpus is None:
+            return
+        launch.record.gpus.pop(number, None)  # of the try before
+        taken = [
+            gpu
+            for one in self._launches.values()
+            for other, gpus in one.record.gpus.items()
+            if (one.key, other) in self._busy or (other in one.ranks and one.ranks[other].lives)
+            for gpu in gpus
+        ]
+        slots = launching.spec_of(launch.record).slots_per_instance or 1
+        launch.record.gpus[number] = gpus_for(
+            self._settings.launch.gpus, taken, slots=self._settings.slots, slots_of_rank=slots
+        )
 
     async def _end_older(self, launch: Launch) -> None:
         """End launches of the same run that the master has given up: no two of them live at a time."""
@@ -353,13 +391,30 @@ class Runner:
     async def _start(self, launch: Launch, ranks: list[int], endpoints: Mapping[int, Endpoint]) -> None:
         preparation = self._preparations[launch.key]
         try:
-            plan = launching.plan(launch, preparation, ranks, endpoints, self._settings.launch)
+            tell = self._progress_of(launch).tell
+            plan = launching.plan(launch, preparation, ranks, endpoints, self._settings.launch, tell)
             preparation.release(ranks)
             await self._engine.launch(plan)
         except LaunchSpecError as error:
             self._not_launched(launch, ranks, LaunchError(str(error), is_permanent=True))
         except (EngineError, OSError) as error:
             self._not_launched(launch, ranks, error)
+
+    # ------------------------------------------------------------------ progress
+
+    def _progress_of(self, launch: Launch) -> Progress:
+        return self._progress.setdefault(launch.key, Progress())
+
+    async def _tell_progress(self) -> None:
+        """Say of what takes long to prepare or to start that it gets on, so that the master waits."""
+        while True:
+            await asyncio.sleep(self._prepare_seconds / TELLS)
+            said = {key: words for key, one in self._progress.items() if (words := one.take())}
+            for key, number in list(self._busy):
+                if (launch := self._launches.get(key)) is not None and key in said:
+                    rank = launch.ranks.get(number)
+                    if rank is None or rank.state == "prepared":
+                        self._tell(launch, Rank(number, state="pending", reason=said[key]))
 
     # ------------------------------------------------------------------ failures
 
@@ -472,7 +527,7 @@ class Runner:
             return
         if launch.record.unit_of(event.rank) != (event.run, event.attempt):
             return
-        rank.apply(event.state, event.returncode, event.last_line, time.time())
+        rank.apply(event.state, event.returncode, event.last_line, time.time(), event.reason)
         self._tell(launch, rank)
         if not launch.lives and not launch.record.elastic:
             self._ended(launch)
@@ -481,6 +536,7 @@ class Runner:
         """Nothing of a launch lives here: what it has left is stored."""
         if (preparation := self._preparations.pop(launch.key, None)) is not None:
             preparation.release()
+        self._progress.pop(launch.key, None)
         self._outcomes.store(launch)
 
     async def _forget(self, launch: Launch) -> None:

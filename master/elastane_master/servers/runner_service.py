@@ -66,6 +66,7 @@ class RunnerServicer:
         welcome = training_pb2.RunnerWelcome(
             heartbeat_interval=duration(HEARTBEAT_SECONDS),
             lease=duration(settings.lease_seconds),
+            prepare=duration(settings.prepare_seconds),
             artifact_url=self._runs.options.artifact_url,
             artifact_mark=await self._runs.artifacts.mark(),
         )

@@ -42,7 +42,7 @@ _CODEC = Codec(
         RunSpec: {"job": Field("job", read=_job_settings)},
         RunView: {"owner": None, "fence": None, "data_url": None},
         RunnerView: {"session": None},
-        events.RankStatus: {"host": SHOWN, "last_line": _LINE},
+        events.RankStatus: {"host": SHOWN, "last_line": _LINE, "reason": SHOWN},
         events.RunnerJoined: {"session": None, "owners": None, "host": SHOWN, "device_type": SHOWN},
         events.LaunchFailed: {"reason": SHOWN},
         events.RunnerLeft: {"reason": SHOWN},

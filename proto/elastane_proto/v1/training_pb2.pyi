@@ -160,7 +160,7 @@ class RunSpec(_message.Message):
     def __init__(self, algorithm: _Optional[str] = ..., name: _Optional[str] = ..., output_model_name: _Optional[str] = ..., dataset: _Optional[_Union[DatasetRef, _Mapping]] = ..., parameters: _Optional[_Mapping[str, str]] = ..., framework: _Optional[_Union[Framework, str]] = ..., instances: _Optional[int] = ..., instances_min: _Optional[int] = ..., code: _Optional[_Union[CodeRef, _Mapping]] = ..., command: _Optional[_Iterable[str]] = ..., slots_per_instance: _Optional[int] = ..., runner_labels: _Optional[_Mapping[str, str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., priority: _Optional[int] = ..., retries_max: _Optional[int] = ..., run_time_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., secrets: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., job: _Optional[_Union[_job_pb2.JobSettings, _Mapping]] = ..., owner: _Optional[str] = ..., chief: _Optional[bool] = ..., parameter_servers: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("rank", "state", "runner_id", "host", "exit_code", "last_line", "started", "ended")
+    __slots__ = ("rank", "state", "runner_id", "host", "exit_code", "last_line", "started", "ended", "reason")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[RankStatus.State]
@@ -183,6 +183,7 @@ class RankStatus(_message.Message):
     LAST_LINE_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     rank: int
     state: RankStatus.State
     runner_id: str
@@ -191,7 +192,8 @@ class RankStatus(_message.Message):
     last_line: str
     started: _timestamp_pb2.Timestamp
     ended: _timestamp_pb2.Timestamp
-    def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankStatus.State, str]] = ..., runner_id: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., last_line: _Optional[str] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    reason: str
+    def __init__(self, rank: _Optional[int] = ..., state: _Optional[_Union[RankStatus.State, str]] = ..., runner_id: _Optional[str] = ..., host: _Optional[str] = ..., exit_code: _Optional[int] = ..., last_line: _Optional[str] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RunTransition(_message.Message):
     __slots__ = ("time", "state", "reason", "attempt")
@@ -695,16 +697,18 @@ class RankEndpoint(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
 
 class RunnerWelcome(_message.Message):
-    __slots__ = ("heartbeat_interval", "lease", "artifact_url", "artifact_mark")
+    __slots__ = ("heartbeat_interval", "lease", "artifact_url", "artifact_mark", "prepare")
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_URL_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_MARK_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval: _duration_pb2.Duration
     lease: _duration_pb2.Duration
     artifact_url: str
     artifact_mark: str
-    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifact_url: _Optional[str] = ..., artifact_mark: _Optional[str] = ...) -> None: ...
+    prepare: _duration_pb2.Duration
+    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., artifact_url: _Optional[str] = ..., artifact_mark: _Optional[str] = ..., prepare: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class RunnerPrepare(_message.Message):
     __slots__ = ("attempt", "spec", "ranks", "job", "artifact_url", "checkpoint_url", "data_url")

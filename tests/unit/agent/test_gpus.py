@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elastane_agent.supervisor.gpus import SLOT, VISIBLE, gpu_variables, gpu_variables_of_slot, visible_gpus
+from elastane_agent.supervisor.gpus import SLOT, gpu_variables, gpu_variables_of_slot
+from elastane_common.gpus import VISIBLE, visible_gpus
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -22,6 +23,7 @@ from elastane_common.artifacts import (
     list_run,
     local_files,
     read_manifest,
+    settle,
     verify,
     write_artifacts,
     write_record,
@@ -29,6 +31,7 @@ from elastane_common.artifacts import (
 from elastane_common.errors import EXIT_REFUSED
 from elastane_common.file_manifest import FileEntry
 from elastane_common.run_record import RunRecord
+from elastane_common.storage import Folder
 from unit.artifacts.storages import KINDS, folder_url, names, put, remove
 
 
@@ -237,6 +240,97 @@ def upload_in_child(url: str, path: Path, *, kill_before: int) -> bool:
         finally:
             os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+class Killed(BaseException):
+    """Ends a writer at some operation of the storage."""
+
+
+class Interrupted:
+    """A writer's storage: before its nth change something else happens, and it may be killed after that."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, at: int, then: Callable[[], None], dies: bool
+    ) -> None:
+        self.changes, self.at, self.then, self.dies = 0, at, then, dies
+        self._is_others = False
+        for name in ("write", "remove_file", "remove_subfolder"):
+            monkeypatch.setattr(Folder, name, self._counted(getattr(Folder, name)))
+
+    def _counted(self, change: Callable[..., None]) -> Callable[..., None]:
+        def counted(*arguments: object) -> None:
+            if self._is_others:
+                change(*arguments)
+                return
+            self.changes += 1
+            if self.changes == self.at:
+                self._is_others = True
+                self.then()
+                self._is_others = False
+            change(*arguments)
+            if self.dies and self.changes == self.at:
+                raise Killed
+
+        return counted
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["goes on", "dies after its write"])
+@pytest.mark.parametrize("saves", [b"8", b"7", b"b"], ids=["its own", "the same", "the one before"])
+@pytest.mark.parametrize("before", [None, 5, 7], ids=["first model", "second launch", "second model"])
+def test_a_launch_that_was_given_up_changes_nothing_whenever_it_wakes_up(
+    url: str, tmp_path: Path, before: int | None, saves: bytes, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later launch saves its model before any one of the changes that the older one makes."""
+    zombies, theirs = local_files(a_model(tmp_path / "7", b"7")), local_files(a_model(tmp_path / "8", saves))
+    for at in itertools.count(1):
+        with monkeypatch.context() as patch:
+            here = f"{url}/{at}"
+            if before is not None:
+                write_artifacts(here, local_files(a_model(tmp_path / "b", b"b")), fence=before)
+
+            later_launch = functools.partial(write_artifacts, here, theirs, fence=8)
+            woken = Interrupted(patch, at, later_launch, dies)
+            try:
+                write_artifacts(here, zombies, fence=7)
+            except (ArtifactError, Killed) as error:
+                assert dies or "a later launch" in str(error)
+        if woken.changes < at:
+            break
+        assert content(here)["weights.bin"] == saves and read_manifest(here).fence == 8
+        settled = settle(here)
+        with fsspec.open(f"{here}/{MANIFEST}", "rb") as file:
+            assert json.loads(file.read())["folder"] == settled.folder and settled.fence == 8
+    assert at == {None: 5, 5: 8, 7: 6}[before], "at each of its changes"
+
+
+def test_who_reads_the_manifest_alone_sees_no_model_of_a_launch_that_was_given_up(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks, sees nobody, and overwrites manifest.json after the later launch: it puts that one back."""
+    zombies, theirs = local_files(a_model(tmp_path / "7", b"7")), local_files(a_model(tmp_path / "8", b"8"))
+    write = Folder.write
+
+    def late(folder: Folder, name: str, chunks: object) -> None:
+        if name == MANIFEST and read_manifest(url).fence == 7:
+            monkeypatch.undo()
+            write_artifacts(url, theirs, fence=8)
+        write(folder, name, chunks)
+
+    monkeypatch.setattr(Folder, "write", late)
+    with pytest.raises(ArtifactError, match=r"a later launch .* \(fence 8, own 7\)"):
+        write_artifacts(url, zombies, fence=7)
+    with fsspec.open(f"{url}/{MANIFEST}", "rb") as file:
+        assert json.loads(file.read())["fence"] == 8
+    assert content(url)["weights.bin"] == b"8"
+
+
+def test_a_later_launch_removes_what_earlier_ones_have_left(url: str, tmp_path: Path) -> None:
+    for fence in (3, 5):
+        write_artifacts(url, local_files(a_model(tmp_path / "m")), fence=fence)
+    folder = read_manifest(url).folder
+    assert folder.endswith("-5")
+    files = [f"{folder}/sub/empty.json", f"{folder}/weights.bin", "launches/5.json", MANIFEST]
+    assert names(url) == sorted(files)
 
 
 def test_a_run_lists_model_logs_and_record(url: str, tmp_path: Path) -> None:

@@ -397,6 +397,26 @@ def test_a_worker_joins_the_runs_job_with_the_workers_token(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.parametrize(
+    ("framework", "seen"),
+    [("PYTORCH", ["4,6,5", "4,6,5"]), ("HOROVOD", ["4,6,5", "4,6,5"]), ("TENSORFLOW", ["4,5", "6"])],
+)
+def test_ranks_see_their_gpus_where_their_framework_looks(
+    framework: str, seen: list[str], tmp_path: Path
+) -> None:
+    launch = LaunchStore(tmp_path).new(record(tries={0: 1, 1: 1}, gpus={0: ["4", "5"], 1: ["6"]}))
+    launch.record.spec["framework"] = f"FRAMEWORK_{framework}"
+    endpoints = {rank: Endpoint("h0", 11 + rank) for rank in range(2)}
+    made = plan(launch, Preparation(tmp_path, ("t",), {}), [0, 1], endpoints, SETTINGS)
+    assert [rank.environment["CUDA_VISIBLE_DEVICES"] for rank in made.ranks] == seen
+
+
+def test_a_worker_of_an_elastic_run_sees_its_own_gpus(tmp_path: Path) -> None:
+    launch = LaunchStore(tmp_path).new(record(True, tries={0: 1, 1: 1}, gpus={0: ["4"], 1: ["6"]}))
+    made = plan(launch, Preparation(tmp_path, ("t.py",), {}), [1], {}, SETTINGS)
+    assert made.ranks[0].environment["CUDA_VISIBLE_DEVICES"] == "6"
+
+
 def test_tensorflow_knows_chief_and_parameter_servers(tmp_path: Path) -> None:
     launch = LaunchStore(tmp_path).new(record(tries={0: 1, 1: 1, 2: 1}))
     roles = {"framework": "FRAMEWORK_TENSORFLOW", "instances": 3, "chief": True, "parameter_servers": 1}

@@ -35,7 +35,7 @@ from elastane_runner.pod_plan import (
     service,
     service_name,
 )
-from elastane_runner.pod_status import OVERDUE_SECONDS, start_of, state_of
+from elastane_runner.pod_status import OVERDUE_SECONDS, disruption, image_digest, start_of, state_of
 from elastane_runner.rank_labels import read_labels
 
 GOLDEN = Path(__file__).parent / "pod_golden.json"
@@ -198,6 +198,56 @@ def test_a_rank_that_has_ended_has_its_code_unless_something_else_ended_it() -> 
     assert state_of(status(over(128, reason="StartError")), AT_0).exit_code == 127
 
 
+@pytest.mark.parametrize(
+    ("pod", "words"),
+    [
+        (
+            status(phase="Failed", reason="Evicted", message="low on\n memory. "),
+            "was evicted: low on memory.",
+        ),
+        (status(phase="Failed", reason="NodeAffinity"), "has failed (NodeAffinity)"),
+        (status(meta=deleted(40, 20)), "was deleted"),
+        (
+            status(
+                over(143),
+                meta=deleted(40, 20),
+                conditions=[
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+                ],
+            ),
+            "was preempted",
+        ),
+        (
+            status(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "New"}]),
+            "was disrupted",
+        ),
+    ],
+)
+def test_why_the_cluster_has_ended_a_pod(pod: dict[str, Any], words: str) -> None:
+    assert disruption(pod) == f"the pod p {words}"
+    assert state_of(pod, AT_0 + 1000).reason == (
+        "" if state_of(pod, AT_0 + 1000).is_running else disruption(pod)
+    )
+
+
+def test_a_pod_that_nobody_else_has_ended_has_no_such_reason() -> None:
+    assert disruption(status(over(1), phase="Failed")) == "" == state_of(status(over(1)), AT_0).reason
+
+
+@pytest.mark.parametrize(
+    ("image", "digest"),
+    [
+        ("docker-pullable://r.test/a/b@sha256:12", "sha256:12"),
+        ("r.test:5000/a@sha256:12", "sha256:12"),
+        ("sha256:12", ""),  # of an image that was loaded by hand: no registry has it
+        ("", ""),
+    ],
+)
+def test_the_digest_of_an_image_is_the_one_that_its_node_has_pulled(image: str, digest: str) -> None:
+    started = status(containerStatuses=[{"name": "rank", "imageID": image}])
+    assert image_digest(started) == digest and image_digest(status()) == ""
+
+
 def test_a_deleted_pod_runs_until_its_end_is_reported_or_overdue() -> None:
     running = status({"running": {"startedAt": T.format(1)}}, phase="Running", meta=deleted(10, 5))
     assert state_of(running, AT_0 + 10 + OVERDUE_SECONDS).is_running
@@ -221,7 +271,12 @@ def test_why_a_rank_does_not_start() -> None:
         start_of(status(phase="Pending", conditions=[unschedulable])).waits_for == "Unschedulable: 0/3 nodes"
     )
     pulling = start_of(status({"waiting": {"reason": "ErrImagePull", "message": "no such manifest"}}))
-    assert pulling == (False, None, "ErrImagePull: no such manifest", True)
+    assert pulling == (False, None, "ErrImagePull: no such manifest", True, False)
+    creating = {"waiting": {"reason": "ContainerCreating"}}
+    ready = {"type": "PodReadyToStartContainers", "status": "True"}
+    assert start_of(status(creating, conditions=[ready])).is_pulling
+    assert not start_of(status(creating, conditions=[{**ready, "status": "False"}])).is_pulling
+    assert not start_of(status(creating)).is_pulling, "it may wait for a volume"
     invalid = start_of(status({"waiting": {"reason": "InvalidImageName"}}))
     assert isinstance(invalid.refusal, ImageMissingError)
     config = start_of(

@@ -122,8 +122,10 @@ class RunsDriver:
         state: Any,
         exit_code: int = 0,
         last_line: str = "",
+        reason: str = "",
     ) -> None:
-        report = RankReport(key, RankStatus(rank, state, exit_code=exit_code, last_line=last_line))
+        status = RankStatus(rank, state, exit_code=exit_code, last_line=last_line, reason=reason)
+        report = RankReport(key, status)
         self.do(events.RankChanged(runner, self.sessions[runner], report))
 
     def stopped(self, runner: str, key: AttemptKey) -> None:

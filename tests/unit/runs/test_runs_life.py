@@ -222,6 +222,47 @@ def test_a_message_with_an_old_fence_is_answered_with_stop_and_changes_nothing()
     assert [stop.attempt for stop in driver.take(effects.Stop)] == [old, old]
 
 
+def test_a_launch_that_gets_on_is_waited_for_and_one_that_does_not_is_taken_back() -> None:
+    driver = RunsDriver()
+    seconds = driver.machine.state.settings.prepare_seconds
+    driver.join("a", 1)
+    driver.join("b", 1)
+    run_id = driver.submit(instances=2)
+    key = driver.key(run_id)
+    (first, second) = driver.take_with_runner(effects.Prepare)
+    driver.prepared(*first)
+    for _ in range(5):
+        driver.tick(after=0.9 * seconds)
+        driver.rank(second[0], key, second[1].ranks[0], "pending", reason="downloads the code")
+    assert driver.state(run_id) == "launching"
+    assert driver.run(run_id).reason == f"{second[0]}: downloads the code"
+    driver.prepared(*second)
+    driver.tick(after=0.9 * seconds)
+    for runner in "ab":
+        rank = next(one.rank for one in driver.run(run_id).ranks if one.runner_id == runner)
+        driver.rank(runner, key, rank, "pending")
+    driver.tick(after=0.9 * seconds)
+    assert driver.state(run_id) == "launching"
+    driver.tick(after=0.2 * seconds)
+    assert "had not started it after 120 s without progress" in driver.run(run_id).reason
+    driver.rank("a", key, 0, "pending", reason="late")
+    assert "late" not in driver.run(run_id).reason
+    driver.stopped("a", key)
+    driver.stopped("b", key)
+    assert driver.state(run_id) == "queued" and driver.run(run_id).failures == 0
+
+
+def test_a_rank_that_was_given_up_is_stopped_though_its_runner_gets_on() -> None:
+    driver = RunsDriver()
+    driver.join("a", 1)
+    run_id = driver.submit()
+    key = driver.key(run_id)
+    driver.do(events.LaunchFailed("a", driver.sessions["a"], key, "disk full"))
+    driver.take(effects.Stop)
+    driver.rank("a", key, 0, "pending", reason="downloads the code")
+    assert [stop.attempt for stop in driver.take(effects.Stop)] == [key]
+
+
 def test_a_launch_that_one_runner_cannot_make_is_taken_back_whole() -> None:
     driver = RunsDriver()
     driver.join("a", 1)

@@ -28,7 +28,7 @@ from elastane_agent.supervisor import policy as policies
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
-from elastane_agent.supervisor.gpus import SLOT, VISIBLE, gpu_variables
+from elastane_agent.supervisor.gpus import SLOT, gpu_variables
 from elastane_agent.supervisor.joining import wait_for_job
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
@@ -48,6 +48,7 @@ from elastane_common.exit_codes import (
     EXIT_DRAINED,
     EXIT_RECLAIMED,
 )
+from elastane_common.gpus import VISIBLE
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
 from elastane_proto.amounts import price_text

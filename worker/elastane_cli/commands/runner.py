@@ -138,6 +138,7 @@ def _runner(
             environ=dict(os.environ),
             interpreter=sys.executable if kind == "process" else "python",
             has_own_network=options is not None and options.network != "host",
+            gpus=_gpus() if kind == "process" else None,
             pod_host=None if pod_options is None else _pod_host(runner_id, pod_options.namespace),
         ),
     )
@@ -234,12 +235,24 @@ def _pod_engine(settings: RunnerSettings, options: PodOptions, choices: PodChoic
         ) from error
     try:
         client = PodClient(
-            settings.runner_id, options, kubeconfig=choices.kubeconfig, start_seconds=choices.start_timeout
+            settings.runner_id,
+            options,
+            kubeconfig=choices.kubeconfig,
+            start_seconds=choices.start_timeout,
+            pull_seconds=choices.pull_timeout,
         )
         client.require_credentials()
         return PodEngine(settings.folder / "engine", client)
     except EngineError as error:
         raise RefusedError(str(error.args[0]), hint=error.hint) from error
+
+
+def _gpus() -> tuple[str, ...] | None:
+    """Return the GPUs to give to ranks; None if there is nothing to choose from."""
+    from elastane_common.gpus import VISIBLE, visible_gpus
+
+    found = tuple(visible_gpus(os.environ))
+    return found if VISIBLE in os.environ or len(found) > 1 else None
 
 
 def _pod_host(runner_id: str, namespace: str) -> Callable[[Unit, int], str]:

@@ -204,10 +204,16 @@ class PodChoices:
         _pod_option(
             "--start-timeout",
             "SECONDS",
-            "Until all pods of a launch run, or it is taken back; the master waits for 120 s.",
+            "Until all pods of a launch run, or it is taken back.",
             min=1,
         ),
     ] = 100.0
+    pull_timeout: Annotated[
+        float,
+        _pod_option(
+            "--pull-timeout", "SECONDS", "The same while nodes pull the image or fetch the code.", min=1
+        ),
+    ] = 1800.0
 
     def options(self, containers: ContainerChoices) -> PodOptions:
         """Return the options of all pods. Raises BadParameter for those that no cluster takes."""

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from elastane.runtime.rehearsal import Gate
-from elastane_agent.supervisor.gpus import VISIBLE, gpu_variables
+from elastane_agent.supervisor.gpus import gpu_variables
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_agent.supervisor.worker_command import job_variables
 from elastane_common.client import ClientClosedError, MasterClient
 from elastane_common.errors import ElastaneError
+from elastane_common.gpus import VISIBLE
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_proto.v1 import job_pb2
 

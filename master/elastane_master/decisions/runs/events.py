@@ -41,7 +41,10 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An instance as its runner sees it. exit_code: if `exited`; 128 plus a signal's number."""
+    """An instance as its runner sees it.
+
+    exit_code: if `exited`; 128 plus a signal's number. reason: why it is lost; "": nobody knows.
+    """
 
     rank: int
     state: ReportedState
@@ -50,6 +53,7 @@ class RankStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     last_line: str = ""
     started_at: float | None = None
     ended_at: float | None = None
+    reason: str = ""
 
 
 class RankReport(msgspec.Struct, frozen=True):

@@ -96,6 +96,7 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
         record = record_of(run, endpoint.rank, runner)
         if record is not None and record.state == "pending":
             record.state, record.address, record.port = "prepared", endpoint.host, endpoint.port
+            record.deadline_at = None  # the others have theirs
             ready.append(endpoint.rank)
     if not ready:
         return
@@ -105,6 +106,14 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
     elif all(record.state == "prepared" for record in run.ranks):
         run.reason = "all instances are prepared, and start"
         _start(ctx, run, [record.rank for record in run.ranks])
+
+
+def at_work(ctx: RunsContext, run: Run, record: RankRecord, words: str) -> None:
+    """A runner still gets ready for a launch, or starts it, and gets on with it: it has its time anew."""
+    record.deadline_at = _deadline(ctx)
+    if words:
+        run.reason = f"{record.runner_id}: {words}"
+    ctx.changed_run(run)
 
 
 def _start(ctx: RunsContext, run: Run, ranks: Iterable[int]) -> None:
@@ -265,22 +274,16 @@ def expire(ctx: RunsContext, run: Run) -> None:
         by_runner.setdefault(record.runner_id, []).append(record)
     reason = ""
     for runner_id, records in by_runner.items():
-        if _waits_for_others(run, records):
-            continue
         runner = ctx.state.runners[runner_id]
         what = "prepared" if records[0].state == "pending" else "started"
-        reason = f"{runner_id} had not {what} it after {ctx.state.settings.prepare_seconds:.0f} s"
+        seconds = f"{ctx.state.settings.prepare_seconds:.0f} s"
+        reason = f"{runner_id} had not {what} it after {seconds} without progress"
         if runner.attends:
             count_failure(ctx, runner, reason)
         if run.demand.elastic:
             take_back(ctx, run, runner, [record.rank for record in records], reason)
     if run.launch.ending is None:
         after_loss(ctx, run, reason, launch_failed=True)
-
-
-def _waits_for_others(run: Run, records: Iterable[RankRecord]) -> bool:
-    """True if a runner has done its part of a black box's launch: it has prepared, and others have not."""
-    return not run.demand.elastic and all(record.state == "prepared" for record in records)
 
 
 def take_back(ctx: RunsContext, run: Run, runner: Runner, ranks: list[int], reason: str) -> None:
@@ -307,5 +310,7 @@ def master_started(ctx: RunsContext, run: Run) -> None:
     for runner_id in launch.awaited:
         launch.awaited[runner_id] = life.stop_deadline(ctx, run)
     for record in run.ranks:
-        if record.deadline_at is not None:
+        if record.state == "prepared":
+            record.deadline_at = None
+        elif record.deadline_at is not None:
             record.deadline_at = _deadline(ctx) + ctx.state.settings.lease_seconds

@@ -51,6 +51,8 @@ def reported(ctx: RunsContext, run: Run, runner: Runner, status: RankStatus) -> 
             _exited(ctx, run, runner, record, status)
         case "lost":
             _lost(ctx, run, runner, record, status)
+        case "pending" if record.state in ("pending", "starting") and run.launch.ending is None:
+            launch.at_work(ctx, run, record, status.reason)
         case _:
             pass  # prepared: Prepared says it, with the endpoint; ended: an older instance of this rank
 
@@ -146,6 +148,8 @@ def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status
     _take_over(record, status)
     never_started = record.state in ("pending", "prepared", "starting")
     reason = f"{runner.runner_id} has lost rank {record.rank}"
+    if status.reason:
+        reason = f"{reason}: {status.reason}"
     if record.state == "pending" and run.demand.elastic and run.launch.ending is None:
         # It may be a late word on the instance before: the one that is being prepared has to go first.
         launch.take_back(ctx, run, runner, [record.rank], reason)

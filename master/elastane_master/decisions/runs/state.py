@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from elastane_master.decisions.runs.allocation import Allocation
@@ -13,12 +15,16 @@ from elastane_master.decisions.runs.usage import Use
 FAIR_SHARE = "fair-share"
 """The order of `queue.FairShare`, decided with each event."""
 
+PREPARE_SECONDS: Final = 120.0
+"""Default of `ServiceSettings.prepare_seconds`."""
+
 
 class ServiceSettings(msgspec.Struct, frozen=True):
     """What the operator has set; part of the state, as decisions depend on it.
 
     lease_seconds: without a message for so long a runner is lost. prepare_seconds: to get ready for a launch,
-    and again to start it. starvation_seconds: a run that has waited for so long gets slots reserved.
+    and again to start it, since the runner has last said that it gets on with that. starvation_seconds: a run
+    that has waited for so long gets slots reserved.
     retry_seconds, retry_seconds_max: before the attempt after the first failure; doubled with each further
     one. relaunch_seconds, relaunch_seconds_max: the same, of launches that were taken back.
     launch_failures_max: launches in a row, after which the attempt has failed. runner_failures_max: failed
@@ -31,7 +37,7 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     """
 
     lease_seconds: float = 60.0
-    prepare_seconds: float = 120.0
+    prepare_seconds: float = PREPARE_SECONDS
     starvation_seconds: float = 600.0
     retry_seconds: float = 10.0
     retry_seconds_max: float = 600.0

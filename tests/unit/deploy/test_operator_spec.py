@@ -24,7 +24,7 @@ from elastane_operator.decisions.spec import (
     price_micros,
     read_spec,
 )
-from elastane_operator.edge.controller import merge_patch
+from elastane_operator.edge.patches import merge_patch
 from unit.deploy.elastic_jobs import Cluster, identity, job_body, spec_of
 
 CRD = yaml.safe_load(

@@ -64,7 +64,7 @@ def make_plan(
     for job in jobs:
         share = before[job.uid]
         if not job.active:
-            refused[job.uid] = _inactive(job)
+            refused[job.uid] = _inactive(job, now)
         elif quiet and not share.planned and _just_taken(share, spec, now):
             refused[job.uid] = (
                 f"{job.full_name} gave its devices up less than {spec.cool_down_seconds} s ago and has none "
@@ -75,7 +75,7 @@ def make_plan(
                 states.append(_state(job, share, pool, pods, now))
                 taking.append(job)
             except InvalidSettings as error:
-                refused[job.uid] = f"{job.full_name} has no devices for 0 s or longer: {error}"
+                refused[job.uid] = f"{job.full_name} has no devices, after {_waited(job, now)} s: {error}"
     view = View(now.timestamp(), states, pool, pool.counts, COSTS)
     decision = _policy(spec, {job.full_name: job for job in taking}, quiet).decide(view)
     decision = replace(decision, allocation=_kept_back(taking, before, pods, pool, decision.allocation))
@@ -158,6 +158,13 @@ def _state(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod], now:
     if not any(usable):
         where = share.started_on or ", ".join(pool.types)
         raise InvalidSettings(f"no device type is left for it: it needs {where}", hint="Add the type again.")
+    largest = max(count for count, use in zip(pool.counts, usable, strict=True) if use)
+    if job.workers_min > largest:
+        raise InvalidSettings(
+            f"workers.min is {job.workers_min}, and the pool has at most {largest} devices of one type "
+            "for it",
+            hint="Lower workers.min, or raise a quota.",
+        )
     shape = Shape(
         job.ests,
         tuple(seconds if use else math.inf for use in usable),
@@ -228,8 +235,15 @@ def _just_taken(share: Share, spec: PoolSpec, now: datetime) -> bool:
     return share.taken_at is not None and now < share.taken_at + timedelta(seconds=spec.cool_down_seconds)
 
 
-def _inactive(job: PoolJob) -> str:
-    return f"{job.full_name} needs no devices for 0 s or longer: it is over, suspended or not valid"
+def _waited(job: PoolJob, now: datetime) -> int:
+    return max(0, round((now - job.created).total_seconds()))
+
+
+def _inactive(job: PoolJob, now: datetime) -> str:
+    return (
+        f"{job.full_name} needs no devices, {_waited(job, now)} s after it came: "
+        "it is over, suspended or not valid"
+    )
 
 
 def _finish(job: PoolJob, counts: Counts, state: JobState, now: datetime) -> datetime | None:

@@ -67,6 +67,24 @@ def test_a_guarantee_is_given_back_at_once_and_only_as_pods_go() -> None:
     assert world.look().share_of("uid-owner").granted == {"a": 2}  # type: ignore[union-attr]
 
 
+def test_a_guarantee_does_not_wait_for_the_end_of_a_cool_down() -> None:
+    queues = (PoolQueue("sure", guaranteed={"a": 2}), PoolQueue("spare"))
+    world = World(pool(a=4, queues=queues))
+    world.add(job("borrower", queue="spare"))
+    world.settle()
+    world.change("borrower", workers_max=3, ests=6)
+    world.settle()
+    quiet_until = world.kept().quiet_until
+    assert quiet_until is not None
+    assert quiet_until > world.now
+    other = job("other", queue="spare", workers_min=2, created=START + timedelta(seconds=1))
+    world.add(other)
+    assert world.look(1).share_of("uid-other").planned == {}  # type: ignore[union-attr]
+    world.add(job("owner", queue="sure", workers_min=2, created=START + timedelta(seconds=2)))
+    assert world.look(1).share_of("uid-owner").planned == {"a": 2}  # type: ignore[union-attr]
+    assert world.now < quiet_until
+
+
 def test_a_grant_that_a_job_may_still_act_upon_is_not_given_to_another() -> None:
     """The job has read a larger share, and acts upon it only after the pool has taken devices away."""
     queues = (PoolQueue("sure", guaranteed={"a": 2}), PoolQueue("spare"))

@@ -201,9 +201,10 @@ def _state(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod], now:
 
 
 def _admitted(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod]) -> Counts:
-    """Devices that a job has: those planned, without pods that are not admitted yet (Kueue)."""
+    """Devices that a job has and may keep: those planned, without pods that are not admitted yet (Kueue)."""
     gated = [pod.device_type for pod in pods if pod.owner_uid == job.uid and pod.gated]
-    return tuple(max(0, share.planned.get(kind, 0) - gated.count(kind)) for kind in pool.types)
+    admitted = (max(0, share.planned.get(kind, 0) - gated.count(kind)) for kind in pool.types)
+    return tuple(min(count, job.workers_max) for count in admitted)
 
 
 def _kept_back(

@@ -1,4 +1,4 @@
-"""A pool in miniature: its status, jobs with what they have acknowledged, and pods, of which some terminate."""
+"""A pool in miniature: its status, jobs with what they have acknowledged, pods, of which some terminate."""
 
 from __future__ import annotations
 

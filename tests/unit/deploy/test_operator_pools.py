@@ -72,8 +72,9 @@ def test_a_guarantee_does_not_wait_for_the_end_of_a_cool_down() -> None:
     world = World(pool(a=4, queues=queues))
     world.add(job("borrower", queue="spare"))
     world.settle()
-    world.change("borrower", workers_max=3, ests=6)
+    world.change("borrower", workers_max=3)
     world.settle()
+    assert world.devices("borrower") == {"a": 3}
     quiet_until = world.kept().quiet_until
     assert quiet_until is not None
     assert quiet_until > world.now

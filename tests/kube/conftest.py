@@ -66,8 +66,10 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
 
 @contextlib.asynccontextmanager
 async def custom_resource(api: Api, path: Path) -> AsyncIterator[None]:
-    """Install a CRD of the repository inside the block. An existing one that these tests did not create is left
-    alone, because it may hold a user's jobs."""
+    """Install a CRD of the repository inside the block.
+
+    An existing one that these tests did not create is left alone, because it may hold a user's objects.
+    """
     crd = yaml.safe_load(path.read_text())
     name = crd["metadata"]["name"]
     crd["metadata"].setdefault("annotations", {})[MARK] = "true"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
+from elastane_operator.decisions.pool_grants import with_grants
 from elastane_operator.decisions.pool_jobs import PoolPod
-from elastane_operator.decisions.pool_spec import PoolQueue, check_pool, read_pool_spec
-from elastane_operator.decisions.pools import inputs_digest, look_at_pool, refuse_pool
-from elastane_operator.decisions.spec import InvalidSpecError
+from elastane_operator.decisions.pool_spec import COOL_DOWN_SECONDS_MAX, PoolQueue, check_pool, read_pool_spec
+from elastane_operator.decisions.pool_status import PoolStatus, Share
+from elastane_operator.decisions.pools import JOBS_MAX, inputs_digest, look_at_pool, refuse_pool
+from elastane_operator.decisions.spec import WEIGHT_MAX, InvalidSpecError
+from elastane_scheduler.policies.catalogue import POLICIES
 from unit.deploy.pool_worlds import START, World, job, pool, pool_body
 
 
@@ -141,6 +146,35 @@ def test_offers_that_flap_each_second_reshape_a_job_once_in_a_cool_down() -> Non
     # Down, up after thirty seconds, and down with the next offer.
     assert len(changes) <= 4, changes
     assert all(each in ({"a": 2}, {"a": 4}) for each in changes)
+
+
+def test_a_job_that_lost_all_its_devices_does_not_get_them_back_each_second() -> None:
+    world = World(pool(a=4))
+    world.add(job("one", workers_min=2, workers_max=2), job("two", workers_min=2, workers_max=2))
+    world.settle()
+    assert world.used("a") == 4
+    starts = 0
+    for second in range(20):
+        world.spec = pool(a=4 if second % 2 else 2)
+        before = {name for name in world.jobs if world.devices(name)}
+        world.look(1)
+        for name in world.jobs:
+            world.read_share(name)
+            world.act(name)
+        world.leaving.clear()
+        starts += len({name for name in world.jobs if world.devices(name)} - before)
+    assert starts == 0
+    world.spec = pool(a=4)
+    world.look(60)
+    world.settle()
+    assert world.used("a") == 4
+
+
+def test_what_a_job_says_that_it_may_have_is_counted_whatever_the_pools_status_says() -> None:
+    spec, share = pool(a=4), Share("ml", "two", "uid-two", planned={"a": 4})
+    lost = Share("ml", "one", "uid-one")
+    jobs = [job("one", acknowledged={"a": 2}), job("two")]
+    assert [each.granted for each in with_grants(spec, jobs, [lost, share], [])] == [{}, {"a": 2}]
 
 
 def test_jobs_that_wait_get_free_devices_during_the_cool_down() -> None:
@@ -313,6 +347,25 @@ def test_a_bad_pool_is_refused_by_the_name_of_its_field(bad: dict[str, Any], sai
         read_pool_spec(pool_body(**bad))
     assert said in str(refused.value)
     assert not check_pool(read_pool_spec(pool_body()))
+
+
+def test_the_definition_has_the_policies_defaults_and_limits_of_the_code() -> None:
+    path = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes" / "crd" / "elasticpool.yaml"
+    [version] = yaml.safe_load(path.read_text())["spec"]["versions"]
+    parts = version["schema"]["openAPIV3Schema"]["properties"]
+    fields, queue = parts["spec"]["properties"], parts["spec"]["properties"]["queues"]["items"]["properties"]
+    assert set(fields["policy"]["enum"]) == set(POLICIES)
+    bare = read_pool_spec({"spec": {"types": [{"name": "a", "quota": 1}]}})
+    assert fields["policy"]["default"] == bare.policy
+    assert fields["coolDownSeconds"]["default"] == bare.cool_down_seconds
+    assert fields["coolDownSeconds"]["maximum"] == COOL_DOWN_SECONDS_MAX
+    assert (queue["weight"]["default"], queue["weight"]["maximum"]) == (PoolQueue("q").weight, WEIGHT_MAX)
+    status = parts["status"]["properties"]
+    camel = {field.encode_name for field in msgspec.structs.fields(PoolStatus)}
+    assert set(status) == camel
+    shares = {field.encode_name for field in msgspec.structs.fields(Share)}
+    assert set(status["shares"]["items"]["properties"]) == shares
+    assert status["shares"]["maxItems"] == JOBS_MAX
 
 
 def test_a_pool_that_became_invalid_leaves_every_share_as_it_was() -> None:

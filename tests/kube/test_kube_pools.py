@@ -12,6 +12,7 @@ import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -20,6 +21,7 @@ import pytest_asyncio
 from elastane_proto.v1 import job_pb2
 from kube.api import JOBS, ApiError, Object
 from kube.gateway import Cut
+from kube.operator_process import operator_process
 from kube.scene import JOB, Scene
 from kube.trainer import Script
 
@@ -170,7 +172,6 @@ async def live_through(pooled: PoolScene, cuts: Iterator[tuple[int, Side]]) -> i
         lambda: pooled.trains_on(OWNER, fast=2) and pooled.trains_on(JOB, fast=1),
         "reclaimed",
     )
-    assert {"Granted", "Taken"} <= pooled.events(JOB)
     await survive(
         lambda: asyncio.sleep(0),
         lambda: pooled.status(OWNER).get("phase") == "Succeeded" and pooled.trains_on(JOB, fast=3),
@@ -218,6 +219,7 @@ async def test_a_job_that_gives_all_its_devices_up_goes_on_where_it_was_saved(po
     await scene.wait(lambda: pooled.trains_on(JOB, fast=3), "it goes on", 40)
     assert scene.status["step"] >= saved
     assert scene.condition("Scheduled")["status"] == "True"
+    assert {"Granted", "Taken"} <= pooled.events(JOB)
     pooled.check_quotas()
 
 
@@ -238,6 +240,34 @@ async def test_an_operator_that_starts_again_moves_no_job(pooled: PoolScene) -> 
     await pooled.wait_quiet()
     assert (pooled.pods(JOB), pooled.pods(SMALL), len(scene.mirror.pods_seen)) == before
     assert (await pooled.pool())["status"]["shares"] == shares
+
+
+async def test_two_operators_that_decide_at_once_make_no_pod_too_many(
+    pooled: PoolScene, tmp_path: Path
+) -> None:
+    """Without an election: each decision is written on the condition that nobody else has decided."""
+    scene = pooled.scene
+    async with operator_process(scene.cluster, tmp_path / "second") as second:
+        second.start()
+        await pooled.apply(JOB, workers={"min": 1, "max": 3}, template=on_node("fast"))
+        await scene.wait(lambda: pooled.trains_on(JOB, fast=3), "it trains", 40)
+        owner = {"min": 2, "max": 2}
+        await pooled.apply(OWNER, steps=150, queue="sure", workers=owner, template=on_node("fast"))
+        await scene.wait(lambda: pooled.trains_on(OWNER, fast=2), "the owner has its guarantee", 40)
+        await scene.wait(
+            lambda: pooled.status(OWNER).get("phase") == "Succeeded" and pooled.trains_on(JOB, fast=3),
+            "it is given back",
+            40,
+        )
+        pooled.check_quotas()
+        assert (pooled.seen(OWNER), pooled.seen(JOB)) == (2, 5)
+        wrote = [
+            any(pooled.name in write.path and write.status == 200 for write in each.gateway.writes)
+            for each in (scene.operator, second)
+        ]
+        assert any(wrote)
+        assert second.is_running
+        assert not second.gateway.refused
 
 
 async def test_a_job_without_its_pool_waits_and_says_so(pooled: PoolScene) -> None:

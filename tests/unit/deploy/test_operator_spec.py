@@ -72,7 +72,7 @@ CROSS = [
     (POOLED | {"scheduling": {"pool": ""}}, "scheduling.pool must name"),
     (POOLED | {"scheduling": {"pool": "p", "queue": ""}}, "scheduling.queue must not"),
     (POOLED | {"scheduling": {"pool": "p", "weight": 0}}, "scheduling.weight must be from 1"),
-    (POOLED | {"scheduling": {"pool": "p", "weight": 2**63}}, "Integer value out of range"),
+    (POOLED | {"scheduling": {"pool": "p", "weight": 2**63}}, "scheduling.weight must be from 1"),
     (POOLED | {"scheduling": {"pool": "p", "weight": float("nan")}}, "scheduling.weight"),
     (POOLED | {"scheduling": {"pool": "p", "priority": -(10**7)}}, "scheduling.priority must be from"),
     (POOLED | {"scheduling": {"pool": "p", "deadline": "2027-01-01T00:00:00"}}, "scheduling.deadline must"),

@@ -17,12 +17,14 @@ import structlog
 from aiohttp import web
 
 from elastane_operator import GROUP, VERSION
-from elastane_operator.decisions.pods import LABEL_JOB
+from elastane_operator.decisions.pod_labels import LABEL_JOB, LABEL_POOL
+from elastane_operator.decisions.pool_jobs import pool_of
 from elastane_operator.decisions.watching import Change, job_essence
 from elastane_operator.edge.controller import Controller
 from elastane_operator.edge.election import Election
 from elastane_operator.edge.kube import KubeClient, KubeError
 from elastane_operator.edge.masters import Masters
+from elastane_operator.edge.pools import PoolKeeper
 from elastane_operator.edge.watches import Watch
 from elastane_operator.settings import OperatorSettings
 from elastane_proto import log_lines
@@ -51,14 +53,16 @@ async def serve(settings: OperatorSettings) -> int:
         loop.add_signal_handler(number, stop.set)
     election = _election(kube, settings)
     masters = Masters(settings.master_timeout_seconds)
-    controller = Controller(kube, masters, settings)
+    pools = PoolKeeper(kube, settings, on_share=lambda namespace, name: controller.wake(namespace, name))
+    controller = Controller(kube, masters, settings, on_scheduling=pools.wake)
     try:
         async with _health(settings.health, election):
             await _check_cluster(kube, settings)
             if election is not None and not await _unless(stop, election.acquire()):
                 return CODE_OK
-            return await _work(controller, kube, settings, election, stop)
+            return await _work(controller, pools, kube, settings, election, stop)
     finally:
+        await pools.close()
         await controller.close()
         await masters.close()
         if election is not None:
@@ -68,13 +72,17 @@ async def serve(settings: OperatorSettings) -> int:
 
 async def _work(
     controller: Controller,
+    pools: PoolKeeper,
     kube: KubeClient,
     settings: OperatorSettings,
     election: Election | None,
     stop: asyncio.Event,
 ) -> int:
     namespaces = settings.served_namespaces()
-    watches = [watch for namespace in namespaces or ("",) for watch in _watches(controller, kube, namespace)]
+    watches = [
+        watch for namespace in namespaces or ("",) for watch in _watches(controller, pools, kube, namespace)
+    ]
+    watches.append(_pool_watch(pools, kube))
     waits: list[asyncio.Task[Any]] = [asyncio.create_task(watch.run()) for watch in watches]
     waits.append(asyncio.create_task(stop.wait()))
     if election is not None:
@@ -84,6 +92,7 @@ async def _work(
     lost = election is not None and not election.leads
     for task in waits:
         task.cancel()
+    await pools.close()
     await controller.close()
     outcomes = await asyncio.gather(*waits, return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
@@ -92,16 +101,30 @@ async def _work(
     return CODE_FAILED if lost or errors else CODE_OK
 
 
-def _watches(controller: Controller, kube: KubeClient, namespace: str) -> tuple[Watch, Watch]:
+def _pool_watch(pools: PoolKeeper, kube: KubeClient) -> Watch:
+    """The watch of the cluster's pools. Where they are not defined, it tries again and again, rarely."""
+
+    def pool_changed(change: Change) -> None:
+        pools.wake(change.object["metadata"]["name"])
+
+    return Watch(kube, "ElasticPool", on_change=pool_changed, essence=job_essence)
+
+
+def _watches(
+    controller: Controller, pools: PoolKeeper, kube: KubeClient, namespace: str
+) -> tuple[Watch, Watch]:
     """Watches of one namespace (empty: all) that wake the controller."""
 
     def job_changed(change: Change) -> None:
         metadata = change.object["metadata"]
         controller.wake(metadata["namespace"], metadata["name"])
+        pools.job_changed(metadata["namespace"], metadata["name"], pool_of(change.object))
 
     def pod_changed(change: Change) -> None:
         metadata = change.object["metadata"]
         controller.wake(metadata["namespace"], metadata["labels"][LABEL_JOB])
+        if pool := metadata["labels"].get(LABEL_POOL):
+            pools.wake(pool)
 
     return (
         Watch(kube, "ElasticJob", namespace, on_change=job_changed, essence=job_essence),

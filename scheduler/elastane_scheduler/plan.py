@@ -42,6 +42,7 @@ class Shape:
     workers_min: int = 1
     exchange_seconds: float = 0.0
     peer_seconds: float = 0.0
+    workers_max: int = 0
     _steps: dict[Counts, float] = field(default_factory=dict, init=False, repr=False)
     _least: dict[Counts, int] = field(default_factory=dict, init=False, repr=False)
     _alone: dict[Counts, Counts | None] = field(default_factory=dict, init=False, repr=False)
@@ -53,6 +54,11 @@ class Shape:
             raise InvalidSettings(
                 f"{self.workers_min} workers at least for {self.ests} ESTs",
                 hint="A worker hosts one EST or more.",
+            )
+        if self.workers_max and self.workers_max < self.workers_min:
+            raise InvalidSettings(
+                f"at most {self.workers_max} workers, and at least {self.workers_min}",
+                hint="Give a larger limit.",
             )
         for seconds in self.est_seconds:
             if seconds != math.inf:
@@ -77,8 +83,12 @@ class Shape:
     levels: tuple[tuple[float, Counts], ...] = field(default=(), init=False, repr=False)
 
     def _make_levels(self) -> tuple[tuple[float, Counts], ...]:
+        # With at most P devices one of them runs ceil(N / P) ESTs, so no step is shorter than that.
+        fewest = -(-self.ests // self.workers_max) if self.workers_max else 1
         values = sorted(
-            a * c for c, limit in zip(self.est_seconds, self.limits, strict=True) for a in range(1, limit + 1)
+            a * c
+            for c, limit in zip(self.est_seconds, self.limits, strict=True)
+            for a in range(fewest, limit + 1)
         )
         distinct: list[float] = []
         for value in values:
@@ -197,7 +207,14 @@ class Shape:
         """Return the shape of the job once it is bound to one device type."""
         seconds = tuple(c if i == index else math.inf for i, c in enumerate(self.est_seconds))
         return Shape(
-            self.ests, seconds, self.limits, False, self.workers_min, self.exchange_seconds, self.peer_seconds
+            self.ests,
+            seconds,
+            self.limits,
+            False,
+            self.workers_min,
+            self.exchange_seconds,
+            self.peer_seconds,
+            self.workers_max,
         )
 
 

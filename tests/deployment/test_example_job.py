@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from deployment.kustomize import Resource, render
-from elastane_operator.decisions import pods
+from elastane_operator.decisions import pod_labels
+from elastane_operator.decisions.pool_spec import read_pool_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = render(ROOT / "deploy/kubernetes/example")
@@ -36,6 +37,28 @@ def _closed(part: Any) -> Any:
         if "properties" in part and not part.get("x-kubernetes-preserve-unknown-fields"):
             part.setdefault("additionalProperties", False)
     return part
+
+
+def test_the_pool_is_an_elastic_pool() -> None:
+    [pool] = render(ROOT / "deploy/kubernetes/example-pool")
+    definition = yaml.safe_load((ROOT / "deploy/kubernetes/crd/elasticpool.yaml").read_text())
+    [version] = definition["spec"]["versions"]
+    assert (pool["apiVersion"], pool["kind"]) == (
+        f"{definition['spec']['group']}/{version['name']}",
+        definition["spec"]["names"]["kind"],
+    )
+    jsonschema.validate({"spec": pool["spec"]}, _closed(version["schema"]["openAPIV3Schema"]))
+    spec = read_pool_spec(pool)
+    assert spec.names == ("h100", "l4")
+    assert spec.queues[0].guaranteed == {"h100": 4}
+
+
+@pytest.mark.parametrize("folder", ["crd", "operator", "example", "example-pool", "runner", "base"])
+def test_each_manifest_of_a_folder_is_in_its_kustomization(folder: str) -> None:
+    """What `kubectl apply -k` does not name is not applied."""
+    place = ROOT / "deploy/kubernetes" / folder
+    named = yaml.safe_load((place / "kustomization.yaml").read_text())["resources"]
+    assert sorted(named) == sorted(path.name for path in place.glob("*.yaml") if path.stem != "kustomization")
 
 
 def test_the_job_is_an_elastic_job() -> None:
@@ -78,8 +101,8 @@ def test_the_others_are_valid() -> None:
 
 def test_its_policies_choose_the_pods_that_the_operator_makes() -> None:
     [worker] = [one("NetworkPolicy")["spec"]["podSelector"]]
-    assert worker["matchExpressions"] == [{"key": pods.LABEL_JOB, "operator": "Exists"}]
-    assert list(worker["matchLabels"]) == [pods.LABEL_ROLE]
+    assert worker["matchExpressions"] == [{"key": pod_labels.LABEL_JOB, "operator": "Exists"}]
+    assert list(worker["matchLabels"]) == [pod_labels.LABEL_ROLE]
     assert one("NetworkPolicy")["spec"]["ingress"] == [{"from": [{"podSelector": worker}]}]
 
 

@@ -19,7 +19,7 @@ from kube.emulator import emulated_cluster
 from kube.operator_process import Cluster, OperatorProcess, operator_process, operator_server
 from kube.scene import Scene, new_scene
 
-CRD = ROOT / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml"
+CRD_FILES = sorted((ROOT / "deploy" / "kubernetes" / "crd").glob("elastic*.yaml"))
 OPERATOR = ROOT / "deploy" / "kubernetes" / "operator"
 CRDS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -37,14 +37,15 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     """An API with the custom resource, and a node that accepts every pod."""
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "kmock":
-            connection = Connection(await stack.enter_async_context(emulated_cluster(CRD)))
+            connection = Connection(await stack.enter_async_context(emulated_cluster(*CRD_FILES)))
         else:
             connection = Connection.of_kubeconfig(Path(KUBECONFIG))
         api = await stack.enter_async_context(Api(connection))
         version = await api.get("version")
         account = ""
         if request.param == "apiserver":
-            await stack.enter_async_context(custom_resource(api))
+            for path in CRD_FILES:
+                await stack.enter_async_context(custom_resource(api, path))
             account = await stack.enter_async_context(service_account(api, OPERATOR))
         name = f"elastane-test-{uuid.uuid4().hex[:8]}"
         await api.create(f"{CORE}/nodes", {"metadata": {"name": name}})
@@ -64,10 +65,12 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
 
 
 @contextlib.asynccontextmanager
-async def custom_resource(api: Api) -> AsyncIterator[None]:
-    """Install the repository's CRD inside the block. An existing one that these tests did not create is left
-    alone, because it may hold a user's jobs."""
-    crd = yaml.safe_load(CRD.read_text())
+async def custom_resource(api: Api, path: Path) -> AsyncIterator[None]:
+    """Install a CRD of the repository inside the block.
+
+    An existing one that these tests did not create is left alone, because it may hold a user's objects.
+    """
+    crd = yaml.safe_load(path.read_text())
     name = crd["metadata"]["name"]
     crd["metadata"].setdefault("annotations", {})[MARK] = "true"
     try:

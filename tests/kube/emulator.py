@@ -25,7 +25,7 @@ RELEASE = "1.34"
 CHECKED = ("Pod", "Service", "Secret", "NetworkPolicy", "StatefulSet", "Deployment", "PersistentVolumeClaim")
 
 
-CLUSTER_WIDE = ("namespaces", "nodes", "customresourcedefinitions", "priorityclasses")
+CLUSTER_WIDE = ("namespaces", "nodes", "customresourcedefinitions", "priorityclasses", "elasticpools")
 #: Group, version, plural: kind and subresources.
 BUILT_IN: dict[tuple[str, str, str], tuple[str, tuple[str, ...]]] = {
     ("", "v1", "namespaces"): ("Namespace", ("status",)),
@@ -187,18 +187,19 @@ class Emulator(kmock.KubernetesEmulator):
 
 
 @contextlib.asynccontextmanager
-async def emulated_cluster(crd_path: Path) -> AsyncIterator[str]:
-    """Run a server with the built-in resources and one custom resource; yield its URL."""
+async def emulated_cluster(*crd_paths: Path) -> AsyncIterator[str]:
+    """Run a server with the built-in resources and custom ones; yield its URL."""
     async with Emulator() as emulator, kmock.Server(emulator) as server:
-        crd = yaml.safe_load(crd_path.read_text())
-        group, names, version = crd["spec"]["group"], crd["spec"]["names"], crd["spec"]["versions"][0]
         kinds = {}
         for (own_group, own_version, plural), (kind, subresources) in BUILT_IN.items():
             kinds[own_group, plural] = Kind(kind, subresources={name: {} for name in subresources})
             _declare(emulator, kmock.resource(own_group, own_version, plural), kinds[own_group, plural])
-        custom = Kind(names["kind"], version["schema"]["openAPIV3Schema"], version["subresources"])
-        kinds[group, names["plural"]] = custom
-        _declare(emulator, kmock.resource(group, version["name"], names["plural"]), custom)
+        for crd_path in crd_paths:
+            crd = yaml.safe_load(crd_path.read_text())
+            group, names, version = crd["spec"]["group"], crd["spec"]["names"], crd["spec"]["versions"][0]
+            custom = Kind(names["kind"], version["schema"]["openAPIV3Schema"], version["subresources"])
+            kinds[group, names["plural"]] = custom
+            _declare(emulator, kmock.resource(group, version["name"], names["plural"]), custom)
         store = ClusterStore(kinds)
         emulator.store = store
         for name in ("default", "kube-system"):

@@ -22,11 +22,13 @@ class Kubelet:
     """Scheduler and kubelets of all pods of one namespace.
 
     capacity: number of pods that fit; others stay Pending. script: what containers run. attends: if False,
-    containers run but their workers never connect to the master.
+    containers run but their workers never connect to the master. scripts: of single jobs, by
+    name, in place of `script`.
     """
 
     def __init__(self, api: Api, mirror: Mirror, node: str, script: Script) -> None:
         self.api, self.mirror, self.node, self.script = api, mirror, node, script
+        self.scripts: dict[str, Script] = {}
         self.capacity = 1000
         self.attends = True
         self.trainers: dict[str, Trainer] = {}
@@ -159,7 +161,7 @@ class Kubelet:
             environment["ELASTANE_MASTER"],
             environment["ELASTANE_JOB"],
             self.worker_id(environment, pod),
-            self.script,
+            self.scripts.get(pod["metadata"]["labels"].get("elastane.io/job-name", ""), self.script),
         )
         code = await trainer.run()
         if uid not in self._out:

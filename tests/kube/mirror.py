@@ -28,6 +28,8 @@ class Mirror:
         self.pods_seen: dict[str, Object] = {}
         #: Highest number of pods that had not ended at the same time.
         self.pods_most = 0
+        #: Highest number of pods of each device type that had not ended, those that terminate included.
+        self.devices_most: dict[str, int] = {}
         self._condition = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -75,6 +77,11 @@ class Mirror:
         if objects is self.pods:
             self.pods_seen[item["metadata"]["uid"]] = item
             self.pods_most = max(self.pods_most, len(self.live_pods()))
+            kinds = [
+                self.device_type(pod) for pod in self.pods.values() if pod["status"].get("phase") not in OVER
+            ]
+            for kind in kinds:
+                self.devices_most[kind] = max(self.devices_most.get(kind, 0), kinds.count(kind))
 
     async def changed(self) -> None:
         """Wake all waits, because a condition may have become true."""
@@ -82,6 +89,11 @@ class Mirror:
             self._condition.notify_all()
 
     # ------------------------------------------------------------------ questions
+
+    @staticmethod
+    def device_type(pod: Object) -> str:
+        """Return the device type of a pod; empty: it has none."""
+        return str(pod["metadata"].get("labels", {}).get("elastane.io/device-type", ""))
 
     def live_pods(self) -> dict[str, Object]:
         """Return the pods that have not ended and are not being deleted."""

@@ -19,7 +19,7 @@ from kube.gateway import Gateway
 
 TESTS = str(ROOT / "tests")
 FORK_SCRIPT = Path(__file__).with_name("operator_fork.py")
-SOURCES = [str(ROOT / name) for name in ("common", "proto", "shard_service", "worker", "deploy")]
+SOURCES = [str(ROOT / name) for name in ("common", "proto", "shard_service", "scheduler", "worker", "deploy")]
 #: Default settings of the operator. Leader election is off except in its own scenario, because the lease
 #: would have to expire each time an operator is killed.
 SETTINGS = {

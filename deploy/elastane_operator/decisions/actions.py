@@ -12,10 +12,11 @@ import msgspec
 
 
 class CreatePod(msgspec.Struct, frozen=True, tag=True):
-    """Create the pod of an index."""
+    """Create the pod of an index. device_type: of a pool; empty: none."""
 
     index: int
     reason: str
+    device_type: str = ""
 
 
 class DeletePod(msgspec.Struct, frozen=True, tag=True):

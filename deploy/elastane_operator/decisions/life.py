@@ -104,6 +104,30 @@ def suspend(ctx: Reconciliation) -> None:
         ctx.enter("Suspending", f"the master cannot be asked: {ctx.observed.master.error}")
 
 
+def park(ctx: Reconciliation) -> None:
+    """Give all devices of the pool back: the master saves a checkpoint, then the pods are released."""
+    scheduling, job = ctx.status.scheduling, ctx.job
+    why = "the pool has no devices for the job" if scheduling is None else scheduling.reason
+    since = None if scheduling is None else scheduling.at
+    timeout = ctx.spec.checkpoint.timeout_seconds
+    if job is not None and job.over:
+        finish_as_master(ctx, job)
+    elif not ctx.status.started or (ctx.observed.master.reachable and job is None):
+        _release_all(ctx)
+        ctx.enter("Waiting", why)
+    elif job is not None and job.phase == "suspended":
+        _release_all(ctx)
+        ctx.enter("Waiting", f"{why}; it goes on at step {max(job.saved_step, 0)}")
+    elif ctx.passed(since, timeout):
+        _release_all(ctx)
+        ctx.enter("Waiting", f"{why}; no checkpoint within {timeout} s: workers are sent away without one")
+    elif job is not None:
+        ctx.ask("Suspend", f"a checkpoint is saved, then the workers leave: {why}")
+        ctx.enter("Suspending", why)
+    else:
+        ctx.enter("Suspending", f"{why}; the master cannot be asked: {ctx.observed.master.error}")
+
+
 def delete(ctx: Reconciliation) -> None:
     """Handle deletion of the object: notify the master within a bounded time, then remove the finalizer."""
     if FINALIZER not in ctx.identity.finalizers:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from elastane_operator.decisions.pods import PodView
+from elastane_operator.decisions.pool_status import Share
 
 MasterPhase = Literal[
     "waiting",
@@ -44,7 +45,7 @@ class CostView(msgspec.Struct, frozen=True):
 
 
 class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as reported by its master."""
+    """A job as reported by its master. est_seconds: of one EST's part of a step; None: not measured."""
 
     phase: MasterPhase
     reason: str = ""
@@ -58,6 +59,7 @@ class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     saved_step: int = -1
     samples_per_second: float = 0.0
+    est_seconds: float | None = None
     workers: tuple[WorkerView, ...] = ()
     cost: CostView = CostView()
 
@@ -92,11 +94,22 @@ class Objects(msgspec.Struct, frozen=True):
     foreign: tuple[str, ...] = ()
 
 
+class PoolView(msgspec.Struct, frozen=True):
+    """The pool of a job. share: None if it has decided nothing for the job. error: why it cannot be used."""
+
+    share: Share | None = None
+    error: str = ""
+
+
 class Observed(msgspec.Struct, frozen=True):
-    """All inputs of a decision besides spec and status. trouble: the last action that failed."""
+    """All inputs of a decision besides spec and status.
+
+    trouble: the last action that failed. pool: None for a job without one.
+    """
 
     pods: tuple[PodView, ...] = ()
     master: MasterView = MasterView(reachable=False, error="not asked yet")
     objects: Objects = Objects()
     master_address: str = ""
     trouble: str = ""
+    pool: PoolView | None = None

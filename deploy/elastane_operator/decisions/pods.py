@@ -16,11 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from elastane_operator.decisions.pod_labels import LABEL_DEVICE_TYPE, LABEL_INDEX
 from elastane_operator.decisions.spec import ExitCodes, is_retryable, read_time
-
-LABEL_JOB = "elastane.io/job-name"
-LABEL_INDEX = "elastane.io/worker-index"
-LABEL_ROLE = "elastane.io/role"
 
 Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
 
@@ -42,12 +39,16 @@ _REASON_CHARACTERS_MAX = 300
 
 
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a pod. deleted: time of its deletion request. index: -1 if it has none."""
+    """State of a pod.
+
+    deleted: time of its deletion request. index: -1 if it has none. device_type: of a pool; empty: none.
+    """
 
     name: str
     uid: str
     index: int
     owner_uid: str = ""
+    device_type: str = ""
     phase: str = "Pending"
     created: datetime
     deleted: datetime | None = None
@@ -104,6 +105,7 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
         uid=metadata.get("uid", ""),
         index=int(index) if index.isascii() and index.isdigit() else -1,
         owner_uid=owners[0] if owners else "",
+        device_type=(metadata.get("labels") or {}).get(LABEL_DEVICE_TYPE, ""),
         phase=status.get("phase") or "Pending",
         created=_created(metadata),
         deleted=read_time(metadata.get("deletionTimestamp")),

@@ -20,6 +20,7 @@ from elastane_operator.decisions.ends import count_ends
 from elastane_operator.decisions.observed import JobAtMaster, Observed
 from elastane_operator.decisions.reconciliation import FINALIZER, Decision, Reconciliation
 from elastane_operator.decisions.report import report
+from elastane_operator.decisions.scheduling import follow_pool, is_parked, wanted_pods
 from elastane_operator.decisions.size import fit
 from elastane_operator.decisions.spec import Identity, JobSpec, MasterSpec, Workers, price_micros
 from elastane_operator.decisions.status import Status
@@ -39,11 +40,13 @@ def reconcile(
         return ctx.decide()
     if FINALIZER not in identity.finalizers:
         ctx.act(AddFinalizer())
+    follow_pool(ctx)
     if status.finished:
         life.after_end(ctx)
     else:
         # Pods that end because the master released them must not count as failures.
-        leaving = spec.suspend or (ctx.job is not None and (ctx.job.phase == "suspended" or ctx.job.over))
+        leaving = spec.suspend or is_parked(ctx)
+        leaving = leaving or (ctx.job is not None and (ctx.job.phase == "suspended" or ctx.job.over))
         fatal = count_ends(ctx, leaving=leaving)
         # The master's verdict takes precedence: it knows why its workers ended.
         if ctx.job is not None and ctx.job.over:
@@ -53,6 +56,8 @@ def reconcile(
             life.finish(ctx, "Failed", why, fatal.reason)
         elif spec.suspend:
             life.suspend(ctx)
+        elif is_parked(ctx):
+            life.park(ctx)
         else:
             _be_active(ctx)
     report(ctx)
@@ -154,7 +159,9 @@ def _with_job(ctx: Reconciliation, job: JobAtMaster) -> None:
     if job.phase == "suspended":
         ctx.ask("Resume", "spec.suspend is false, and the master has the job suspended")
         return
-    fit(ctx, workers.max)
+    # Of a pool that cannot be read nothing is known of its nodes: what is there stays.
+    if ctx.observed.pool is None or not ctx.observed.pool.error:
+        fit(ctx, wanted_pods(ctx))
 
 
 def _set_prices(ctx: Reconciliation, job: JobAtMaster) -> None:

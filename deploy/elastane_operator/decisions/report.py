@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from elastane_operator.decisions.observed import CostView, JobAtMaster
-from elastane_operator.decisions.pods import LABEL_JOB, LABEL_ROLE
+from elastane_operator.decisions.pod_labels import LABEL_JOB, LABEL_ROLE
 from elastane_operator.decisions.reconciliation import Reconciliation
+from elastane_operator.decisions.scheduling import wanted_pods
 from elastane_operator.decisions.spec import job_name
 from elastane_operator.decisions.status import CostStatus, WorkerCounts
 
@@ -69,7 +70,7 @@ def _workers(ctx: Reconciliation) -> None:
     live = [pod for pod in ctx.pods if pod.live]
     ready = sum(pod.ready for pod in live)
     idle = ctx.status.finished or ctx.status.phase in ("Suspending", "Suspended")
-    desired = 0 if idle else ctx.spec.workers.max
+    desired = 0 if idle else sum(wanted_pods(ctx).values())
     ctx.set(
         replicas=len(live),
         workers=WorkerCounts(

@@ -1,11 +1,13 @@
 """Number of pods, and the choice of which to create or release.
 
-Indexes 0 to workers.max - 1 are filled, lowest first; an index is taken as long as any pod has its name. Two
-operators that look at the same time therefore create the same pods, and the second one is told that they
-exist.
+Indexes below the number of wanted pods are filled, lowest first; an index is taken as long as any pod has its
+name. Two operators that look at the same time therefore create the same pods, and the second one is told that
+they exist.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from elastane_operator.decisions import ends
 from elastane_operator.decisions.actions import CreatePod, DeletePod
@@ -13,8 +15,8 @@ from elastane_operator.decisions.pods import PodView, pod_name
 from elastane_operator.decisions.reconciliation import Reconciliation
 
 
-def fit(ctx: Reconciliation, wanted: int) -> None:
-    """Create missing pods, release surplus ones, and delete those that have ended."""
+def fit(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
+    """Create missing pods, release surplus ones, and delete those that have ended. wanted: by device type."""
     _call_off(ctx, wanted)
     for pod in ctx.pods:
         known = ctx.ended.get(pod.uid)
@@ -23,11 +25,13 @@ def fit(ctx: Reconciliation, wanted: int) -> None:
                 DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); its place is cleared")
             )
     live = [pod for pod in ctx.pods if pod.live]
-    if len(live) > wanted:
-        victims = sorted(live, key=lambda pod: _worth(ctx, pod))[: len(live) - wanted]
-        reason = f"scaled in: {wanted} workers are wanted, {len(live)} are there"
-        ctx.release(victims, reason)
-    elif len(live) < wanted:
+    for kind in sorted({*wanted, *(pod.device_type for pod in live)}):
+        count, alike = wanted.get(kind, 0), [pod for pod in live if pod.device_type == kind]
+        if len(alike) > count:
+            victims = sorted(alike, key=lambda pod: _worth(ctx, pod))[: len(alike) - count]
+            what = f"{kind} workers" if kind else "workers"
+            ctx.release(victims, f"scaled in: {count} {what} are wanted, {len(alike)} are there")
+    if len(live) < sum(wanted.values()):
         _fill(ctx, live, wanted)
 
 
@@ -43,23 +47,37 @@ def attends(ctx: Reconciliation, pod: PodView, *states: str) -> bool:
     )
 
 
-def _fill(ctx: Reconciliation, live: list[PodView], wanted: int) -> None:
+def _fill(ctx: Reconciliation, live: list[PodView], wanted: Mapping[str, int]) -> None:
     waiting = ends.waiting_indexes(ctx)
     # Also counts pods of other owners: their names are taken.
     taken = {pod.name for pod in ctx.observed.pods}
     mine = {pod.index for pod in live}
-    places = [index for index in range(wanted) if index not in mine][: wanted - len(live)]
-    reason = f"{wanted} workers are wanted, {len(live)} are there"
-    for index in places:
-        if index not in waiting and pod_name(ctx.identity.name, index) not in taken:
-            ctx.act(CreatePod(index, reason))
+    free = [index for index in range(sum(wanted.values())) if index not in mine]
+    for kind, count in sorted(wanted.items()):
+        alike = sum(pod.device_type == kind for pod in live)
+        missing = count - alike
+        if kind:
+            # A device of a pool is in use until its pod is gone.
+            missing = count - sum(pod.device_type == kind and not pod.ended for pod in ctx.pods)
+        places, free = free[: max(missing, 0)], free[max(missing, 0) :]
+        what = f"{kind} workers" if kind else "workers"
+        for index in places:
+            if index not in waiting and pod_name(ctx.identity.name, index) not in taken:
+                ctx.act(CreatePod(index, f"{count} {what} are wanted, {alike} are there", kind))
 
 
-def _call_off(ctx: Reconciliation, wanted: int) -> None:
+def _call_off(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
     """Keep pods that were to be released but still run, if they are wanted again."""
-    live = {pod.uid for pod in ctx.pods if pod.live}
-    marked = [each for each in ctx.status.ended if each.outcome == "released" and each.uid in live]
-    if marked and len(live) <= wanted:
+    live = {pod.uid: pod.device_type for pod in ctx.pods if pod.live}
+    kept_kinds = {
+        kind
+        for kind in set(live.values())
+        if sum(each == kind for each in live.values()) <= wanted.get(kind, 0)
+    }
+    marked = [
+        each for each in ctx.status.ended if each.outcome == "released" and live.get(each.uid) in kept_kinds
+    ]
+    if marked:
         kept = tuple(each for each in ctx.status.ended if each not in marked)
         ctx.set(ended=kept)
 

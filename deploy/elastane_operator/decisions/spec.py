@@ -20,6 +20,11 @@ NAME_CHARACTERS_MAX = 50
 
 JOB_CHARACTERS_MAX = 63
 
+WEIGHT_MAX = 1_000_000
+"""Weights of queues and of jobs are whole numbers from 1 to this: the API server has no exact decimals."""
+
+PRIORITY_MAX = 1_000_000
+
 _CODES = re.compile(r"^(\d{1,3})(?:-(\d{1,3}))?$")
 _PRICE = re.compile(r"^(\d{1,9})(?:\.(\d{1,6}))?$")
 
@@ -97,6 +102,16 @@ class MasterSpec(_Part, frozen=True):
     per_job: OwnMaster | None = None
 
 
+class Scheduling(_Part, frozen=True):
+    """Membership in a pool. queue: of the pool. priority: higher ones come first. weight: part of a share."""
+
+    pool: str
+    queue: str = "default"
+    priority: int = 0
+    weight: int = 1
+    deadline: datetime | None = None
+
+
 class JobSpec(_Part, frozen=True):
     """The spec with defaults filled in; they equal those of the CRD."""
 
@@ -120,6 +135,7 @@ class JobSpec(_Part, frozen=True):
     torch_threads: int = DEFAULTS.torch_threads
     determinism: Literal["D0", "D1", "D2"] = "D1"
     job_name: str = ""
+    scheduling: Scheduling | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -186,6 +202,8 @@ def check(spec: JobSpec, name: str) -> list[str]:
         problems.append("checkpoint.onDelete Save needs a checkpoint.url")
     if bool(spec.master.address) == (spec.master.per_job is not None):
         problems.append("give either master.address or master.perJob")
+    if spec.scheduling is not None:
+        problems += _check_scheduling(spec.scheduling, spec.checkpoint)
     containers = spec.template.get("spec", {}).get("containers")
     if not isinstance(containers, list) or not containers:
         problems.append("template.spec.containers must hold a container")
@@ -197,6 +215,25 @@ def check(spec: JobSpec, name: str) -> list[str]:
     for field, price in (("price", spec.spot.price), ("onDemandPrice", spec.spot.on_demand_price)):
         if price and _PRICE.match(price) is None:
             problems.append(f"spot.{field}: {price!r} is no price, as in 0.35")
+    return problems
+
+
+def _check_scheduling(scheduling: Scheduling, checkpoint: Checkpoint) -> list[str]:
+    problems = []
+    if not scheduling.pool:
+        problems.append("scheduling.pool must name an ElasticPool")
+    if not checkpoint.url:
+        problems.append("scheduling.pool needs a checkpoint.url: a job may have to give all its devices up")
+    if not scheduling.queue:
+        problems.append("scheduling.queue must not be empty")
+    if not 1 <= scheduling.weight <= WEIGHT_MAX:
+        problems.append(f"scheduling.weight must be from 1 to {WEIGHT_MAX}, it is {scheduling.weight}")
+    if abs(scheduling.priority) > PRIORITY_MAX:
+        problems.append(
+            f"scheduling.priority must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, it is {scheduling.priority}"
+        )
+    if scheduling.deadline is not None and scheduling.deadline.tzinfo is None:
+        problems.append("scheduling.deadline must have a time zone, as in 2026-01-01T00:00:00Z")
     return problems
 
 

@@ -81,6 +81,23 @@ class Known(_Part, frozen=True):
     index: int
 
 
+class SchedulingStatus(_Part, frozen=True):
+    """The job's part of its pool. devices: by type, what its pods may be now; written before they change.
+
+    planned: what it is to have. revision: of the share in the pool's status that was read. est_seconds:
+    measured seconds of one EST's part of a step, as a decimal number; empty: not measured.
+    """
+
+    pool: str = ""
+    devices: dict[str, int] = {}
+    planned: dict[str, int] = {}
+    reason: str = ""
+    predicted_finish: datetime | None = None
+    at: datetime | None = None
+    revision: int = 0
+    est_seconds: str = ""
+
+
 class Status(_Part, frozen=True):
     phase: Phase = "Pending"
     reason: str = ""
@@ -111,6 +128,7 @@ class Status(_Part, frozen=True):
     completion_time: datetime | None = None
     suspend_time: datetime | None = None
     cleaned_time: datetime | None = None
+    scheduling: SchedulingStatus | None = None
 
     @property
     def finished(self) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -25,8 +26,11 @@ from elastane_operator.decisions.actions import (
     Note,
     RemoveFinalizer,
 )
-from elastane_operator.decisions.observed import MasterView, Objects, Observed
-from elastane_operator.decisions.pods import LABEL_JOB, PodView, read_pod
+from elastane_operator.decisions.observed import MasterView, Objects, Observed, PoolView
+from elastane_operator.decisions.pod_labels import LABEL_JOB
+from elastane_operator.decisions.pods import PodView, read_pod
+from elastane_operator.decisions.pool_spec import DeviceType, read_pool_spec
+from elastane_operator.decisions.pool_status import read_pool_status
 from elastane_operator.decisions.reconcile import Decision, reconcile, refuse
 from elastane_operator.decisions.reconciliation import FINALIZER
 from elastane_operator.decisions.spec import (
@@ -48,6 +52,7 @@ from elastane_operator.edge.masters import (
     Masters,
     MasterWatch,
 )
+from elastane_operator.edge.patches import merge_patch
 from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_container, worker_pod
 from elastane_operator.settings import OperatorSettings, own_namespace
@@ -81,8 +86,17 @@ class _Desk:
 class Controller:
     """All jobs of an operator. Call `wake` on every event and `close` at the end."""
 
-    def __init__(self, kube: KubeClient, masters: Masters, settings: OperatorSettings) -> None:
+    def __init__(
+        self,
+        kube: KubeClient,
+        masters: Masters,
+        settings: OperatorSettings,
+        *,
+        on_scheduling: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """on_scheduling: called with the pool of a job whose part in it has changed."""
         self._kube = kube
+        self._on_scheduling = on_scheduling
         self._masters = masters
         self._settings = settings
         self._defaults = MasterDefaults(settings.master_image, settings.cluster_domain, own_namespace())
@@ -161,10 +175,29 @@ class Controller:
         pods, objects = await self._pods(identity, spec), await self._objects(identity, spec)
         access, view = await self._ask_master(identity, spec, desk, wanted=not status.settled)
         address = master_address(identity, spec, self._defaults)
-        observed = Observed(pods, view, objects, master_address=address, trouble=desk.told)
+        pool, devices = await self._pool(identity, spec)
+        observed = Observed(pods, view, objects, master_address=address, trouble=desk.told, pool=pool)
         decision = reconcile(identity, spec, status, observed, now)
         self._follow_master(key, desk, identity, spec, access, follow=not decision.status.settled)
-        return await self._carry_out(identity, spec, access, body, decision, desk)
+        return await self._carry_out(identity, spec, access, body, decision, desk, devices)
+
+    async def _pool(
+        self, identity: Identity, spec: JobSpec
+    ) -> tuple[PoolView | None, Mapping[str, DeviceType]]:
+        """The job's part of its pool, and the pool's device types by name. Raises KubeError."""
+        if spec.scheduling is None:
+            return None, {}
+        name = spec.scheduling.pool
+        try:
+            body = await self._kube.get("ElasticPool", "", name)
+            types = {each.name: each for each in read_pool_spec(body).types}
+        except KubeError as error:
+            if not error.not_found:
+                raise
+            return PoolView(error=f"there is no ElasticPool {name}"), {}
+        except InvalidSpecError as error:
+            return PoolView(error=f"ElasticPool {name} is invalid: {error}"), {}
+        return PoolView(read_pool_status(body).share_of(identity.uid)), types
 
     async def _pods(self, identity: Identity, spec: JobSpec) -> tuple[PodView, ...]:
         container = worker_container(spec)
@@ -202,7 +235,9 @@ class Controller:
             access = await master_access(
                 self._kube, identity, spec, self._defaults, self._settings.trusted_masters()
             )
-            view = await self._masters.view(access, job_name(identity, spec))
+            view = await self._masters.view(
+                access, job_name(identity, spec), measured=spec.scheduling is not None
+            )
         except MasterAwayError as error:
             return None, MasterView(False, error=str(error))
         if desk.refused is not None and view.reachable:
@@ -233,6 +268,7 @@ class Controller:
         body: Mapping[str, Any],
         decision: Decision,
         desk: _Desk,
+        devices: Mapping[str, DeviceType] = MappingProxyType({}),
     ) -> float | None:
         """Write the status, then carry the actions out in order until one fails. Raises KubeError."""
         # The status first: it records pod ends that the actions may erase (see `reconcile`).
@@ -246,7 +282,7 @@ class Controller:
         try:
             for action in decision.actions:
                 try:
-                    version = await self._act(identity, spec, access, action, version, desk)
+                    version = await self._act(identity, spec, access, action, version, desk, devices)
                 except KubeError as error:
                     if error.reason != NAME_TAKEN:
                         raise
@@ -287,6 +323,9 @@ class Controller:
         new = await self._kube.patch(
             "ElasticJob", identity.namespace, identity.name, whole, subresource="status"
         )
+        scheduling = decision.status.scheduling
+        if scheduling is not None and patch.keys() & {"phase", "scheduling"}:
+            self._on_scheduling(scheduling.pool)
         return str((new.get("metadata") or {}).get("resourceVersion") or "")
 
     async def _act(
@@ -297,6 +336,7 @@ class Controller:
         action: Action,
         version: str,
         desk: _Desk,
+        devices: Mapping[str, DeviceType],
     ) -> str:
         """Carry out one action; return the object's resourceVersion afterwards. Raises KubeError."""
         kube, namespace = self._kube, identity.namespace
@@ -306,9 +346,12 @@ class Controller:
             case RemoveFinalizer():
                 kept = tuple(each for each in identity.finalizers if each != FINALIZER)
                 return await self._set_finalizers(identity, kept, version)
-            case CreatePod(index=index):
+            case CreatePod(index=index, device_type=kind):
                 assert spec is not None and access is not None
-                await self._create(identity, "Pod", worker_pod(identity, spec, index, access.address))
+                if kind and kind not in devices:
+                    raise KubeError(422, "NoDeviceType", f"the job's pool has no device type {kind} now")
+                pod = worker_pod(identity, spec, index, access.address, devices.get(kind))
+                await self._create(identity, "Pod", pod)
             case CreateObject(kind=kind, body=body):
                 await self._create(identity, kind, body)
             case DeletePod(name=name, uid=uid):
@@ -395,19 +438,3 @@ def _is_of(body: Mapping[str, Any], identity: Identity) -> bool:
     """True if an object belongs to a job."""
     owners = body["metadata"].get("ownerReferences") or ()
     return any(owner.get("uid") == identity.uid for owner in owners)
-
-
-def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merge patch (RFC 7386) from one plain object to another; empty if they are equal.
-
-    Lists are replaced as a whole.
-    """
-    patch: dict[str, Any] = {key: None for key in before if key not in after and before[key] is not None}
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            if inner := merge_patch(old, value):
-                patch[key] = inner
-        elif old != value:
-            patch[key] = value
-    return patch

@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import LineTooLong
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from elastane_operator import GROUP, PLURAL, VERSION
+from elastane_operator import GROUP, PLURAL, POOL_PLURAL, VERSION
 
 MERGE_PATCH = "application/merge-patch+json"
 CONNECT_SECONDS_MAX = 5.0
@@ -37,6 +37,7 @@ _COLLECTIONS = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "ElasticJob": (f"/apis/{GROUP}/{VERSION}", PLURAL),
+    "ElasticPool": (f"/apis/{GROUP}/{VERSION}", POOL_PLURAL),
 }
 
 

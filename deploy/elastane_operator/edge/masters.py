@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import statistics
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +27,15 @@ from elastane_operator.decisions.spec import JobSpec
 from elastane_operator.edge import translate
 from elastane_proto import versions
 from elastane_proto.channels import channel_options
-from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
+from elastane_proto.v1 import (
+    errors_pb2,
+    job_pb2,
+    job_pb2_grpc,
+    ring_pb2,
+    ring_pb2_grpc,
+    shard_pb2,
+    shard_pb2_grpc,
+)
 
 _OPTIONS: list[tuple[str, Any]] = channel_options(reconnect_milliseconds_max=1_000)
 IDLE_SECONDS_MAX = 900.0
@@ -80,8 +89,11 @@ class Masters:
         self._channels.clear()
         await asyncio.gather(*self._closing)
 
-    async def view(self, access: Access, name: str) -> MasterView:
-        """Return the master's view of a job; never raises for a master that is not reachable."""
+    async def view(self, access: Access, name: str, *, measured: bool = False) -> MasterView:
+        """Return the master's view of a job; never raises for a master that is not reachable.
+
+        measured: whether the speed of its workers is asked for, too.
+        """
         try:
             request = job_pb2.JobServiceGetRequest(name=name)
             response = await self._call(access, job_pb2_grpc.JobServiceStub, "Get", request)
@@ -91,7 +103,9 @@ class Masters:
             return MasterView(True)
         except MasterRefusedError as error:
             return MasterView(False, error=f"refused: {error}")
-        return MasterView(True, translate.job_view(response.job, await self._rate(access, response.job)))
+        rate = await self._rate(access, response.job)
+        speed = await self._est_seconds(access, response.job) if measured else None
+        return MasterView(True, translate.job_view(response.job, rate, speed))
 
     async def ask(self, access: Access, what: str, name: str, spec: JobSpec) -> None:
         """Send one of the requests of `AskMaster.what`. Raises MasterRefusedError or MasterAwayError."""
@@ -144,6 +158,19 @@ class Masters:
         except (MasterAwayError, MasterRefusedError, _NotFoundError):
             return 0.0
         return float(sum(each.samples_per_second for each in response.datasets))
+
+    async def _est_seconds(self, access: Access, job: job_pb2.Job) -> float | None:
+        """Median seconds of one EST's part of a step, of the workers that have measured it."""
+        members = [each.worker_id for each in job.workers if each.state == job_pb2.WORKER_STATE_MEMBER]
+        if job.phase != job_pb2.JOB_PHASE_RUNNING or not members:
+            return None
+        try:
+            request = ring_pb2.GetWorkerFiguresRequest(job=job.name, worker_ids=members)
+            response = await self._call(access, ring_pb2_grpc.RingServiceStub, "GetWorkerFigures", request)
+        except (MasterAwayError, MasterRefusedError, _NotFoundError):
+            return None
+        measured = [each.est_seconds for each in response.figures.values() if each.est_steps]
+        return statistics.median(measured) if measured else None
 
     async def _call(self, access: Access, stub: Callable[[Any], Any], rpc: str, request: Message) -> Any:
         """Try each address once. Raises MasterAwayError, MasterRefusedError, _NotFoundError."""

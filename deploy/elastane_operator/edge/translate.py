@@ -30,7 +30,9 @@ _LEVELS = {
 _RECOVERY = {"Elastic": job_pb2.RECOVERY_POLICY_ELASTIC, "Fixed": job_pb2.RECOVERY_POLICY_FIXED}
 
 
-def job_view(job: job_pb2.Job, samples_per_second: float = 0.0) -> JobAtMaster:
+def job_view(
+    job: job_pb2.Job, samples_per_second: float = 0.0, est_seconds: float | None = None
+) -> JobAtMaster:
     """Translate a job reported by its master. A phase unknown to this release counts as waiting."""
     cost = job.cost
     return JobAtMaster(
@@ -46,6 +48,7 @@ def job_view(job: job_pb2.Job, samples_per_second: float = 0.0) -> JobAtMaster:
         epoch=job.epoch,
         saved_step=job.saved_step,
         samples_per_second=samples_per_second,
+        est_seconds=est_seconds,
         workers=tuple(WorkerView(each.worker_id, _STATES.get(each.state, "other")) for each in job.workers),
         cost=CostView(
             currency=cost.currency or "USD",

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from elastane_operator.decisions.pods import LABEL_JOB, LABEL_ROLE
+from elastane_operator.decisions.pod_labels import LABEL_JOB, LABEL_ROLE
 from elastane_operator.decisions.spec import Identity, JobSpec, OwnMaster
 from elastane_operator.manifests.pods import owner
 

@@ -10,7 +10,15 @@ import copy
 from typing import Any
 
 from elastane_operator import API_VERSION, KIND
-from elastane_operator.decisions.pods import LABEL_INDEX, LABEL_JOB, LABEL_ROLE, pod_name
+from elastane_operator.decisions.pod_labels import (
+    LABEL_DEVICE_TYPE,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_POOL,
+    LABEL_ROLE,
+)
+from elastane_operator.decisions.pods import pod_name
+from elastane_operator.decisions.pool_spec import DeviceType
 from elastane_operator.decisions.spec import Identity, JobSpec, job_name
 
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
@@ -22,8 +30,10 @@ _TLS_FOLDER = "/etc/elastane/tls"
 _TOKEN_FOLDER = "/etc/elastane/token"
 
 
-def worker_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> dict[str, Any]:
-    """Build the pod of an index. master: address of the job's master."""
+def worker_pod(
+    identity: Identity, spec: JobSpec, index: int, master: str, device: DeviceType | None = None
+) -> dict[str, Any]:
+    """Build the pod of an index. master: address of the job's master. device: type in the job's pool."""
     template: dict[str, Any] = copy.deepcopy(spec.template)
     given = template.get("metadata") or {}
     pod: dict[str, Any] = template["spec"]
@@ -42,6 +52,11 @@ def worker_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> di
     }
     if spec.queue_name:
         labels.setdefault(LABEL_QUEUE, spec.queue_name)
+    if device is not None and spec.scheduling is not None:
+        labels |= {LABEL_POOL: spec.scheduling.pool, LABEL_DEVICE_TYPE: device.name}
+        pod["nodeSelector"] = {**(pod.get("nodeSelector") or {}), **device.node_selector}
+        if device.tolerations:
+            pod["tolerations"] = [*(pod.get("tolerations") or []), *device.tolerations]
     _give_environment(pod, identity, spec, master)
     return {
         "apiVersion": "v1",

@@ -10,7 +10,14 @@ from typing import Any
 import msgspec
 
 from elastane_operator.decisions import actions
-from elastane_operator.decisions.observed import JobAtMaster, MasterView, Objects, Observed, WorkerView
+from elastane_operator.decisions.observed import (
+    JobAtMaster,
+    MasterView,
+    Objects,
+    Observed,
+    PoolView,
+    WorkerView,
+)
 from elastane_operator.decisions.pods import PodView, pod_name
 from elastane_operator.decisions.reconcile import Decision, reconcile
 from elastane_operator.decisions.reconciliation import FINALIZER
@@ -77,6 +84,7 @@ class Cluster:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.job: JobAtMaster | None = None
         self.reachable = True
+        self.pool: PoolView | None = None
         self.gone = False
         self.made = 0
         self.most_live = 0
@@ -98,6 +106,7 @@ class Cluster:
                 present=tuple(key for key in names if key in self.objects),
                 missing=tuple(body for key, body in names.items() if key not in self.objects),
             ),
+            pool=self.pool,
         )
 
     def decide(self) -> Decision:
@@ -146,13 +155,14 @@ class Cluster:
             case actions.RemoveFinalizer():
                 self.finalizers = ()
                 self.gone = True
-            case actions.CreatePod(index=index):
+            case actions.CreatePod(index=index, device_type=kind):
                 name = pod_name("digits", index)
                 assert name not in self.pods, f"{name} is made twice"
                 self.made += 1
                 self.pods[name] = pod(
                     index,
                     uid=f"pod-{self.made}",
+                    device_type=kind,
                     phase="Pending",
                     created=self.now,
                     scheduled=False,

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from elastane_cli.commands.catalogue import load
+from elastane_operator.decisions.pods import read_pod
+from elastane_operator.decisions.pool_spec import DeviceType
 from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_pod
 from elastane_operator.settings import OperatorSettings
@@ -83,6 +85,25 @@ def test_what_the_template_says_stays() -> None:
     assert told["ELASTANE_SPOT"] == "none" and told["ELASTANE_GRACE"] == "12"
     assert len(worker["env"]) == len(told), "a variable is set twice"
     assert "env" not in template["spec"]["containers"][0], "the template itself was changed"  # type: ignore[index]
+
+
+def test_a_pod_of_a_pool_goes_to_nodes_of_its_type() -> None:
+    template = {
+        "spec": {
+            "containers": [{"name": "worker", "image": "train:1"}],
+            "nodeSelector": {"zone": "a"},
+            "tolerations": [{"key": "spot", "operator": "Exists"}],
+        }
+    }
+    spec = spec_of(template=template, scheduling={"pool": "gpus"}, checkpoint={"url": "s3://bucket/digits"})
+    device = DeviceType("l4", 4, {"gpu": "l4"}, ({"key": "gpu", "operator": "Exists"},))
+    pod = worker_pod(identity(), spec, 0, "m:1", device)
+    assert pod["spec"]["nodeSelector"] == {"zone": "a", "gpu": "l4"}
+    assert [each["key"] for each in pod["spec"]["tolerations"]] == ["spot", "gpu"]
+    assert pod["metadata"]["labels"]["elastane.io/pool"] == "gpus"
+    assert pod["metadata"]["labels"]["elastane.io/device-type"] == "l4"
+    assert read_pod(pod).device_type == "l4"
+    kubernetes_validate.validate(pod, VERSIONS[-1], strict=True)
 
 
 def test_workers_of_a_shared_master_get_the_workers_token_and_no_other() -> None:

@@ -24,7 +24,7 @@ from elastane_operator.decisions.spec import (
     price_micros,
     read_spec,
 )
-from elastane_operator.edge.controller import merge_patch
+from elastane_operator.edge.patches import merge_patch
 from unit.deploy.elastic_jobs import Cluster, identity, job_body, spec_of
 
 CRD = yaml.safe_load(
@@ -58,6 +58,7 @@ BAD = [
     ({"template": {"spec": {"containers": []}}}, "non-empty"),
     ({"template": {}}, "spec"),
 ]
+POOLED: dict[str, Any] = {"checkpoint": {"url": "s3://bucket/digits"}}
 #: What only the rules across fields refuse; the operator does too.
 CROSS = [
     ({"workers": {"min": 3, "max": 2}}, "workers.min (3) must be at most workers.max (2)"),
@@ -67,6 +68,14 @@ CROSS = [
     ({"master": {}}, "either master.address or master.perJob"),
     ({"master": {"address": "m:1", "perJob": {}}}, "either master.address or master.perJob"),
     ({"exitCodes": {"retryable": ["200-100"]}}, "no exit code"),
+    ({"scheduling": {"pool": "p"}}, "scheduling.pool needs a checkpoint.url"),
+    (POOLED | {"scheduling": {"pool": ""}}, "scheduling.pool must name"),
+    (POOLED | {"scheduling": {"pool": "p", "queue": ""}}, "scheduling.queue must not"),
+    (POOLED | {"scheduling": {"pool": "p", "weight": 0}}, "scheduling.weight must be from 1"),
+    (POOLED | {"scheduling": {"pool": "p", "weight": 2**63}}, "scheduling.weight must be from 1"),
+    (POOLED | {"scheduling": {"pool": "p", "weight": float("nan")}}, "scheduling.weight"),
+    (POOLED | {"scheduling": {"pool": "p", "priority": -(10**7)}}, "scheduling.priority must be from"),
+    (POOLED | {"scheduling": {"pool": "p", "deadline": "2027-01-01T00:00:00"}}, "scheduling.deadline must"),
 ]
 
 

@@ -51,6 +51,22 @@ def test_step_times_are_those_of_brute_force() -> None:
     assert trainable > CASES / 2
 
 
+def test_with_a_limit_of_devices_a_job_is_as_fast_as_on_so_many_and_takes_no_more() -> None:
+    rng = random.Random(20)
+    for _ in range(CASES):
+        ests, most, free = rng.randint(1, 16), rng.randint(1, 16), rng.randint(0, 20)
+        shape = Shape(ests, (0.5,), mixes=False, workers_max=most)
+        taken = shape.widest((free,), (1.0,))
+        if not free:
+            assert taken is None
+            continue
+        assert taken is not None
+        assert taken[0] <= min(most, free)
+        assert shape.step_seconds(taken) == step_time(ests, (0.5,), (min(most, free),)), (ests, most, free)
+    with pytest.raises(InvalidSettings, match="at most 1 workers, and at least 2"):
+        Shape(4, (0.5,), workers_min=2, workers_max=1)
+
+
 def test_the_fewest_devices_and_the_cheapest_of_these() -> None:
     rng = random.Random(19)
     for _ in range(CASES):

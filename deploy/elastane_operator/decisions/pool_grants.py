@@ -1,0 +1,87 @@
+"""What each job's pods may be now, on the way to the plan.
+
+A device is granted again only when nobody can have a pod on it any more: not by a grant, not by what a job
+has acknowledged in its status, not by a pod that still terminates. So the pods of a pool are never more than
+its quota, whatever an operator does or does not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from elastane_operator.decisions.pool_jobs import PoolJob, PoolPod
+from elastane_operator.decisions.pool_spec import PoolSpec
+from elastane_operator.decisions.pool_status import Share
+
+
+def with_grants(
+    spec: PoolSpec, jobs: Sequence[PoolJob], shares: Sequence[Share], pods: Sequence[PoolPod]
+) -> list[Share]:
+    """Return the shares, in their order, with grants lowered to their plans, and raised as far as is free."""
+    before = {share.uid: share for share in shares}
+    by_uid = {job.uid: job for job in jobs}
+    now = {share.uid: _lowered(_confirmed(share, by_uid[share.uid])) for share in shares}
+    for kind in spec.names:
+        free = _free(kind, spec, jobs, now, pods)
+        for job in jobs:
+            share = now.get(job.uid)
+            if share is None:
+                continue
+            held = _held(kind, job, share, pods)
+            planned, granted = share.planned.get(kind, 0), share.granted.get(kind, 0)
+            raised = min(planned, held + max(free, 0))
+            if raised <= granted or (not granted and raised < job.workers_min):
+                continue
+            free -= max(0, raised - held)
+            now[job.uid] = msgspec.structs.replace(share, granted=share.granted | {kind: raised})
+    return [_revised(before[share.uid], now[share.uid]) for share in shares]
+
+
+def _confirmed(share: Share, job: PoolJob) -> Share:
+    """Forget what was granted before, once the job has acknowledged what is granted now."""
+    if job.revision not in (share.revision, -1) or share.outstanding == share.granted:
+        return share
+    return msgspec.structs.replace(share, outstanding=dict(share.granted))
+
+
+def _revised(before: Share, now: Share) -> Share:
+    """Count a change of the grant: until it is acknowledged, the job may still act upon the one before."""
+    if now.granted == before.granted:
+        return now
+    kinds = {*now.outstanding, *before.granted, *now.granted}
+    most = {
+        kind: max(given.get(kind, 0) for given in (now.outstanding, before.granted, now.granted))
+        for kind in sorted(kinds)
+    }
+    return msgspec.structs.replace(now, revision=before.revision + 1, outstanding=most)
+
+
+def _lowered(share: Share) -> Share:
+    granted = {kind: min(count, share.planned.get(kind, 0)) for kind, count in share.granted.items()}
+    kept = {kind: count for kind, count in granted.items() if count}
+    return share if kept == share.granted else msgspec.structs.replace(share, granted=kept)
+
+
+def _held(kind: str, job: PoolJob, share: Share | None, pods: Sequence[PoolPod]) -> int:
+    """Devices that a job has or may still take."""
+    present = sum(pod.owner_uid == job.uid and pod.device_type == kind for pod in pods)
+    promised = 0
+    if share is not None:
+        promised = max(share.granted.get(kind, 0), share.outstanding.get(kind, 0))
+    return max(present, promised, job.acknowledged.get(kind, 0))
+
+
+def _free(
+    kind: str,
+    spec: PoolSpec,
+    jobs: Sequence[PoolJob],
+    shares: dict[str, Share],
+    pods: Sequence[PoolPod],
+) -> int:
+    known = {job.uid for job in jobs}
+    orphans = sum(pod.owner_uid not in known and pod.device_type == kind for pod in pods)
+    held = sum(_held(kind, job, shares.get(job.uid), pods) for job in jobs)
+    device = spec.device_type(kind)
+    return (0 if device is None else device.quota) - held - orphans

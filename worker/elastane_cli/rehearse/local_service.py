@@ -47,12 +47,13 @@ class RankKey(NamedTuple):
 class LocalService:
     """One service. Create it with `local_service`, which cleans up.
 
-    folder: of all that it keeps, and of its log. on_look: called at each look while something is awaited;
-    raises if there is nothing left to wait for.
+    folder: of all that it keeps, and of its log. settings: variables of its master and runner. on_look:
+    called at each look while something is awaited; raises if there is nothing left to wait for.
     """
 
-    def __init__(self, folder: Path, slots: int) -> None:
+    def __init__(self, folder: Path, slots: int, settings: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self._settings = dict(settings or {})
         self.log_path = folder.with_name(f"{folder.name}.log")
         self._slots = slots
         self._process: ChildProcess | None = None
@@ -71,7 +72,7 @@ class LocalService:
             "service",
             command,
             log=self.log_path,
-            environment={**environment, "PYTHONUNBUFFERED": "1"},
+            environment={**environment, **self._settings, "PYTHONUNBUFFERED": "1"},
             death_signal=signal.SIGTERM,
         )
         self._process.start()
@@ -183,9 +184,14 @@ def _is_ours(pid: int, word: bytes, folder: bytes) -> bool:
 
 
 @contextmanager
-def local_service(folder: Path, slots: int) -> Iterator[LocalService]:
-    """Yield a started service; at the end of the block all its processes are gone."""
-    service = LocalService(folder, slots)
+def local_service(
+    folder: Path, slots: int, settings: Mapping[str, str] | None = None
+) -> Iterator[LocalService]:
+    """Yield a started service; at the end of the block all its processes are gone.
+
+    settings: variables of its master and runner.
+    """
+    service = LocalService(folder, slots, settings)
     try:
         service.start()
         yield service

@@ -190,7 +190,7 @@ class RunGatherer:
         ended.sort(key=lambda run: run.ended_at or 0.0, reverse=True)
 
         def viewed(runs: list[Run], shown: int) -> tuple[RunView, ...]:
-            found = (views.run_view(machine, run.run_id, now, whole=False) for run in runs[:shown])
+            found = (self._view(server, run.run_id, now, whole=False) for run in runs[:shown])
             return tuple(view for view in found if view is not None)
 
         service = views.service_view(machine, now)
@@ -207,6 +207,10 @@ class RunGatherer:
             service.slots_used,
             now,
         )
+
+    def _view(self, server: RunServer, run_id: int, now: float, whole: bool = True) -> RunView | None:
+        forecast = self._runs.forecasts.of(server, run_id)
+        return views.run_view(server.machine, run_id, now, whole, forecast)
 
     def _order(self, server: RunServer) -> tuple[int, ...]:
         """Return the runs that wait for slots, in their order."""
@@ -231,7 +235,7 @@ class RunGatherer:
         logs = self._logs if running else self._stored_logs
         log = await logs.of((run_id, rank, log_attempt), lambda: self._log(run, rank, log_attempt))
         artifacts = await self._artifacts.of((run_id, run.state), lambda: self._files(run_id))
-        view = views.run_view(server.machine, run_id, server.clock())
+        view = self._view(server, run_id, server.clock())
         if view is None:  # deleted meanwhile
             raise unknown_run(run_id)
         left_out = max(len(view.ranks) - RANKS_SHOWN, 0)

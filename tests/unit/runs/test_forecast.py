@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from runs_driver import ELASTIC, RunsDriver
 
-from elastane_master.decisions.runs.forecast import RUNS_MAX, Forecast, forecasts
+from elastane_master.decisions.runs.forecast import RUNS_MAX, Forecast, SlotHolder, forecasts
 from elastane_master.decisions.runs.state import ServiceSettings
 
 
@@ -24,8 +24,17 @@ def forecast(driver: RunsDriver, ends: Mapping[int, float]) -> dict[int, Forecas
 
 def rounded(found: Forecast, now: float) -> Forecast:
     """The same with seconds from now."""
-    earliest = None if found.earliest_at is None else round(found.earliest_at - now, 3)
-    return Forecast(earliest, found.holders, found.reason)
+
+    def since(at: float | None) -> float | None:
+        return None if at is None else round(at - now, 3)
+
+    holders = tuple(SlotHolder(one.run_id, one.slots, since(one.until_at)) for one in found.holders)
+    return Forecast(since(found.earliest_at), holders, found.reason)
+
+
+def held(run_id: int, slots: int, until: float | None) -> SlotHolder:
+    """A holder, whose end is so many seconds from now."""
+    return SlotHolder(run_id, slots, until)
 
 
 def full(slots: int, *instances: int, starvation_seconds: float = 1e6) -> tuple[RunsDriver, list[int]]:
@@ -41,8 +50,8 @@ def test_a_run_starts_when_the_runs_before_it_leave_it_room() -> None:
     driver, (short, long) = full(4, 2, 2)
     first, second = driver.submit(instances=2), driver.submit(instances=2)
     assert forecast(driver, {short: 10, long: 30}) == {
-        first: Forecast(10, (short,), f"waits for run {short}"),
-        second: Forecast(30, (long,), f"waits for run {long}"),
+        first: Forecast(10, (held(short, 2, 10),), f"waits for run {short}"),
+        second: Forecast(30, (held(long, 2, 30),), f"waits for run {long}"),
     }
 
 
@@ -50,7 +59,9 @@ def test_all_whose_slots_a_run_will_take_are_its_holders() -> None:
     driver, (short, long) = full(4, 3, 1)
     wide = driver.submit(instances=4)
     found = forecast(driver, {short: 10, long: 30})[wide]
-    assert found == Forecast(30, (short, long), f"waits for runs {short} and {long}")
+    assert found == Forecast(
+        30, (held(short, 3, 10), held(long, 1, 30)), f"waits for runs {short} and {long}"
+    )
 
 
 def test_a_wide_run_waits_for_all_and_a_narrow_one_behind_it_goes_before() -> None:
@@ -59,7 +70,9 @@ def test_a_wide_run_waits_for_all_and_a_narrow_one_behind_it_goes_before() -> No
     found = forecast(driver, {short: 10, long: 30})
     assert found[narrow].earliest_at == 10
     assert found[wide] == Forecast(
-        None, (short, long), "waits for runs of the queue that come before it, whose lengths are unknown"
+        None,
+        (held(short, 2, 10), held(long, 2, 30)),
+        "waits for runs of the queue that come before it, whose lengths are unknown",
     )
 
 
@@ -67,8 +80,8 @@ def test_an_unknown_end_is_said_to_be_unknown() -> None:
     driver, (known, unknown) = full(2, 1, 1)
     first, second = driver.submit(), driver.submit()
     assert forecast(driver, {known: 5}) == {
-        first: Forecast(5, (known,), f"waits for run {known}"),
-        second: Forecast(None, (unknown,), f"waits for run {unknown}, whose end is unknown"),
+        first: Forecast(5, (held(known, 1, 5),), f"waits for run {known}"),
+        second: Forecast(None, (held(unknown, 1, None),), f"waits for run {unknown}, whose end is unknown"),
     }
 
 
@@ -95,9 +108,18 @@ def test_only_runners_that_fit_count() -> None:
     waits = driver.submit(runner_labels={"gpu": "h100"})
     nowhere = driver.submit(runner_labels={"gpu": "t4"})
     assert forecast(driver, {here: 1, other: 50}) == {
-        waits: Forecast(50, (other,), f"waits for run {other}"),
-        nowhere: Forecast(None, (), "no runner fits: 2 of 2 has no label gpu=t4"),
+        waits: Forecast(50, (held(other, 1, 50),), f"waits for run {other}"),
+        nowhere: Forecast(None, (), ""),
     }
+
+
+def test_who_has_no_quota_left_waits_for_no_other() -> None:
+    driver = RunsDriver()
+    driver.join("a", 2)
+    own, other = driver.submit("ann", slots_max=1), driver.submit("bob")
+    driver.start_all()
+    waits = driver.submit("ann", slots_max=1)
+    assert forecast(driver, {own: 10, other: 20}) == {waits: Forecast(None, (), "")}
 
 
 def test_an_end_that_is_overdue_is_expected_now() -> None:

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from elastane_master.decisions.runs import placement
+import msgspec
+
+from elastane_master.decisions.runs import placement, usage
 from elastane_master.decisions.runs.index import Waiting
 from elastane_master.decisions.runs.placement import Shape
 from elastane_master.decisions.runs.queue import QueuePolicy
@@ -32,26 +35,38 @@ HOLDERS_MAX: Final = 5
 """Holders that are named."""
 
 
-@dataclass(frozen=True)
-class Forecast:
+class SlotHolder(msgspec.Struct, frozen=True):
+    """A run whose slots another one waits for. until_at: when it ends; None: unknown."""
+
+    run_id: int
+    slots: int
+    until_at: float | None
+
+
+class Forecast(msgspec.Struct, frozen=True):
     """When a waiting run could start.
 
-    earliest_at: seconds since the Unix epoch; None: unknown. holders: runs whose ends it waits for, the first
-    to end first. reason: what it waits for, or why nothing is known.
+    earliest_at: seconds since the Unix epoch; None: unknown. holders: whose ends it waits for, the first to
+    end first. reason: what it waits for, or why nothing is known; "": no end makes room for it, as
+    no runner fits or its owner has no quota left.
     """
 
     earliest_at: float | None
-    holders: tuple[int, ...]
+    holders: tuple[SlotHolder, ...]
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Held:
     """What becomes free at a run's end. ends_at: infinite: unknown."""
 
     run_id: int
     ends_at: float
     slots: Mapping[str, int]
+
+    def holder(self, slots: int) -> SlotHolder:
+        """Return it as one of so many slots that are waited for."""
+        return SlotHolder(self.run_id, slots, None if self.ends_at == math.inf else self.ends_at)
 
 
 def forecasts(
@@ -100,8 +115,10 @@ class _Play:
     def __init__(self, state: RunsState, policy: QueuePolicy, now: float) -> None:
         self._state, self._policy, self._now = state, policy, now
         self._free = placement.free_slots(state.runners)
-        # Of each runner's free slots: the runs that had them, 0 for those that are free now.
-        self._origins = {name: [0] * slots for name, slots in self._free.items()}
+        # Of each runner's free slots: who had them, None for those that are free now.
+        self._origins: dict[str, list[_Held | None]] = {
+            name: [None] * slots for name, slots in self._free.items()
+        }
 
     def play(self, waiting: Waiting, held: list[_Held]) -> dict[int, Forecast | None]:
         """Return the forecasts of the first waiting runs; None of those that no known end makes room for."""
@@ -131,9 +148,9 @@ class _Play:
     def _end(self, held: _Held) -> None:
         for name, slots in held.slots.items():
             self._free[name] = self._free.get(name, 0) + slots
-            self._origins.setdefault(name, []).extend([held.run_id] * slots)
+            self._origins.setdefault(name, []).extend([held] * slots)
 
-    def _start(self, part: Waiting, at: float) -> list[tuple[int, tuple[int, ...]]]:
+    def _start(self, part: Waiting, at: float) -> list[tuple[int, tuple[SlotHolder, ...]]]:
         """Return the runs that start, and who had their slots. What is reserved for others stays free."""
         started = []
         for place in self._policy.order(self._state, part, dict(self._free), at, whole=False):
@@ -141,13 +158,13 @@ class _Play:
                 continue
             each = self._state.runs[place.run_id].demand.slots_per_instance
             placement.take(self._free, place.assignment, each)
-            holders: dict[int, None] = {}
+            had: Counter[_Held] = Counter()
             for name, ranks in place.assignment.items():
                 origins, slots = self._origins[name], len(ranks) * each
-                holders.update(dict.fromkeys(origins[:slots]))
+                had.update(one for one in origins[:slots] if one is not None)
                 del origins[:slots]
-            holders.pop(0, None)
-            started.append((place.run_id, tuple(holders)[-HOLDERS_MAX:]))
+            holders = [one.holder(slots) for one, slots in had.items()]
+            started.append((place.run_id, tuple(sorted(holders, key=_by_end)[-HOLDERS_MAX:])))
         return started
 
 
@@ -156,35 +173,40 @@ class _Holders:
 
     def __init__(self, state: RunsState, held: list[_Held]) -> None:
         self._state, self._held = state, held
-        self._known: dict[Shape, list[_Held]] = {}
+        self._known: dict[Shape, list[SlotHolder]] = {}
 
-    def find(self, run: Run) -> list[_Held]:
-        """Return them, the first to end first."""
+    def find(self, run: Run) -> list[SlotHolder]:
+        """Return them, the first to end first, those whose end is unknown at last."""
         shape = placement.shape_of(run)
         if shape not in self._known:
-            runners = self._state.runners
-            usable = {name for name, runner in runners.items() if not placement.mismatch(run, runner)}
-            self._known[shape] = [one for one in self._held if usable & one.slots.keys()]
+            usable = [name for name, one in self._state.runners.items() if not placement.mismatch(run, one)]
+            counted = [(one, sum(one.slots.get(name, 0) for name in usable)) for one in self._held]
+            self._known[shape] = [one.holder(slots) for one, slots in counted if slots]
         return self._known[shape]
 
 
-def _waits(holders: tuple[int, ...]) -> str:
+def _by_end(holder: SlotHolder) -> tuple[float, int]:
+    return (math.inf if holder.until_at is None else holder.until_at, holder.run_id)
+
+
+def _waits(holders: tuple[SlotHolder, ...]) -> str:
     return f"waits for {_named(holders)}" if holders else "its turn comes"
 
 
-def _unknown(state: RunsState, run: Run, fitting: list[_Held]) -> Forecast:
+def _unknown(state: RunsState, run: Run, fitting: list[SlotHolder]) -> Forecast:
     """Say why no end that is known makes room for a run."""
-    if obstacle := placement.obstacle(run, state.runners):
-        return Forecast(None, (), obstacle)
-    endless = tuple(one.run_id for one in fitting if one.ends_at == math.inf)[:HOLDERS_MAX]
+    room = usage.room(state.uses, state.slots_max, run.owner)
+    if run.demand.slots_min > room or placement.obstacle(run, state.runners):
+        return Forecast(None, (), "")
+    endless = tuple(one for one in fitting if one.until_at is None)[:HOLDERS_MAX]
     if endless:
         ends = "whose end is unknown" if len(endless) == 1 else "whose ends are unknown"
         return Forecast(None, endless, f"waits for {_named(endless)}, {ends}")
-    named = tuple(one.run_id for one in fitting)[:HOLDERS_MAX]
-    return Forecast(None, named, "waits for runs of the queue that come before it, whose lengths are unknown")
+    before = "waits for runs of the queue that come before it, whose lengths are unknown"
+    return Forecast(None, tuple(fitting[:HOLDERS_MAX]), before)
 
 
-def _named(holders: tuple[int, ...]) -> str:
+def _named(holders: tuple[SlotHolder, ...]) -> str:
     """Name runs: "run 3", "runs 3, 4 and 5"."""
-    *most, last = map(str, holders)
+    *most, last = (str(holder.run_id) for holder in holders)
     return f"runs {', '.join(most)} and {last}" if most else f"run {last}"

@@ -119,6 +119,13 @@ class TrainingClient:
         )
         return self._call("SetPriority", request).run
 
+    def get_scheduling(
+        self, run_id: int = 0, *, limit: int = 0
+    ) -> training_pb2.TrainingServiceGetSchedulingResponse:
+        """Return the service's policy and its last decisions about a run, the newest last; 0: about all."""
+        request = training_pb2.TrainingServiceGetSchedulingRequest(run_id=run_id, limit=limit)
+        return self._call("GetScheduling", request)
+
     def delete(self, run_id: int, *, keep_artifacts: bool = False, request_id: str | None = None) -> None:
         """Delete a run that is over: its record, its logs and, unless kept, its artifacts."""
         request = training_pb2.TrainingServiceDeleteRequest(

@@ -206,7 +206,7 @@ class RunTransition(_message.Message):
     def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "spec", "state", "reason", "position", "queue_length", "attempt", "ranks", "created", "started", "ended", "history", "job", "artifact_url", "next_attempt", "cancelling", "revision", "priority", "slot_seconds")
+    __slots__ = ("run_id", "spec", "state", "reason", "position", "queue_length", "attempt", "ranks", "created", "started", "ended", "history", "job", "artifact_url", "next_attempt", "cancelling", "revision", "priority", "slot_seconds", "earliest_start", "holders")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,8 @@ class Run(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SLOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EARLIEST_START_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     run_id: int
     spec: RunSpec
     state: RunState
@@ -245,7 +247,55 @@ class Run(_message.Message):
     revision: int
     priority: int
     slot_seconds: float
-    def __init__(self, run_id: _Optional[int] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., attempt: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[_Iterable[_Union[RunTransition, _Mapping]]] = ..., job: _Optional[str] = ..., artifact_url: _Optional[str] = ..., next_attempt: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancelling: _Optional[bool] = ..., revision: _Optional[int] = ..., priority: _Optional[int] = ..., slot_seconds: _Optional[float] = ...) -> None: ...
+    earliest_start: _timestamp_pb2.Timestamp
+    holders: _containers.RepeatedCompositeFieldContainer[SlotHolder]
+    def __init__(self, run_id: _Optional[int] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., attempt: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[_Iterable[_Union[RunTransition, _Mapping]]] = ..., job: _Optional[str] = ..., artifact_url: _Optional[str] = ..., next_attempt: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancelling: _Optional[bool] = ..., revision: _Optional[int] = ..., priority: _Optional[int] = ..., slot_seconds: _Optional[float] = ..., earliest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[SlotHolder, _Mapping]]] = ...) -> None: ...
+
+class SlotHolder(_message.Message):
+    __slots__ = ("run_id", "slots", "until")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    run_id: int
+    slots: int
+    until: _timestamp_pb2.Timestamp
+    def __init__(self, run_id: _Optional[int] = ..., slots: _Optional[int] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class SchedulingDecision(_message.Message):
+    __slots__ = ("time", "policy", "choice", "rejected", "run_id", "kind", "slots_before", "slots_after", "reason")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[SchedulingDecision.Kind]
+        KIND_GRANTED: _ClassVar[SchedulingDecision.Kind]
+        KIND_TAKEN: _ClassVar[SchedulingDecision.Kind]
+        KIND_KEPT: _ClassVar[SchedulingDecision.Kind]
+        KIND_DECLINED: _ClassVar[SchedulingDecision.Kind]
+        KIND_WAITS: _ClassVar[SchedulingDecision.Kind]
+    KIND_UNSPECIFIED: SchedulingDecision.Kind
+    KIND_GRANTED: SchedulingDecision.Kind
+    KIND_TAKEN: SchedulingDecision.Kind
+    KIND_KEPT: SchedulingDecision.Kind
+    KIND_DECLINED: SchedulingDecision.Kind
+    KIND_WAITS: SchedulingDecision.Kind
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    time: _timestamp_pb2.Timestamp
+    policy: str
+    choice: str
+    rejected: _containers.RepeatedScalarFieldContainer[str]
+    run_id: int
+    kind: SchedulingDecision.Kind
+    slots_before: int
+    slots_after: int
+    reason: str
+    def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., choice: _Optional[str] = ..., rejected: _Optional[_Iterable[str]] = ..., run_id: _Optional[int] = ..., kind: _Optional[_Union[SchedulingDecision.Kind, str]] = ..., slots_before: _Optional[int] = ..., slots_after: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Artifact(_message.Message):
     __slots__ = ("path", "size_bytes", "sha256", "kind")
@@ -458,8 +508,24 @@ class TrainingServiceGetServiceResponse(_message.Message):
     archive_bytes_max: int
     def __init__(self, artifact_url: _Optional[str] = ..., runners: _Optional[_Iterable[_Union[Runner, _Mapping]]] = ..., runs_waiting: _Optional[int] = ..., slots_used: _Optional[int] = ..., slots: _Optional[int] = ..., archive_bytes_max: _Optional[int] = ...) -> None: ...
 
+class TrainingServiceGetSchedulingRequest(_message.Message):
+    __slots__ = ("run_id", "limit")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    run_id: int
+    limit: int
+    def __init__(self, run_id: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class TrainingServiceGetSchedulingResponse(_message.Message):
+    __slots__ = ("policy", "decisions")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    decisions: _containers.RepeatedCompositeFieldContainer[SchedulingDecision]
+    def __init__(self, policy: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[SchedulingDecision, _Mapping]]] = ...) -> None: ...
+
 class Runner(_message.Message):
-    __slots__ = ("runner_id", "host", "kind", "slots", "slots_used", "labels", "owners", "attends", "last_heard", "paused", "reason", "algorithms")
+    __slots__ = ("runner_id", "host", "kind", "slots", "slots_used", "labels", "owners", "attends", "last_heard", "paused", "reason", "algorithms", "device_type", "memory_bytes")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -479,6 +545,8 @@ class Runner(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ALGORITHMS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     runner_id: str
     host: str
     kind: str
@@ -491,7 +559,9 @@ class Runner(_message.Message):
     paused: bool
     reason: str
     algorithms: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., slots_used: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., owners: _Optional[_Iterable[str]] = ..., attends: _Optional[bool] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., paused: _Optional[bool] = ..., reason: _Optional[str] = ..., algorithms: _Optional[_Iterable[str]] = ...) -> None: ...
+    device_type: str
+    memory_bytes: int
+    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., slots_used: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., owners: _Optional[_Iterable[str]] = ..., attends: _Optional[bool] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., paused: _Optional[bool] = ..., reason: _Optional[str] = ..., algorithms: _Optional[_Iterable[str]] = ..., device_type: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class AttemptKey(_message.Message):
     __slots__ = ("run_id", "attempt", "fence")
@@ -512,7 +582,7 @@ class RankReport(_message.Message):
     def __init__(self, attempt: _Optional[_Union[AttemptKey, _Mapping]] = ..., status: _Optional[_Union[RankStatus, _Mapping]] = ...) -> None: ...
 
 class RunnerHello(_message.Message):
-    __slots__ = ("runner_id", "host", "kind", "slots", "labels", "algorithms", "ranks", "folder_id")
+    __slots__ = ("runner_id", "host", "kind", "slots", "labels", "algorithms", "ranks", "folder_id", "device_type", "memory_bytes")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -528,6 +598,8 @@ class RunnerHello(_message.Message):
     ALGORITHMS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     FOLDER_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     runner_id: str
     host: str
     kind: str
@@ -536,7 +608,9 @@ class RunnerHello(_message.Message):
     algorithms: _containers.RepeatedScalarFieldContainer[str]
     ranks: _containers.RepeatedCompositeFieldContainer[RankReport]
     folder_id: str
-    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., algorithms: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., folder_id: _Optional[str] = ...) -> None: ...
+    device_type: str
+    memory_bytes: int
+    def __init__(self, runner_id: _Optional[str] = ..., host: _Optional[str] = ..., kind: _Optional[str] = ..., slots: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., algorithms: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., folder_id: _Optional[str] = ..., device_type: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class RunnerHeartbeat(_message.Message):
     __slots__ = ()

@@ -95,6 +95,11 @@ class TrainingServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetServiceRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetServiceResponse.FromString,
                 _registered_method=True)
+        self.GetScheduling = channel.unary_unary(
+                '/elastane.v1.TrainingService/GetScheduling',
+                request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetSchedulingRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetSchedulingResponse.FromString,
+                _registered_method=True)
 
 
 class TrainingServiceServicer:
@@ -185,6 +190,14 @@ class TrainingServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetScheduling(self, request, context):
+        """What the scheduling policy has decided about one run, or about all that the caller may see. Empty under fair-share,
+        which decides with each event: see the reasons of the runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -247,6 +260,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.GetService,
                     request_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetServiceRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetServiceResponse.SerializeToString,
+            ),
+            'GetScheduling': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetScheduling,
+                    request_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetSchedulingRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetSchedulingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -574,6 +592,33 @@ class TrainingService:
             '/elastane.v1.TrainingService/GetService',
             elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetServiceRequest.SerializeToString,
             elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetServiceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetScheduling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.TrainingService/GetScheduling',
+            elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetSchedulingRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetSchedulingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -164,28 +163,55 @@ def _ended(run: training_pb2.Run) -> float:
 
 
 def undisturbed(service: LocalService, folder: Path, trainings: Sequence[Training]) -> dict[Training, str]:
-    """Run each training on one worker that nothing disturbs, and does not wait; return the weights."""
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        found = pool.map(lambda training: _undisturbed_one(service.address, folder, training), trainings)
-        return dict(zip(trainings, found, strict=True))
+    """Run each training on one worker that nothing disturbs, and does not wait; return the weights.
+
+    As many at once as there are processors. Raises ServiceError.
+    """
+    waiting, running = list(trainings), dict[Training, subprocess.Popen[bytes]]()
+    weights: dict[Training, str] = {}
+
+    def advance() -> bool:
+        for training, process in list(running.items()):
+            if process.poll() is not None:
+                del running[training]
+                weights[training] = _weights(training, folder, process.returncode)
+        while waiting and len(running) < (os.cpu_count() or 1):
+            training = waiting.pop()
+            running[training] = _start_undisturbed(service.address, folder, training)
+        return not running
+
+    try:
+        service.wait_for(advance, "the undisturbed runs", _END_SECONDS)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    return weights
 
 
-def _undisturbed_one(address: str, folder: Path, training: Training) -> str:
-    name = f"undisturbed-{training.ests}-{training.steps}"
+def _start_undisturbed(address: str, folder: Path, training: Training) -> subprocess.Popen[bytes]:
+    name = _name(training)
     command = [sys.executable, "-m", "elastane_cli", "run", "--master", address, "--job", name]
     command += ["--ests", str(training.ests), "--workers", "1:1", "--seed", str(SEED), str(SCRIPT)]
-    url = str(folder / name)
-    done = subprocess.run(
-        [*command, *_words(training, 0.0)],
-        env={**os.environ, "MODEL_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    manifest = read_manifest(url) if done.returncode == 0 else None
+    environment = {**os.environ, "MODEL_URL": str(folder / name)}
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, *_words(training, 0.0)], env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def _weights(training: Training, folder: Path, exit_code: int) -> str:
+    """Return the weights of a run that has ended. Raises ServiceError if it has left none."""
+    name = _name(training)
+    manifest = read_manifest(str(folder / name)) if exit_code == 0 else None
     if manifest is None:
-        raise ServiceError(f"{name} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
+        log = (folder / f"{name}.log").read_text(errors="replace")
+        raise ServiceError(f"{name} ended with {exit_code}:\n{log[-2000:]}")
     return manifest.content_hash
+
+
+def _name(training: Training) -> str:
+    return f"undisturbed-{training.ests}-{training.steps}"
 
 
 # ---------------------------------------------------------------- the probe

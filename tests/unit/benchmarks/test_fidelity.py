@@ -65,3 +65,4 @@ def test_other_weights_are_refused_and_missing_ones_too() -> None:
     found = faults([spoiled], WEIGHTS, JOBS)
     assert [fault.split(":")[1].split()[0] for fault in found] == [one, other]
     assert len(faults([played("packing")], {}, JOBS)) == len(JOBS)
+    assert len(faults([replace(played("packing"), weights={})], {}, JOBS)) == len(JOBS)

@@ -111,6 +111,8 @@ def test_only_runners_that_fit_count() -> None:
         waits: Forecast(50, (held(other, 1, 50),), f"waits for run {other}"),
         nowhere: Forecast(None, (), ""),
     }
+    unknown = Forecast(None, (held(other, 1, None),), f"waits for run {other}, whose end is unknown")
+    assert forecast(driver, {})[waits] == unknown
 
 
 def test_who_has_no_quota_left_waits_for_no_other() -> None:

@@ -119,13 +119,6 @@ class TrainingClient:
         )
         return self._call("SetPriority", request).run
 
-    def get_scheduling(
-        self, run_id: int = 0, *, limit: int = 0
-    ) -> training_pb2.TrainingServiceGetSchedulingResponse:
-        """Return the service's policy and its last decisions about a run, the newest last; 0: about all."""
-        request = training_pb2.TrainingServiceGetSchedulingRequest(run_id=run_id, limit=limit)
-        return self._call("GetScheduling", request)
-
     def delete(self, run_id: int, *, keep_artifacts: bool = False, request_id: str | None = None) -> None:
         """Delete a run that is over: its record, its logs and, unless kept, its artifacts."""
         request = training_pb2.TrainingServiceDeleteRequest(
@@ -164,6 +157,13 @@ class TrainingClient:
     def get_service(self) -> training_pb2.TrainingServiceGetServiceResponse:
         """Return where archives and artifacts go, the limits, and the runners."""
         return self._call("GetService", training_pb2.TrainingServiceGetServiceRequest())
+
+    def get_scheduling(
+        self, run_id: int = 0, limit: int = 0
+    ) -> training_pb2.TrainingServiceGetSchedulingResponse:
+        """Return what the scheduling policy has decided about a run (0: about all), the newest last."""
+        request = training_pb2.TrainingServiceGetSchedulingRequest(run_id=run_id, limit=limit)
+        return self._call("GetScheduling", request)
 
     def _call(self, method: str, request: Any) -> Any:
         return self._master.call(training_pb2_grpc.TrainingServiceStub, method, request)

@@ -131,6 +131,14 @@ def main(
             metavar="HOST:PORT",
         ),
     ] = None,
+    scheduling_policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who decides which runs of the training service have which slots: fair-share, or a policy "
+            "of `elastane simulate`, such as foresight. [fair-share]",
+            metavar="NAME",
+        ),
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option(

@@ -11,7 +11,7 @@ from pydantic_settings import NoDecode
 
 from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
-from elastane_master.decisions.runs.state import ServiceSettings
+from elastane_master.decisions.runs.state import FAIR_SHARE, ServiceSettings
 from elastane_master.jobs.limits import Limits
 from elastane_master.runs.data_service import FILE_URL
 from elastane_master.runs.service import ServiceOptions
@@ -19,6 +19,7 @@ from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.connection import StoreOptions
 from elastane_master.store.log import LogOptions
+from elastane_scheduler.policies.catalogue import POLICIES
 
 
 class MasterSettings(Limits):
@@ -93,6 +94,17 @@ class MasterSettings(Limits):
         default_factory=dict,
         description="shares of owners in the queue of runs, OWNER=WEIGHT,...; 1 for those not named",
     )
+    scheduling_policy: str = Field(
+        default=FAIR_SHARE,
+        description="who decides which runs have which slots: fair-share, or a policy of `elastane "
+        "simulate`, such as foresight, which also grows and shrinks running elastic runs",
+    )
+    reshape_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        description="time after a change of a running run's instances in which the scheduling policy changes "
+        "them no further",
+    )
     http: str = ""
     http_port_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -133,6 +145,14 @@ class MasterSettings(Limits):
     def _is_retention(cls, keep_finished: str) -> str:
         Retention.parse(keep_finished)
         return keep_finished
+
+    @field_validator("scheduling_policy")
+    @classmethod
+    def _is_policy(cls, scheduling_policy: str) -> str:
+        known = (FAIR_SHARE, *POLICIES)
+        if scheduling_policy not in known:
+            raise ValueError(f"must be one of {', '.join(known)}")
+        return scheduling_policy
 
     @field_validator("owner_weights", mode="before")
     @classmethod
@@ -209,6 +229,8 @@ class MasterSettings(Limits):
                 starvation_seconds=self.starvation_seconds,
                 runs_waiting_max=self.runs_waiting_max,
                 weights=self.owner_weights,
+                scheduling_policy=self.scheduling_policy,
+                reshape_seconds=self.reshape_seconds,
             ),
         )
 

@@ -68,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "TrainingService.StreamLogs": _FOLLOW,
     "TrainingService.ListArtifacts": _FOLLOW,
     "TrainingService.GetService": _FOLLOW,
+    "TrainingService.GetScheduling": _FOLLOW,
     "training.TrainingService.Train": _SUBMIT,
     "training.TrainingService.GetTrainingStatus": _FOLLOW,
     "RunnerService.Attend": {"runner"},

@@ -198,7 +198,11 @@ def test_the_role_decides(served: SimpleNamespace, method: MethodDescriptor, rol
             assert (code, reason) == (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED")
     else:
         assert allowed
-        assert short_name(method) in ("JobService.List", "TrainingService.List", "TrainingService.GetService")
+        assert short_name(method) in (
+            "JobService.List",
+            "TrainingService.List",
+            "TrainingService.GetService",
+        )
 
 
 def test_a_token_of_another_owner_does_not_learn_that_a_run_is_there(served: SimpleNamespace) -> None:

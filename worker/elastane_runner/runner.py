@@ -64,7 +64,10 @@ _STATES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
-    """What a runner tells the master of itself. folder: of all that it keeps; no other runner uses it."""
+    """What a runner tells the master of itself. folder: of all that it keeps; no other runner uses it.
+
+    device_type: of its slots; empty: cpu. memory_bytes: of one device; 0: unknown.
+    """
 
     runner_id: str
     slots: int
@@ -72,6 +75,8 @@ class RunnerSettings:
     launch: LaunchSettings
     kind: str = "process"
     labels: Mapping[str, str] = field(default_factory=dict)
+    device_type: str = ""
+    memory_bytes: int = 0
 
 
 class Runner:
@@ -179,6 +184,8 @@ class Runner:
             labels=settings.labels,
             algorithms=sorted(settings.launch.algorithms),
             folder_id=self._folder_id,
+            device_type=settings.device_type,
+            memory_bytes=settings.memory_bytes,
             ranks=[
                 self._report(launch, rank)
                 for launch in self._launches.values()

@@ -17,6 +17,7 @@ from elastane_common.file_manifest import FileEntry
 from elastane_master.dashboard.log_tail import TAIL_BYTES, LogTail, tail_of
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import views
+from elastane_master.decisions.runs.allocation import RunDecision
 from elastane_master.decisions.runs.run import OVER, Run
 from elastane_master.decisions.runs.views import RunnerView, RunView
 from elastane_master.runs.run_server import RunServer
@@ -78,7 +79,10 @@ class Artifacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Contents of a run's page. rank, log_attempt: whose log is shown."""
+    """Contents of a run's page.
+
+    rank, log_attempt: whose log is shown. decisions: of the scheduling policy, the newest last.
+    """
 
     view: RunView
     now: float
@@ -86,6 +90,7 @@ class RunFacts:
     log_attempt: int
     log: LogTail
     artifacts: Artifacts
+    decisions: tuple[RunDecision, ...]
     ranks_left_out: int
 
 
@@ -238,8 +243,9 @@ class RunGatherer:
         view = self._view(server, run_id, server.clock())
         if view is None:  # deleted meanwhile
             raise unknown_run(run_id)
+        decisions = views.scheduling(server.machine, run_id)
         left_out = max(len(view.ranks) - RANKS_SHOWN, 0)
-        return RunFacts(view, server.clock(), rank, log_attempt, log, artifacts, left_out)
+        return RunFacts(view, server.clock(), rank, log_attempt, log, artifacts, decisions, left_out)
 
     async def _log(self, run: Run, rank: int, attempt: int) -> LogTail:
         if not attempt:

@@ -111,6 +111,7 @@ RULES: dict[str, Rule] = {
     _TRAINING + "StreamLogs": Rule(_FOLLOW, owned=True),
     _TRAINING + "ListArtifacts": Rule(_FOLLOW, owned=True),
     _TRAINING + "GetService": Rule(_FOLLOW, owned=True),
+    _TRAINING + "GetScheduling": Rule(_FOLLOW, owned=True),
     _RUNNER + "Attend": Rule(_RUN, owned=True),
     _CHAPTER + "Train": Rule(_SUBMIT, owned=True),
     _CHAPTER + "GetTrainingStatus": Rule(_FOLLOW, owned=True),

@@ -30,7 +30,13 @@ from elastane_master.security.quotas import require_runs
 from elastane_master.servers import callers
 from elastane_master.servers.binding import Context
 from elastane_master.servers.translate import checked_length, checked_request_id
-from elastane_master.servers.translate_run import run_message, service_message, spec_of, state_word
+from elastane_master.servers.translate_run import (
+    run_message,
+    scheduling_message,
+    service_message,
+    spec_of,
+    state_word,
+)
 from elastane_proto.v1 import training_pb2
 
 WATCH_SECONDS_MIN = 0.05
@@ -188,6 +194,17 @@ class TrainingServicer:
         response = service_message(views.service_view(server.machine, server.clock()), server.liveness)
         response.artifact_url = self._runs.options.artifact_url
         response.archive_bytes_max = ARCHIVE_BYTES_MAX
+        return response
+
+    async def GetScheduling(
+        self, request: training_pb2.TrainingServiceGetSchedulingRequest, context: Context
+    ) -> training_pb2.TrainingServiceGetSchedulingResponse:
+        server, caller = self._runs.server, callers.principal.get()
+        if request.run_id:
+            run_of(server, request.run_id)
+        found = views.scheduling(server.machine, request.run_id, request.limit, caller.covers_owner)
+        response = scheduling_message(server.machine.state.settings.scheduling_policy, found)
+        await server.log.settled()
         return response
 
     async def _ask(self, run_id: int, event: AnyRunsEvent) -> training_pb2.Run:

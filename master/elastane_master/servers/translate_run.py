@@ -10,6 +10,7 @@ import msgspec
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.runs import effects, events
+from elastane_master.decisions.runs.allocation import RunDecision
 from elastane_master.decisions.runs.effects import RunnerMessage
 from elastane_master.decisions.runs.events import AnyRunsEvent
 from elastane_master.decisions.runs.runner import RunnerKind
@@ -42,7 +43,7 @@ _CODEC = Codec(
         RunView: {"owner": None, "fence": None, "data_url": None},
         RunnerView: {"session": None},
         events.RankStatus: {"host": SHOWN, "last_line": _LINE},
-        events.RunnerJoined: {"session": None, "owners": None, "host": SHOWN},
+        events.RunnerJoined: {"session": None, "owners": None, "host": SHOWN, "device_type": SHOWN},
         events.LaunchFailed: {"reason": SHOWN},
         events.RunnerLeft: {"reason": SHOWN},
     },
@@ -83,6 +84,26 @@ def service_message(view: ServiceView, liveness: Liveness) -> training_pb2.Train
         slots_used=view.slots_used,
         slots=view.slots,
     )
+
+
+def scheduling_message(
+    policy: str, decisions: tuple[RunDecision, ...]
+) -> training_pb2.TrainingServiceGetSchedulingResponse:
+    """What the scheduling policy has decided. policy: of the service."""
+    response = training_pb2.TrainingServiceGetSchedulingResponse(policy=policy)
+    for decision in decisions:
+        message = response.decisions.add(
+            policy=decision.policy,
+            choice=decision.choice,
+            rejected=decision.rejected,
+            run_id=decision.run_id,
+            kind=training_pb2.SchedulingDecision.Kind.Value(f"KIND_{decision.kind.upper()}"),
+            slots_before=decision.slots_before,
+            slots_after=decision.slots_after,
+            reason=decision.reason,
+        )
+        message_codec.set_timestamp(message.time, decision.time_at)
+    return response
 
 
 def state_word(number: int) -> str:

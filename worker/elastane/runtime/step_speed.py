@@ -6,14 +6,13 @@ counts, and a step is measured when its events have passed, without waiting for 
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 import torch
 
+from elastane_common.device_types import cpu_type
 from elastane_common.observe.figures import WorkerFigures
 from elastane_common.observe.running_median import RunningMedian
 
@@ -104,12 +103,7 @@ def device_type(device: torch.device) -> str:
     """Return the model of a device: of the GPU, or of this machine's CPU as the kernel names it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or f"{platform.machine()} CPU"
+    return cpu_type()
 
 
 def _elapsed(began: Mark, ended: Mark) -> float | None:

@@ -84,6 +84,15 @@ def _runner(
         list[str] | None,
         runner_option("--label", "KEY=VALUE", "By which runs choose runners; may be repeated."),
     ] = None,
+    device_type: Annotated[
+        str,
+        runner_option(
+            "--device-type",
+            "NAME",
+            "What its slots compute on, for scheduling policies; workers name it the same.",
+            show_default="the model of this machine's GPUs, else of its processor; of pods cpu",
+        ),
+    ] = "",
     algorithms: Annotated[
         Path | None,
         runner_option("--algorithms", "FILE", "TOML file of the training code that is installed here."),
@@ -117,6 +126,7 @@ def _runner(
         folder=folder.absolute(),
         kind=kind,
         labels=_labels(label or []),
+        **_device(device_type, kind),
         launch=LaunchSettings(
             host=host or _own_address(master),
             masters=master,
@@ -168,6 +178,19 @@ async def _serve(settings: RunnerSettings, make_engine: Callable[[], Engine], *,
     finally:
         await outcomes.close()
         engine.close()
+
+
+def _device(device_type: str, kind: str) -> dict[str, Any]:
+    """Return the device type and memory of the runner's slots. Pods run on other machines than this one."""
+    from elastane_common.device_types import cpu_type, device_memory_bytes, gpu_type
+
+    if kind == "kubernetes":
+        return {"device_type": device_type}
+    gpu = gpu_type()
+    return {
+        "device_type": device_type or gpu or cpu_type(),
+        "memory_bytes": device_memory_bytes(gpu=bool(gpu)),
+    }
 
 
 def _engine(settings: RunnerSettings, containers: ContainerOptions | None, url: str) -> Engine:

@@ -63,6 +63,15 @@ def service(
     secrets: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the files that runs may name as secrets.")
     ] = None,
+    scheduling_policy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who decides which runs have which slots: fair-share, or a policy of `elastane simulate`, "
+            "such as foresight.",
+            show_default="fair-share",
+        ),
+    ] = "",
     on_stop: Annotated[
         str, typer.Option(metavar="keep|stop", help="What becomes of running processes at the end.")
     ] = "keep",
@@ -84,6 +93,7 @@ def service(
         host, port = listen.rpartition(":")[0], (addresses or [listen])[0].rpartition(":")[2]
         words = [sys.executable, "-P", "-m", "elastane_master", "--state-dir", str(folder)]
         words += ["--listen", f"{host}:{port}", "--port-file", str(port_file)]
+        words += ["--scheduling-policy", scheduling_policy] if scheduling_policy else []
         return [*words, *(["--http", http] if http else []), *(["--insecure"] if insecure else [])]
 
     def runner() -> list[str]:

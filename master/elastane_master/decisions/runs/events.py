@@ -123,7 +123,7 @@ class RunnerJoined(RunsEvent, frozen=True, tag=True):
     """Hello, with all instances that the runner has.
 
     owners: patterns of those whose runs its token allows; empty: everybody's. folder_id: tells runners of one
-    name apart.
+    name apart. device_type: of its slots; "": `DEVICE_TYPE`. memory_bytes: of one device; 0: unknown.
     """
 
     runner_id: str
@@ -136,6 +136,8 @@ class RunnerJoined(RunsEvent, frozen=True, tag=True):
     owners: tuple[str, ...] = ()
     ranks: tuple[RankReport, ...] = ()
     folder_id: str = ""
+    device_type: str = ""
+    memory_bytes: int = 0
 
 
 class RunnerStreamLost(RunsEvent, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from elastane_master.decisions.runs.allocation import RUN_DECISIONS_MAX, RunDecision
 from elastane_master.decisions.runs.spec import Demand, RunSpec
 
 RunState = Literal[
@@ -123,7 +124,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     for slots. attempt: number of the current or last; attempt_open: its next launch is a further launch of
     that attempt. failures: attempts that failed, since the last Retry. launch_failures: launches in a row
     that were taken back. next_attempt_at: it is not queued before. job, job_over: the
-    elastic job of the attempt. slots_held: now; slot_seconds: until `charged_at`.
+    elastic job of the attempt. slots_held: now; slot_seconds: until `charged_at`. decided: by the scheduling
+    policy, the newest last.
     """
 
     run_id: int
@@ -156,6 +158,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     slots_held: int = 0
     slot_seconds: float = 0.0
     charged_at: float = 0.0
+    decided: list[RunDecision] = []
 
     @property
     def over(self) -> bool:
@@ -175,6 +178,11 @@ class Run(msgspec.Struct, omit_defaults=True):
             raise IllegalTransitionError(f"run {self.run_id}: {self.state} -> {state} ({reason})")
         self.state, self.reason = state, reason
         self.note(now)
+
+    def note_decision(self, decision: RunDecision) -> None:
+        """Keep what the scheduling policy has decided."""
+        self.decided.append(decision)
+        del self.decided[:-RUN_DECISIONS_MAX]
 
     def note(self, now: float) -> None:
         """Append the present state to the history."""

@@ -10,6 +10,9 @@ from typing import Literal
 
 import msgspec
 
+DEVICE_TYPE = "cpu"
+"""Of the slots of a runner that does not say."""
+
 RunnerKind = Literal["process", "container", "kubernetes"]
 
 
@@ -38,7 +41,8 @@ class Runner(msgspec.Struct, omit_defaults=True):
 
     lease_until: when it is lost, while it does not attend. failed_launches: in a row; pauses: how often that
     has paused it since a launch succeeded. paused_until, pause_reason: it gets no new instances. leaving: it
-    drains; left: and has nothing left. holds: by fence. slots_used: of all of them.
+    drains; left: and has nothing left. holds: by fence. slots_used: of all of them. device_type: of its
+    slots. memory_bytes: of one device; 0: unknown.
     """
 
     runner_id: str
@@ -62,6 +66,8 @@ class Runner(msgspec.Struct, omit_defaults=True):
     holds: dict[int, Holding] = {}
     slots_used: int = 0
     folder_id: str = ""
+    device_type: str = DEVICE_TYPE
+    memory_bytes: int = 0
 
     @property
     def attends(self) -> bool:

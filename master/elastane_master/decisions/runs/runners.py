@@ -19,12 +19,13 @@ from elastane_master.decisions.runs.events import (
     RunnerStreamLost,
 )
 from elastane_master.decisions.runs.run import Run
-from elastane_master.decisions.runs.runner import Runner
+from elastane_master.decisions.runs.runner import DEVICE_TYPE, Runner
 from elastane_master.decisions.runs.spec import NAME, SLOTS_MAX
 
 RUNNERS_MAX = 10_000
 RANKS_MAX = 65_536
 FOLDER_ID_MAX = 128
+DEVICE_TYPE_MAX = 128
 
 
 def joined(ctx: RunsContext, event: RunnerJoined) -> None:
@@ -43,6 +44,8 @@ def joined(ctx: RunsContext, event: RunnerJoined) -> None:
     )
     runner.labels, runner.algorithms, runner.owners = event.labels, event.algorithms, event.owners
     runner.folder_id = event.folder_id
+    runner.device_type = event.device_type or DEVICE_TYPE
+    runner.memory_bytes = max(0, event.memory_bytes)
     runner.joined_at = runner.heard_at = ctx.now
     runner.lease_until, runner.lost = None, False
     runner.leaving, runner.leave_reason = False, ""
@@ -72,6 +75,13 @@ def _check(ctx: RunsContext, event: RunnerJoined) -> None:
             f"a folder id of {len(event.folder_id)} characters",
             hint=f"at most {FOLDER_ID_MAX}",
             field="hello.folder_id",
+        )
+    if len(event.device_type) > DEVICE_TYPE_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"a device type of {len(event.device_type)} characters",
+            hint=f"at most {DEVICE_TYPE_MAX}",
+            field="hello.device_type",
         )
     _check_name(ctx, event)
     if len(event.ranks) > RANKS_MAX:

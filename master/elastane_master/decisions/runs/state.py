@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from elastane_master.decisions.runs.allocation import Allocation
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import Runner
 from elastane_master.decisions.runs.spec import SpecLimits
 from elastane_master.decisions.runs.usage import Use
+
+FAIR_SHARE = "fair-share"
+"""The order of `queue.FairShare`, decided with each event."""
 
 
 class ServiceSettings(msgspec.Struct, frozen=True):
@@ -21,7 +25,9 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     launches in a row, after which a runner is paused; pause_seconds, pause_seconds_max: for how long.
     quiet_seconds: how long an elastic run without instances waits for the end of its job.
     runner_keep_seconds: how long a lost runner is shown. runs_waiting_max: further ones are refused.
-    weights: of owners; 1 if not there.
+    weights: of owners; 1 if not there. scheduling_policy: who decides which runs have which slots:
+    `FAIR_SHARE`, or a policy of elastane_scheduler. reshape_seconds: after a change of a running run's
+    instances the policy changes them no further for so long.
     """
 
     lease_seconds: float = 60.0
@@ -40,6 +46,8 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     runs_waiting_max: int = 50_000
     weights: dict[str, float] = {}
     limits: SpecLimits = SpecLimits()
+    scheduling_policy: str = FAIR_SHARE
+    reshape_seconds: float = 30.0
 
 
 class RunsState(msgspec.Struct):
@@ -49,7 +57,8 @@ class RunsState(msgspec.Struct):
     client_keys: of the runs that exist. uses: by owner. slots_max: quotas of owners that have one.
     reserved_turn: the last run to start had its slots reserved; the next in the ordinary order goes before a
     further reservation. jobs_to_cancel: elastic jobs that were to be cancelled and have not ended yet.
-    records_due: runs over whose records the master has yet to write. decided_at: the newest time seen; time
+    records_due: runs over whose records the master has yet to write. allocation: what the scheduling policy
+    has decided. decided_at: the newest time seen; time
     never goes back.
     """
 
@@ -67,3 +76,4 @@ class RunsState(msgspec.Struct):
     revision: int = 0
     decided_at: float = 0.0
     records_due: list[int] = []
+    allocation: Allocation = msgspec.field(default_factory=Allocation)

@@ -8,6 +8,7 @@ import msgspec
 
 from elastane_master.decisions.retention import Retention
 from elastane_master.decisions.runs import holdings, placement, usage
+from elastane_master.decisions.runs.allocation import RunDecision
 from elastane_master.decisions.runs.forecast import Forecast, SlotHolder
 from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.decisions.runs.run import OVER, RankRecord, RankState, Run, RunState, Transition
@@ -79,6 +80,8 @@ class RunnerView(msgspec.Struct, frozen=True):
     reason: str
     algorithms: tuple[str, ...]
     session: str
+    device_type: str
+    memory_bytes: int
 
 
 class ServiceView(msgspec.Struct, frozen=True):
@@ -220,6 +223,33 @@ def queue(machine: RunsMachine, now: float) -> list[tuple[int, str, str]]:
     return [(place.run_id, place.verdict, place.reason) for place in places]
 
 
+SCHEDULING_DEFAULT = 100
+SCHEDULING_MAX = 1000
+
+
+def scheduling(
+    machine: RunsMachine,
+    run_id: int = 0,
+    limit: int = SCHEDULING_DEFAULT,
+    covers: Callable[[str], bool] = lambda owner: True,
+) -> tuple[RunDecision, ...]:
+    """Return the newest decisions of the scheduling policy about a run, or (0) about all, the newest last.
+
+    covers: whether the caller may see runs of an owner.
+    """
+    size = max(1, min(limit or SCHEDULING_DEFAULT, SCHEDULING_MAX))
+    runs = machine.state.runs
+    if run_id:
+        return tuple(runs[run_id].decided[-size:]) if run_id in runs else ()
+    found: list[RunDecision] = []
+    for decided in machine.state.allocation.decided:
+        for about in decided.runs:
+            run = runs.get(about.run_id)
+            if run is not None and covers(run.owner):
+                found.append(msgspec.structs.replace(about, choice=decided.choice, rejected=decided.rejected))
+    return tuple(found[-size:])
+
+
 def service_view(machine: RunsMachine, now: float) -> ServiceView:
     """Return the service as a whole."""
     runners = [machine.state.runners[name] for name in sorted(machine.state.runners)]
@@ -250,6 +280,8 @@ def runner_view(runner: Runner) -> RunnerView:
         reason=_runner_reason(runner),
         algorithms=runner.algorithms,
         session=runner.session,
+        device_type=runner.device_type,
+        memory_bytes=runner.memory_bytes,
     )
 
 

@@ -24,13 +24,12 @@ from typing import Final
 from fidelity_jobs import EST_SECONDS, Measured, SmallJob, Training
 
 from elastane_cli.rehearse.local_service import LocalService, ServiceError, local_service
-from elastane_cli.views.runs import change_line
+from elastane_cli.views.runs import is_waiting, state_text
 from elastane_common.artifacts import read_manifest, read_record
 from elastane_proto.v1 import ring_pb2, training_pb2
 
 SCRIPT: Final = Path(__file__).parent / "peer_scripts" / "waiting_job.py"
 SLOTS: Final = 4
-POLICY_VARIABLE: Final = "ELASTANE_SCHEDULING_POLICY"
 SEED: Final = 7
 _END_SECONDS: Final = 400.0
 _RECORD_SECONDS: Final = 60.0
@@ -45,7 +44,7 @@ Say = Callable[[str], None]
 @contextmanager
 def followed_service(folder: Path, say: Say, policy: str = "") -> Iterator[FollowedService]:
     """Yield a service with SLOTS slots under a policy, "": its own; at the end nothing of it is left."""
-    settings = {POLICY_VARIABLE: policy} if policy else {}
+    settings = {"ELASTANE_SCHEDULING_POLICY": policy, "ELASTANE_RESHAPE_SECONDS": "0"} if policy else {}
     with local_service(folder, SLOTS, settings) as service:
         followed = FollowedService(service, say)
         service.on_look = followed.look
@@ -90,7 +89,8 @@ class FollowedService:
         """Show what has changed. Raises ServiceError if a run has not succeeded."""
         for run_id in self._lines.keys() - self._over:
             run = self.service.training.get(run_id)
-            line = f"{run.spec.name}: {change_line(run)}"
+            words = state_text(run) if is_waiting(run) else f"{state_text(run)}: {run.reason}"
+            line = f"run {run_id}, {run.spec.name}: {words}"
             if self._lines[run_id] != line:
                 self._lines[run_id] = line
                 self._say(line)

@@ -9,6 +9,7 @@ from typing import Final
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.remaining import seconds_left
 from elastane_master.decisions.runs.forecast import Forecast, forecasts
+from elastane_master.decisions.runs.queue import FairShare
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.runs.run_server import RunServer
 
@@ -17,7 +18,10 @@ FORECAST_SECONDS: Final = 1.0
 
 
 class Forecasts:
-    """Forecasts of the runs that wait. Used from one event loop."""
+    """Forecasts of the runs that wait, by the order of fair share. Used from one event loop.
+
+    What a scheduling policy will decide is not known; places in the queue are those of fair share, too.
+    """
 
     def __init__(self, jobs: JobServers) -> None:
         self._jobs = jobs
@@ -38,7 +42,7 @@ class Forecasts:
         machine, now = server.machine, server.clock()
         active = machine.index.active
         ends = {run_id: end for run_id in active if (end := self._end(server, run_id, now)) is not None}
-        return forecasts(machine.state, machine.index.waiting, machine.policy, active, ends, now)
+        return forecasts(machine.state, machine.index.waiting, FairShare(), active, ends, now)
 
     def _end(self, server: RunServer, run_id: int, now: float) -> float | None:
         """Return when a run ends if nothing changes; None: unknown."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from elastane_master.decisions.runs.allocation import Target
 from elastane_master.decisions.runs.runner import RunnerKind
 from elastane_master.decisions.runs.spec import RunSpec
 from elastane_master.decisions.runs.state import ServiceSettings
@@ -208,6 +209,21 @@ class RecordWritten(RunsEvent, frozen=True, tag=True):
     run_id: int
 
 
+class AllocationDecided(RunsEvent, frozen=True, tag=True):
+    """What the scheduling policy wants. revision: of the state that it decided about.
+
+    choice, rejected: how it came about, and alternatives with their scores. targets: in the order in which
+    they get what is free. failure: the policy did not decide, and why.
+    """
+
+    policy: str
+    revision: int
+    targets: tuple[Target, ...] = ()
+    choice: str = ""
+    rejected: tuple[str, ...] = ()
+    failure: str = ""
+
+
 class MasterStarted(RunsEvent, frozen=True, tag=True):
     """A master took the service over: every stream is gone, and every lease begins anew."""
 
@@ -235,6 +251,7 @@ AnyRunsEvent = (
     | AttemptStopped
     | ElasticJobEnded
     | RecordWritten
+    | AllocationDecided
     | MasterStarted
     | Tick
 )

@@ -13,7 +13,16 @@ from typing import Any
 import msgspec
 
 from elastane_master.decisions.events import RefusedLate, Rejection
-from elastane_master.decisions.runs import deadlines, launch, life, ranks, requests, runners, scheduling
+from elastane_master.decisions.runs import (
+    allocating,
+    deadlines,
+    launch,
+    life,
+    ranks,
+    requests,
+    runners,
+    scheduling,
+)
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.effects import (
     CancelElasticJob,
@@ -23,6 +32,7 @@ from elastane_master.decisions.runs.effects import (
     WriteRecord,
 )
 from elastane_master.decisions.runs.events import (
+    AllocationDecided,
     AnyRunsEvent,
     AttemptStopped,
     DataResolved,
@@ -43,7 +53,7 @@ from elastane_master.decisions.runs.events import (
     Tick,
 )
 from elastane_master.decisions.runs.index import Index
-from elastane_master.decisions.runs.queue import FairShare, QueuePolicy
+from elastane_master.decisions.runs.queue import QueuePolicy, SlotsOrder
 from elastane_master.decisions.runs.state import RunsState, ServiceSettings
 
 VERSION = 1
@@ -84,7 +94,7 @@ class RunsMachine:
     def __init__(self, state: RunsState, policy: QueuePolicy | None = None) -> None:
         self.state = state
         self.index = Index(state)
-        self.policy: QueuePolicy = policy or FairShare()
+        self.policy: QueuePolicy = policy or SlotsOrder()
         ctx = RunsContext(state, self.index, state.decided_at)
         for run in state.runs.values():
             self.index.deadlines.set(("run", run.run_id), deadlines.deadline(ctx, run))
@@ -182,6 +192,7 @@ def _tick(ctx: RunsContext, event: Tick) -> None:
 def _master_started(ctx: RunsContext, event: MasterStarted) -> None:
     ctx.touch()
     ctx.state.settings = event.settings
+    allocating.master_started(ctx)
     runners.master_started(ctx)
     for run_id in sorted(ctx.index.active):
         launch.master_started(ctx, ctx.state.runs[run_id])
@@ -215,6 +226,7 @@ _HANDLERS: dict[type[AnyRunsEvent], Callable[[RunsContext, Any], None]] = {
     AttemptStopped: ranks.stopped,
     ElasticJobEnded: ranks.job_ended,
     RecordWritten: _record_written,
+    AllocationDecided: allocating.decided,
     MasterStarted: _master_started,
     Tick: _tick,
 }

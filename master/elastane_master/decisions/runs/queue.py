@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from elastane_master.decisions.runs import placement, usage
+from elastane_master.decisions.runs.allocation import Instances
 from elastane_master.decisions.runs.index import Waiting
 from elastane_master.decisions.runs.placement import Assignment, Free
 from elastane_master.decisions.runs.run import Run
@@ -65,7 +66,7 @@ class FairShare:
         misfits: dict[int, str] = {}
         started: set[int] = set()
         reserved = -1
-        if not state.reserved_turn and (place := self._reserve(state, waiting, free, now, started, quotas)):
+        if not state.reserved_turn and (place := _reserve(state, waiting, free, now, started, quotas)):
             reserved = place.run_id
             yield place
         for run_id in _ordered(state, waiting, now):
@@ -89,42 +90,12 @@ class FairShare:
             if (
                 place.verdict == "start"
                 and reserved < 0
-                and (starved := self._reserve(state, waiting, free, now, started, quotas))
+                and (starved := _reserve(state, waiting, free, now, started, quotas))
             ):
                 reserved = starved.run_id
                 yield starved
-        if reserved < 0 and (starved := self._reserve(state, waiting, free, now, started, quotas)):
+        if reserved < 0 and (starved := _reserve(state, waiting, free, now, started, quotas)):
             yield starved
-
-    def _reserve(
-        self,
-        state: RunsState,
-        waiting: Waiting,
-        free: Free,
-        now: float,
-        started: set[int],
-        quotas: _Quotas,
-    ) -> Place | None:
-        """Start the run that has waited longest, or take slots for it; None if nobody has waited too long."""
-        hopeless: set[int] = set()
-        for run_id in waiting.starving(now, state.settings.starvation_seconds):
-            run, shape = state.runs[run_id], waiting.shapes[run_id]
-            if run_id in started or shape in hopeless:
-                continue
-            if quotas.obstacle(run):  # slots that are kept for it would be of no use
-                hopeless.add(shape)
-                continue
-            assignment = placement.place_start(run, state.runners, free)
-            if assignment is not None:
-                placement.take(free, assignment, run.demand.slots_per_instance)
-                quotas.take(run)
-                return Place(run_id, "start", "it had waited longest", assignment, reserved=True)
-            if placement.reserve(run, state.runners, free):
-                return Place(run_id, "reserve", "slots are reserved for it as they come free")
-            hopeless.add(shape)
-            if len(hopeless) == len(waiting.shape_counts):
-                return None
-        return None
 
     def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
         """See `QueuePolicy.position`."""
@@ -143,6 +114,125 @@ class FairShare:
             elif mine is not None and _owner_key(state, owner, runs[0], now) < mine:
                 before += len(runs)
         return before + 1
+
+
+def _reserve(
+    state: RunsState,
+    waiting: Waiting,
+    free: Free,
+    now: float,
+    started: set[int],
+    quotas: _Quotas,
+) -> Place | None:
+    """Start the run that has waited longest, or take slots for it; None if nobody has waited too long."""
+    hopeless: set[int] = set()
+    for run_id in waiting.starving(now, state.settings.starvation_seconds):
+        run, shape = state.runs[run_id], waiting.shapes[run_id]
+        if run_id in started or shape in hopeless:
+            continue
+        if quotas.obstacle(run):  # slots that are kept for it would be of no use
+            hopeless.add(shape)
+            continue
+        assignment = placement.place_start(run, state.runners, free)
+        if assignment is not None:
+            placement.take(free, assignment, run.demand.slots_per_instance)
+            quotas.take(run)
+            return Place(run_id, "start", "it had waited longest", assignment, reserved=True)
+        if placement.reserve(run, state.runners, free):
+            return Place(run_id, "reserve", "slots are reserved for it as they come free")
+        hopeless.add(shape)
+        if len(hopeless) == len(waiting.shape_counts):
+            return None
+    return None
+
+
+class ByTargets:
+    """Runs in the order of the scheduling policy's targets, on the device types that it has chosen.
+
+    Slots are reserved for runs that have waited too long, as in `FairShare`: no policy can starve a run.
+    """
+
+    def order(
+        self, state: RunsState, waiting: Waiting, free: Free, now: float, *, whole: bool = True
+    ) -> Iterator[Place]:
+        """See `QueuePolicy.order`."""
+        quotas = _Quotas(state)
+        started: set[int] = set()
+        reserved = -1
+        if not state.reserved_turn and (place := _reserve(state, waiting, free, now, started, quotas)):
+            reserved = place.run_id
+            yield place
+        for run_id, target in state.allocation.targets.items():
+            if run_id == reserved or run_id not in waiting:
+                continue
+            place = _try_on(state.runs[run_id], target, state, free, quotas)
+            if place.verdict == "start":
+                started.add(run_id)
+            if whole or place.verdict == "start":
+                yield place
+            if (
+                place.verdict == "start"
+                and reserved < 0
+                and (starved := _reserve(state, waiting, free, now, started, quotas))
+            ):
+                reserved = starved.run_id
+                yield starved
+        if reserved < 0 and (starved := _reserve(state, waiting, free, now, started, quotas)):
+            reserved = starved.run_id
+            yield starved
+        if whole:
+            for run_id in _ordered(state, waiting, now):
+                if run_id not in state.allocation.targets and run_id != reserved:
+                    yield Place(run_id, "wait", _why_not(state.runs[run_id]))
+
+    def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
+        """See `QueuePolicy.position`."""
+        return FairShare().position(state, waiting, run, now)
+
+
+def _why_not(run: Run) -> str:
+    """Say why a run that waits has no target."""
+    return run.decided[-1].reason if run.decided else "the scheduling policy has not decided about it yet"
+
+
+def _try_on(run: Run, target: Instances, state: RunsState, free: Free, quotas: _Quotas) -> Place:
+    """Start a run on the device types of its target."""
+    if obstacle := quotas.obstacle(run):
+        return Place(run.run_id, "wait", obstacle)
+    slots = run.demand.slots_per_instance
+    allowed: Free = {}
+    left = {name: count * slots for name, count in target.items()}
+    for name, there in free.items():
+        kind = state.runners[name].device_type
+        if (usable := min(there, left.get(kind, 0))) and not placement.mismatch(run, state.runners[name]):
+            allowed[name] = usable
+    assignment = placement.place_start(run, state.runners, allowed)
+    if assignment is None:
+        there = sum(allowed.values())
+        return Place(run.run_id, "wait", f"needs {run.demand.slots_min} slots, {there} free for it")
+    placement.take(free, assignment, slots)
+    quotas.take(run)
+    return Place(run.run_id, "start", "its turn", assignment)
+
+
+class SlotsOrder:
+    """The order of the scheduling policy while it decides, else that of `FairShare`."""
+
+    def __init__(self) -> None:
+        self._fair_share, self._by_targets = FairShare(), ByTargets()
+
+    def _of(self, state: RunsState) -> QueuePolicy:
+        return self._by_targets if state.allocation.in_charge else self._fair_share
+
+    def order(
+        self, state: RunsState, waiting: Waiting, free: Free, now: float, *, whole: bool = True
+    ) -> Iterator[Place]:
+        """See `QueuePolicy.order`."""
+        return self._of(state).order(state, waiting, free, now, whole=whole)
+
+    def position(self, state: RunsState, waiting: Waiting, run: Run, now: float) -> int:
+        """See `QueuePolicy.position`."""
+        return self._of(state).position(state, waiting, run, now)
 
 
 def _ordered(state: RunsState, waiting: Waiting, now: float) -> Iterator[int]:

@@ -79,6 +79,8 @@ def _runs(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status
     record.started_at = record.started_at or ctx.now
     launch.succeeded_on(ctx, runner)
     launch.settle_running(ctx, run)
+    if run.demand.elastic and ctx.state.allocation.in_charge:
+        ctx.capacity_grew = True  # instances for which this one was awaited may go
 
 
 def _exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status: RankStatus) -> None:

@@ -1,11 +1,15 @@
 """Gives free slots to runs that wait, in the order of the policy, then to elastic runs that may grow.
 
+While a scheduling policy decides, elastic runs grow to its targets and no further, and give back what they
+have beyond them.
+
 Done after every event that may have freed slots, at a Tick, and where a new run fits at once.
 """
 
 from __future__ import annotations
 
-from elastane_master.decisions.runs import launch, placement, usage
+from elastane_master.decisions.runs import allocating, launch, placement, reshaping, usage
+from elastane_master.decisions.runs.allocation import Instances
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.placement import Free
 from elastane_master.decisions.runs.queue import QueuePolicy
@@ -13,17 +17,36 @@ from elastane_master.decisions.runs.run import GONE, Run
 
 
 def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> bool:
-    """Start and grow what can be; True if something may have. always: time alone may allow it."""
+    """Start, grow and shrink what can be; True if something may have. always: time alone may allow it."""
+    in_charge = ctx.state.allocation.in_charge
+    shrunk = in_charge and _shrink(ctx, always or ctx.capacity_grew)
     if not (always or ctx.capacity_grew or ctx.fresh):
-        return False
+        return shrunk
     free = placement.free_slots(ctx.state.runners)
-    if not free:
-        return False
+    if not free and not (in_charge and _starves(ctx)):
+        return shrunk
     if not (always or ctx.capacity_grew or any(_fits(ctx, run_id, free) for run_id in ctx.fresh)):
-        return False
+        return shrunk
     started = _start(ctx, policy, free)
-    _grow(ctx, free, started)
+    if in_charge:
+        _grow_to_targets(ctx, free, started)
+    else:
+        _grow(ctx, free, started)
     return True
+
+
+def _shrink(ctx: RunsContext, all_runs: bool) -> bool:
+    """Take from running runs what they have beyond their targets; True if something was taken."""
+    effects = len(ctx.effects)
+    for run_id in sorted(ctx.index.active) if all_runs else list(ctx.runs_changed):
+        if (run := ctx.state.runs.get(run_id)) is not None:
+            reshaping.shrink(ctx, run)
+    return len(ctx.effects) > effects
+
+
+def _starves(ctx: RunsContext) -> bool:
+    seconds = ctx.state.settings.starvation_seconds
+    return next(ctx.index.waiting.starving(ctx.now, seconds), None) is not None
 
 
 def _fits(ctx: RunsContext, run_id: int, free: Free) -> bool:
@@ -36,12 +59,17 @@ def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> set[int]:
     started: set[int] = set()
     if not len(ctx.index.waiting):
         return started
+    before = sum(free.values())
     for place in policy.order(ctx.state, ctx.index.waiting, free, ctx.now, whole=False):
+        if place.verdict == "reserve" and ctx.state.allocation.in_charge:
+            run = ctx.state.runs[place.run_id]
+            reshaping.make_room(ctx, run, run.demand.slots_min - (before - sum(free.values())))
         if place.verdict == "start":
             ctx.touch()
             ctx.state.reserved_turn = place.reserved
             launch.begin(ctx, ctx.state.runs[place.run_id], place.assignment)
             started.add(place.run_id)
+        before = sum(free.values())
         if not free:
             break
     return started
@@ -62,6 +90,36 @@ def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
             if assignment:
                 placement.take(free, assignment, run.demand.slots_per_instance)
                 launch.add(ctx, run, assignment)
+
+
+def _grow_to_targets(ctx: RunsContext, free: Free, started: set[int]) -> None:
+    """Give elastic runs what the scheduling policy wants them to have, on the device types that it wants."""
+    state = ctx.state
+    for run_id in list(state.allocation.targets):
+        if not free:
+            return
+        run = state.runs.get(run_id)
+        if run is None or not (run_id in ctx.index.active or run_id in started):
+            continue
+        _grow_one(ctx, run, state.allocation.targets[run_id], free)
+        reshaping.move(ctx, run, free)
+
+
+def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None:
+    state, slots = ctx.state, run.demand.slots_per_instance
+    has = allocating.placed_by_type(run, state.runners)
+    room = usage.room(state.uses, state.slots_max, run.owner)
+    for name in sorted(target):
+        missing = missing_ranks(run)[: max(0, target[name] - has.get(name, 0))]
+        if room < len(missing) * slots:
+            missing = missing[: int(room) // slots]
+        if not missing:
+            continue
+        there = {one: slots for one, slots in free.items() if state.runners[one].device_type == name}
+        if assignment := placement.place_more(run, missing, state.runners, there):
+            placement.take(free, assignment, slots)
+            room -= slots * sum(map(len, assignment.values()))
+            launch.add(ctx, run, assignment)
 
 
 def missing_ranks(run: Run) -> list[int]:

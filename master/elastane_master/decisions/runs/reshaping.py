@@ -1,0 +1,148 @@
+"""Running elastic runs give instances back: to what the policy wants, or for a run that has waited too long.
+
+An instance is stopped alone, with SIGTERM and the run's grace period, so its worker leaves as planned and
+nothing is lost. A run never has fewer than `instances_min` by this, and instances that run are stopped only
+once as many others run as the run is to have: old ones train until new ones are ready.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from elastane_master.decisions.runs import launch, placement
+from elastane_master.decisions.runs.context import RunsContext
+from elastane_master.decisions.runs.placement import Free
+from elastane_master.decisions.runs.run import RankRecord, Run
+
+
+def shrink(ctx: RunsContext, run: Run) -> None:
+    """Stop what a running run has beyond its target."""
+    target = ctx.state.allocation.targets.get(run.run_id)
+    if target is None or not _may_shrink(run):
+        return
+    least = max(run.demand.instances_min, sum(target.values()))
+    surplus = _by_type(ctx, run)
+    surplus.subtract(target)
+    placed = sum(1 for record in run.ranks if record.placed)
+    running = sum(1 for record in run.ranks if record.state == "running")
+    chosen: list[RankRecord] = []
+    for record in _last_first(run):
+        name = ctx.state.runners[record.runner_id].device_type
+        runs = record.state == "running"
+        if surplus[name] <= 0 or placed <= least or (runs and running <= least):
+            continue
+        surplus[name] -= 1
+        placed -= 1
+        running -= runs
+        chosen.append(record)
+    _stop(ctx, run, chosen, "the scheduling policy takes it back")
+
+
+def move(ctx: RunsContext, run: Run, free: Free) -> None:
+    """Make room in a run that has all its instances, and should have some of them on another device type.
+
+    As many are stopped as find a place there now; a run that has instances to add does not need this.
+    """
+    target = ctx.state.allocation.targets.get(run.run_id)
+    if target is None or not _may_shrink(run) or any(not record.placed for record in run.ranks):
+        return
+    has, slots = _by_type(ctx, run), run.demand.slots_per_instance
+    room = sum(
+        min(count - has[name], _free_of(ctx, run, free, name) // slots)
+        for name, count in target.items()
+        if count > has[name]
+    )
+    room = min(room, len(run.ranks) - run.demand.instances_min)
+    running = sum(1 for record in run.ranks if record.state == "running")
+    chosen: list[RankRecord] = []
+    for record in _last_first(run):
+        name = ctx.state.runners[record.runner_id].device_type
+        runs = record.state == "running"
+        if len(chosen) >= room or has[name] <= target.get(name, 0):
+            continue
+        if runs and running <= run.demand.instances_min:
+            continue
+        has[name] -= 1
+        running -= runs
+        chosen.append(record)
+    _stop(ctx, run, chosen, "the scheduling policy moves it")
+
+
+def make_room(ctx: RunsContext, starving: Run, slots: int) -> None:
+    """Take slots from running elastic runs for one that has waited too long; those with the most give first.
+
+    slots: that are missing, beyond what is free.
+    """
+    runners = ctx.state.runners
+    fitting = {name for name, runner in runners.items() if not placement.mismatch(starving, runner)}
+    for name in fitting:  # what is on its way to being free
+        slots -= sum(
+            len(holding.stale) * holding.slots_per_instance for holding in runners[name].holds.values()
+        )
+    givers = [
+        run
+        for run_id in sorted(ctx.index.active)
+        if _may_shrink(run := ctx.state.runs[run_id]) and run.priority <= starving.priority
+    ]
+    givers.sort(key=lambda run: run.demand.instances_min - sum(1 for one in run.ranks if one.placed))
+    for run in givers:
+        if slots <= 0:
+            return
+        placed = sum(1 for record in run.ranks if record.placed)
+        running = sum(1 for record in run.ranks if record.state == "running")
+        chosen: list[RankRecord] = []
+        for record in _last_first(run):
+            runs = record.state == "running"
+            least = run.demand.instances_min
+            if slots <= 0 or placed <= least or (runs and running <= least):
+                continue
+            if record.runner_id not in fitting:
+                continue
+            placed -= 1
+            running -= runs
+            slots -= run.demand.slots_per_instance
+            chosen.append(record)
+        _stop(ctx, run, chosen, f"run {starving.run_id} has waited longest")
+
+
+def _may_shrink(run: Run) -> bool:
+    return (
+        run.demand.elastic
+        and run.launch is not None
+        and run.launch.ending is None
+        and run.launch.started_at is not None
+        and not run.job_over
+    )
+
+
+def _by_type(ctx: RunsContext, run: Run) -> Counter[str]:
+    runners = ctx.state.runners
+    return Counter(runners[record.runner_id].device_type for record in run.ranks if record.placed)
+
+
+def _free_of(ctx: RunsContext, run: Run, free: Free, device_type: str) -> int:
+    """Slots that are free for a run on runners of a device type."""
+    runners = ctx.state.runners
+    return sum(
+        slots
+        for name, slots in free.items()
+        if runners[name].device_type == device_type and not placement.mismatch(run, runners[name])
+    )
+
+
+def _last_first(run: Run) -> list[RankRecord]:
+    """Return the instances that have a place: first those that do not run yet, and the highest ranks."""
+    placed = [record for record in run.ranks if record.placed]
+    return sorted(placed, key=lambda record: (record.state == "running", -record.rank))
+
+
+def _stop(ctx: RunsContext, run: Run, chosen: list[RankRecord], reason: str) -> None:
+    if not chosen:
+        return
+    by_runner: dict[str, list[int]] = {}
+    for record in chosen:
+        by_runner.setdefault(record.runner_id, []).append(record.rank)
+    for name, ranks in by_runner.items():
+        launch.take_back(ctx, run, ctx.state.runners[name], sorted(ranks), reason)
+    placed = sum(1 for record in run.ranks if record.placed)
+    run.reason = f"{placed} of {run.demand.instances} instances; {reason}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from elastane_scheduler.costs import Costs
@@ -14,6 +14,7 @@ from elastane_scheduler.plan import Shape
 from elastane_scheduler.policies.catalogue import make_policy
 from elastane_scheduler.pool import Pool
 from elastane_scheduler.simulation.engine import Simulation
+from elastane_scheduler.view import Allocation, Decision, Policy, View
 
 DEVIATION_MAX: Final = 0.10
 """By which part a measured average may differ from the simulated one."""
@@ -95,6 +96,26 @@ class Played:
         return self.measured_average / self.simulated_average
 
 
+class KeepsOneWorker:
+    """A policy as the service carries it out: a running job keeps one worker at least."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name = policy.name
+
+    def decide(self, view: View) -> Decision:
+        """Cut what the policy decides to what is left beside the workers that running jobs keep."""
+        decision = self._policy.decide(view)
+        floors = [1 if state.running else 0 for state in view.jobs]
+        left = view.offered[0] - sum(floors)
+        allocation: Allocation = []
+        for (wanted, *_), floor in zip(decision.allocation, floors, strict=True):
+            has = max(floor, min(wanted, left + floor))
+            left -= has - floor
+            allocation.append((has,))
+        return replace(decision, allocation=allocation)
+
+
 def small_jobs(count: int, seed: int) -> list[SmallJob]:
     """Return so many jobs: the same for the same seed."""
     rng = random.Random(seed)
@@ -120,7 +141,7 @@ def simulate(
         request = (min(ests, slots),)
         steps = job.training.steps + measured.end / shape.step_seconds(request)
         played.append(Job(job.name, shape, steps, job.arrival_seconds, request))
-    outcome = Simulation(played, make_policy(policy), pool, measured.costs()).run()
+    outcome = Simulation(played, KeepsOneWorker(make_policy(policy)), pool, measured.costs()).run()
     times = {ended.name: ended.completion_seconds for ended in outcome.ended}
     return times, outcome.changes - len(times)
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fidelity_jobs import Measured, Played, as_plain, faults, simulate, small_jobs
+from fidelity_jobs import KeepsOneWorker, Measured, Played, as_plain, faults, simulate, small_jobs
+
+from elastane_scheduler.costs import Costs
+from elastane_scheduler.execution import change
+from elastane_scheduler.jobs import Job, arrived
+from elastane_scheduler.plan import Shape
+from elastane_scheduler.policies.catalogue import make_policy
+from elastane_scheduler.pool import Pool
+from elastane_scheduler.view import View
 
 MEASURED = Measured(start=4.0, stall=0.1, restore=2.0, est=0.26, exchange=0.015, end=0.4)
 JOBS = small_jobs(12, 4)
@@ -34,6 +42,20 @@ def test_every_job_is_simulated_with_the_costs() -> None:
     assert alone == pytest.approx(MEASURED.start + steps * step + MEASURED.end)
     dearer, _ = simulate(JOBS, "foresight", replace(MEASURED, start=8.0), 4)
     assert sum(dearer.values()) > sum(times.values())
+
+
+def test_a_running_job_keeps_one_worker_in_the_simulator_as_in_the_service() -> None:
+    pool, shape = Pool(("slot",), (4,)), Shape(4, (0.25,))
+    states = [arrived(Job(name, shape, steps, 0.0, (4,))) for name, steps in (("long", 400), ("short", 10))]
+    change(states[0], (4,), 0.0, Costs())
+    view = View(1.0, states, pool, pool.counts, Costs())
+    policy = make_policy("elastic-srtf")
+    assert policy.decide(view).allocation == [(0,), (4,)]
+    assert KeepsOneWorker(policy).decide(view).allocation == [(1,), (3,)]
+    change(states[1], (3,), 1.0, Costs())
+    third = arrived(Job("third", shape, 5, 0.0, (4,)))
+    crowded = View(2.0, [*states, third], pool, pool.counts, Costs())
+    assert KeepsOneWorker(policy).decide(crowded).allocation == [(1,), (1,), (2,)]
 
 
 def test_what_is_as_simulated_is_accepted() -> None:

@@ -1,11 +1,13 @@
 """A small elastic job whose steps mostly wait: `benchmarks/fidelity.py` submits it many times.
 
---seconds: of each EST's part of a step, which is spent asleep, so that two cores carry four workers.
+--seconds: of each EST's part of a step, which is spent asleep, so that two cores carry four workers. --until:
+a file; once it is there, steps do not wait any more.
 """
 
 import argparse
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--ests", type=int, required=True)
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--seconds", type=float, required=True)
+parser.add_argument("--until", type=Path)
 arguments = parser.parse_args()
 
 job = elastane.init()
@@ -28,7 +31,8 @@ loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_si
 model, optimizer, loader = job.prepare(net, optimizer, loader)
 for _ in job.epochs(1, progress=False):
     for x, y in loader:
-        time.sleep(arguments.seconds)
+        if arguments.until is None or not arguments.until.exists():
+            time.sleep(arguments.seconds)
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import fidelity_jobs
 import pytest
 from fidelity_jobs import KeepsOneWorker, Measured, Played, as_plain, faults, simulate, small_jobs
 
@@ -56,6 +57,12 @@ def test_a_running_job_keeps_one_worker_in_the_simulator_as_in_the_service() -> 
     third = arrived(Job("third", shape, 5, 0.0, (4,)))
     crowded = View(2.0, [*states, third], pool, pool.counts, Costs())
     assert KeepsOneWorker(policy).decide(crowded).allocation == [(1,), (1,), (2,)]
+
+
+def test_simulated_policies_are_those_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, _ = simulate(JOBS, "elastic-srtf", MEASURED, 4)
+    monkeypatch.setattr(fidelity_jobs, "KeepsOneWorker", lambda policy: policy)
+    assert simulate(JOBS, "elastic-srtf", MEASURED, 4)[0] != times
 
 
 def test_what_is_as_simulated_is_accepted() -> None:

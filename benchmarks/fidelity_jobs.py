@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from elastane_scheduler.costs import Costs
-from elastane_scheduler.jobs import Job
+from elastane_scheduler.jobs import Job, JobState
 from elastane_scheduler.plan import Shape
 from elastane_scheduler.policies.catalogue import make_policy
 from elastane_scheduler.pool import Pool
+from elastane_scheduler.simulation.beliefs import GUESS_SECONDS_MIN
 from elastane_scheduler.simulation.engine import Simulation
 from elastane_scheduler.view import Allocation, Decision, Policy, View
 
@@ -20,6 +21,8 @@ DEVIATION_MAX: Final = 0.10
 """By which part a measured average may differ from the simulated one."""
 EST_SECONDS: Final = 0.25
 """That each EST of a job sleeps in a step."""
+DECIDE_SECONDS: Final = 1.0
+"""Between two decisions of the service, where it may change running jobs at any time."""
 GAP_SECONDS: Final = 3.0
 """Between two arrivals, on average."""
 
@@ -96,8 +99,12 @@ class Played:
         return self.measured_average / self.simulated_average
 
 
-class KeepsOneWorker:
-    """A policy as the service carries it out: a running job keeps one worker at least."""
+class AsInService:
+    """A policy as the service asks it, and carries its decisions out.
+
+    It decides once a second. It does not know how long a job is before the job trains, and takes it to have a
+    minute left; nor what changes cost here. A running job keeps one worker at least.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -105,7 +112,8 @@ class KeepsOneWorker:
 
     def decide(self, view: View) -> Decision:
         """Cut what the policy decides to what is left beside the workers that running jobs keep."""
-        decision = self._policy.decide(view)
+        seen = [_believed(state, view.now) for state in view.jobs]
+        decision = self._policy.decide(replace(view, jobs=seen, costs=Costs()))
         floors = [1 if state.running else 0 for state in view.jobs]
         left = view.offered[0] - sum(floors)
         allocation: Allocation = []
@@ -113,7 +121,16 @@ class KeepsOneWorker:
             has = max(floor, min(wanted, left + floor))
             left -= has - floor
             allocation.append((has,))
-        return replace(decision, allocation=allocation)
+        return replace(decision, allocation=allocation, wake_seconds=view.now + DECIDE_SECONDS)
+
+
+def _believed(state: JobState, now: float) -> JobState:
+    """Return what the service knows of a job."""
+    if state.trained_by(now):
+        return state
+    believed = state.believed(GUESS_SECONDS_MIN / state.shape.levels[0][0])
+    believed.job = replace(state.job, known=False)
+    return believed
 
 
 def small_jobs(count: int, seed: int) -> list[SmallJob]:
@@ -141,7 +158,7 @@ def simulate(
         request = (min(ests, slots),)
         steps = job.training.steps + measured.end / shape.step_seconds(request)
         played.append(Job(job.name, shape, steps, job.arrival_seconds, request))
-    outcome = Simulation(played, KeepsOneWorker(make_policy(policy)), pool, measured.costs()).run()
+    outcome = Simulation(played, AsInService(make_policy(policy)), pool, measured.costs()).run()
     times = {ended.name: ended.completion_seconds for ended in outcome.ended}
     return times, outcome.changes - len(times)
 

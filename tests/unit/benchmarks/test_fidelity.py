@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import fidelity_jobs
 import pytest
-from fidelity_jobs import KeepsOneWorker, Measured, Played, as_plain, faults, simulate, small_jobs
+from fidelity_jobs import AsInService, Measured, Played, as_plain, faults, simulate, small_jobs
 
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.execution import change
-from elastane_scheduler.jobs import Job, arrived
+from elastane_scheduler.jobs import Job, JobState, arrived
 from elastane_scheduler.plan import Shape
-from elastane_scheduler.policies.catalogue import make_policy
 from elastane_scheduler.pool import Pool
-from elastane_scheduler.view import View
+from elastane_scheduler.view import Decision, View
 
 MEASURED = Measured(start=4.0, stall=0.1, restore=2.0, est=0.26, exchange=0.015, end=0.4)
 JOBS = small_jobs(12, 4)
@@ -45,23 +45,52 @@ def test_every_job_is_simulated_with_the_costs() -> None:
     assert sum(dearer.values()) > sum(times.values())
 
 
+def two_jobs() -> tuple[JobState, JobState]:
+    """A long job that trains on all four devices, and a short one that has just come."""
+    shape = Shape(4, (0.25,))
+    long, short = (
+        arrived(Job(name, shape, steps, 0.0, (4,))) for name, steps in (("long", 900), ("short", 10))
+    )
+    change(long, (4,), 0.0, Costs())
+    return long, short
+
+
+class Asked:
+    """A policy that gives the last job all, and remembers what it was shown."""
+
+    name = "asked"
+
+    def __init__(self) -> None:
+        self.views: list[View] = []
+
+    def decide(self, view: View) -> Decision:
+        self.views.append(view)
+        return Decision([*[(0,)] * (len(view.jobs) - 1), (4,)], math.inf, "the last")
+
+
 def test_a_running_job_keeps_one_worker_in_the_simulator_as_in_the_service() -> None:
-    pool, shape = Pool(("slot",), (4,)), Shape(4, (0.25,))
-    states = [arrived(Job(name, shape, steps, 0.0, (4,))) for name, steps in (("long", 400), ("short", 10))]
-    change(states[0], (4,), 0.0, Costs())
-    view = View(1.0, states, pool, pool.counts, Costs())
-    policy = make_policy("elastic-srtf")
-    assert policy.decide(view).allocation == [(0,), (4,)]
-    assert KeepsOneWorker(policy).decide(view).allocation == [(1,), (3,)]
-    change(states[1], (3,), 1.0, Costs())
-    third = arrived(Job("third", shape, 5, 0.0, (4,)))
-    crowded = View(2.0, [*states, third], pool, pool.counts, Costs())
-    assert KeepsOneWorker(policy).decide(crowded).allocation == [(1,), (1,), (2,)]
+    long, short = two_jobs()
+    pool, policy = Pool(("slot",), (4,)), AsInService(Asked())
+    decision = policy.decide(View(10.0, [long, short], pool, pool.counts, Costs()))
+    assert decision.allocation == [(1,), (3,)] and decision.wake_seconds == 11.0
+    change(short, (3,), 10.0, Costs())
+    third = arrived(Job("third", short.shape, 5, 0.0, (4,)))
+    crowded = View(12.0, [long, short, third], pool, pool.counts, Costs())
+    assert policy.decide(crowded).allocation == [(1,), (1,), (2,)]
+
+
+def test_the_service_does_not_know_how_long_a_job_is_before_it_trains() -> None:
+    long, short = two_jobs()
+    pool, asked = Pool(("slot",), (4,)), Asked()
+    AsInService(asked).decide(View(10.0, [long, short], pool, pool.counts, Costs(9.0, 9.0, 9.0)))
+    (view,) = asked.views
+    assert view.jobs[0] is long and view.jobs[1].remaining == 60 / 0.25 and not view.jobs[1].job.known
+    assert view.costs == Costs() and short.remaining == 10 and short.job.known
 
 
 def test_simulated_policies_are_those_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     times, _ = simulate(JOBS, "elastic-srtf", MEASURED, 4)
-    monkeypatch.setattr(fidelity_jobs, "KeepsOneWorker", lambda policy: policy)
+    monkeypatch.setattr(fidelity_jobs, "AsInService", lambda policy: policy)
     assert simulate(JOBS, "elastic-srtf", MEASURED, 4)[0] != times
 
 

@@ -243,6 +243,24 @@ class Checkers:
             grace = message.grace_seconds
             self.unanswered.setdefault((runner, message.attempt), self.world.now + grace)
 
+    def takes_back(self, machine: RunsMachine, message: effects.RunnerMessage) -> None:
+        """An elastic run that gives an instance back for others has its least left, and it runs."""
+        if not isinstance(message, effects.Stop) or message.rank is None:
+            return
+        for_others = (
+            message.reason.startswith("the scheduling policy") or "has waited longest" in message.reason
+        )
+        run = machine.state.runs.get(message.attempt.run_id)
+        if not for_others or run is None:
+            return
+        self.counts["taken back for others"] += 1
+        left = sum(1 for record in run.ranks if record.placed)
+        if run.ranks[message.rank].started_at is not None:  # it ran
+            left = sum(1 for record in run.ranks if record.state == "running")
+        if left < run.demand.instances_min and run.launch is not None and run.launch.ending is None:
+            text = f"run {run.run_id}: {left} of {run.demand.instances_min} are left, and {message}"
+            self.world.fail("nobody gives up what it needs", text)
+
     def consistent(self, machine: RunsMachine) -> None:
         """What is kept twice in the state is equal, and the index is that of a new machine."""
         state = machine.state

@@ -189,6 +189,30 @@ MUTANTS = (
         "    pass\n",
     ),
     Mutant(
+        "a run that waits starts although there are no free slots",
+        f"{RUNS}.queue",
+        "if (usable := min(there, left.get(kind, 0)))",
+        "if (usable := left.get(kind, 0))",
+    ),
+    Mutant(
+        "a policy shrinks a run below its least",
+        f"{RUNS}.reshaping",
+        "    least = max(run.demand.instances_min, sum(target.values()))\n",
+        "    least = sum(target.values())\n",
+    ),
+    Mutant(
+        "old instances go before new ones run",
+        f"{RUNS}.reshaping",
+        "        if surplus[name] <= 0 or placed <= least or (runs and running <= least):\n",
+        "        if surplus[name] <= 0 or placed <= least:\n",
+    ),
+    Mutant(
+        "who has waited longest takes what others need",
+        f"{RUNS}.reshaping",
+        "    least = run.demand.instances_min\n",
+        "    least = 0\n",
+    ),
+    Mutant(
         "owners are charged for what has ended",
         f"{RUNS}.holdings",
         "            holding.ranks.remove(rank)\n            _uncharge(ctx, holding, 1)\n        elif",

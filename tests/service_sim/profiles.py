@@ -34,7 +34,8 @@ class Profile:
 
     faults: one that is named several times is drawn so much more often. runners, slots: from, to.
     elastic_share: of the runs. instances: of a run. seconds: how long runs take, one of these ranges.
-    lost_early: share of the launches of which an instance is lost as it is started.
+    lost_early: share of the launches of which an instance is lost as it is started. lying_policy: a
+    scheduling policy decides, and its decisions are nonsense.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Profile:
     instances: tuple[int, ...] = (1, 1, 2, 2, 3, 4)
     seconds: tuple[Range, ...] = ((1.0, 25.0), (1.0, 25.0), (30.0, 70.0))
     lost_early: float = 0.0
+    lying_policy: bool = False
 
 
 EVEN = Profile("even")
@@ -68,7 +70,16 @@ LOST_EFFECTS = Profile(
 )
 """Elastic runs, whose jobs are created and cancelled, and masters that are killed before they do so."""
 
-PROFILES = {3: TWO_PLACES, 5: LOST_EFFECTS}
+LYING_POLICY = Profile(
+    "lying policy",
+    runners=(2, 4),
+    elastic_share=0.7,
+    instances=(1, 2, 3, 4, 6),
+    lying_policy=True,
+)
+"""A scheduling policy that wants what nobody can have, of runs that there are not, about states long past."""
+
+PROFILES = {3: TWO_PLACES, 5: LOST_EFFECTS, 6: LYING_POLICY}
 """By seed modulo 8; the others are even."""
 
 

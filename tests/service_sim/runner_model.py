@@ -49,6 +49,7 @@ class RunnerModel:
     watch: Any
     script: Callable[[AttemptKey, int], tuple[float, int]]
     labels: dict[str, str] = field(default_factory=dict)
+    device_type: str = ""
     session: str = ""
     sessions: int = 0
     host_up: bool = True
@@ -77,7 +78,14 @@ class RunnerModel:
             if not (self.lies and one.state == "prepared")
         )
         return events.RunnerJoined(
-            self.name, self.session, self.name, self.kind, self.slots, self.labels, ranks=ranks
+            self.name,
+            self.session,
+            self.name,
+            self.kind,
+            self.slots,
+            self.labels,
+            ranks=ranks,
+            device_type=self.device_type,
         )
 
     @staticmethod

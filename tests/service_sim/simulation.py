@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import effects, events, placement
 from elastane_master.decisions.runs.events import AttemptKey
@@ -13,6 +15,7 @@ from elastane_master.decisions.runs.run import OVER
 from elastane_master.decisions.runs.spec import CodeRef, RunSpec, resolved
 from elastane_master.decisions.runs.state import ServiceSettings
 from service_sim.checkers import Checkers, RunTruth
+from service_sim.lying_policy import POLICY, TYPES, LyingPolicy
 from service_sim.master_model import MasterModel
 from service_sim.profiles import FAULTS, Profile, profile_of
 from service_sim.runner_model import RunnerModel
@@ -78,12 +81,19 @@ class Simulation:
     stale: dict[tuple[str, AttemptKey, int], float] = field(default_factory=dict)
     trace: list[tuple[float, tuple[object, ...]]] = field(default_factory=list)
     profiles: dict[int, tuple[float, float]] = field(default_factory=dict)
+    policy: LyingPolicy | None = None
 
     def __post_init__(self) -> None:
         self.profile = profile_of(self.seed)
         self.world = World(random.Random(self.seed))
         self.checkers = Checkers(self.world, SETTINGS.lease_seconds)
-        self.master = MasterModel(self.world, self.checkers, SETTINGS, self.carry, on_kill=self.streams_lost)
+        settings = SETTINGS
+        if self.profile.lying_policy:
+            self.policy = LyingPolicy(self.rng)
+            settings = msgspec.structs.replace(
+                settings, scheduling_policy=POLICY, reshape_seconds=self.rng.choice((0.0, 5.0))
+            )
+        self.master = MasterModel(self.world, self.checkers, settings, self.carry, on_kill=self.streams_lost)
         self.checkers.runners = self.runners
         self.master.strict = self.seed % STRICT_EVERY == 0
 
@@ -107,6 +117,7 @@ class Simulation:
         match effect:
             case effects.SendToRunner(name, session, message):
                 self.checkers.sent(name, message)
+                self.checkers.takes_back(self.master.machine, message)
                 self.world.after(self.delay(), lambda: self.to_runner(name, session, message))
             case effects.CreateElasticJob(run_id, job):
                 self.world.after(0.01, lambda: self.create_job(run_id, job))
@@ -469,6 +480,14 @@ class Simulation:
             else:
                 self.connect(runner)
 
+    def decide(self) -> None:
+        """The scheduling policy decides, also when all else goes well."""
+        if self.master.up and self.policy is not None:
+            event = self.policy.decide(self.master.machine.state)
+            self.note("policy", event)
+            self.master.deliver(event)
+        self.world.after(self.rng.uniform(0.5, 10.0), self.decide)
+
     # ------------------------------------------------------------------ the run
 
     def run(self) -> None:
@@ -477,6 +496,7 @@ class Simulation:
         for number in range(rng.randint(*self.profile.runners)):
             name = f"r{number}"
             labels = {"gpu": "yes"} if number == 0 else {}
+            device_type = TYPES[number % 2] if self.policy is not None else ""
             runner = RunnerModel(
                 name,
                 rng.randint(*self.profile.slots),
@@ -485,6 +505,7 @@ class Simulation:
                 self.checkers,
                 self.script,
                 labels,
+                device_type,
             )
             self.runners[name] = runner
             self.world.after(rng.uniform(0, 3), lambda one=runner: self.connect(one))
@@ -495,6 +516,8 @@ class Simulation:
             self.world.after(rng.uniform(0, FAULTY_SECONDS), self.ask)
         for _ in range(rng.choice((0, 1, 2, 4, 8))):
             self.world.after(rng.uniform(0, FAULTY_SECONDS), self.fault)
+        if self.policy is not None:
+            self.world.after(rng.uniform(0, 10), self.decide)
         self.heartbeat()
         self.world.run_until(lambda: False, BEGIN + FAULTY_SECONDS, EVENTS_MAX)
         self.end_faults()

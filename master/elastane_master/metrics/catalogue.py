@@ -111,6 +111,16 @@ LAUNCHES_FAILED = _counter(
     "Launches of runs that a runner could not carry out, or did not start or stop in time.",
 )
 
+SCHEDULING = _counter(
+    "scheduling_decisions",
+    "Decisions of the scheduling policy; failed: it raised an error or took too long, and runs are ordered "
+    "by fair share until it decides.",
+    "outcome",
+)
+SCHEDULING_SECONDS = _gauge(
+    "scheduling_decision_seconds", "Time that the last decision of the scheduling policy took."
+)
+
 # ------------------------------------------------------------------ a job: where it stands
 
 PHASE = _gauge("job_phase", "1 for the current phase of the job, 0 for the others.", "job_name", "phase")

@@ -17,13 +17,19 @@ from elastane_proto.history.fold import Cause, RingFold
 
 
 class RunCounters:
-    """Counters of the training service. ended: runs by final state. launches_failed: on any runner."""
+    """Counters of the training service.
 
-    __slots__ = ("ended", "launches_failed")
+    ended: runs by final state. launches_failed: on any runner. scheduling: decisions of the scheduling
+    policy, by whether they came about; scheduling_seconds: that the last one took.
+    """
+
+    __slots__ = ("ended", "launches_failed", "scheduling", "scheduling_seconds")
 
     def __init__(self) -> None:
         self.ended: Counter[str] = Counter()
         self.launches_failed = 0
+        self.scheduling: Counter[str] = Counter()
+        self.scheduling_seconds = 0.0
 
 
 class JobCounters:

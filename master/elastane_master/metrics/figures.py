@@ -191,6 +191,8 @@ def add_runs(samples: Samples, machine: RunsMachine, counters: RunCounters, now:
     samples.count(known.RUNNERS, Counter(map(_runner_state, state.runners.values())), values=RUNNER_STATES)
     samples.add(known.LAUNCHES_FAILED, counters.launches_failed)
     samples.count(known.RUNS_ENDED, counters.ended, values=RUNS_OVER)
+    samples.count(known.SCHEDULING, counters.scheduling, values=("decided", "failed"))
+    samples.add(known.SCHEDULING_SECONDS, counters.scheduling_seconds)
 
 
 def _runner_state(runner: Runner) -> str:

@@ -26,8 +26,9 @@ from elastane_master.decisions.runs.events import (
 )
 from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.decisions.runs.run import OVER, Run
-from elastane_master.decisions.runs.state import ServiceSettings
+from elastane_master.decisions.runs.state import FAIR_SHARE, ServiceSettings
 from elastane_master.decisions.runs.views import RunView
+from elastane_master.decisions.state import JobState
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.limits import Limits
@@ -39,7 +40,9 @@ from elastane_master.runs.datasets import Datasets
 from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
 from elastane_master.runs.forecasts import Forecasts
 from elastane_master.runs.record_writer import EndedRun, RecordWriter
+from elastane_master.runs.run_progress import run_progress
 from elastane_master.runs.run_server import RunServer, RunServerOwner
+from elastane_master.runs.scheduler import RunScheduler
 from elastane_master.store.errors import (
     Damage,
     Fenced,
@@ -183,6 +186,10 @@ class TrainingRuns(RunServerOwner):
             asyncio.create_task(self._keep_deleting(self._server), name="finished runs"),
             asyncio.create_task(self._keep_sweeping(self._server), name="code archives"),
         ]
+        policy = self.options.settings.scheduling_policy
+        if policy != FAIR_SHARE:
+            scheduler = RunScheduler(self._server, policy, lambda state: run_progress(state, self._job_state))
+            self._tasks.append(asyncio.create_task(scheduler.run(), name="scheduling policy"))
 
     async def _note_artifact_url(self, server: RunServer) -> None:
         """Store where the artifacts are, and warn if the master before had others. Storage may be slow."""
@@ -340,6 +347,12 @@ class TrainingRuns(RunServerOwner):
             self._server.begin(event)
         except (Rejection, StoreError, MachineBroken) as error:
             logger.warning("the end of a run's job could not be recorded", job=event.job, error=str(error))
+
+    def _job_state(self, job: str) -> JobState | None:
+        try:
+            return self._jobs.get(job).machine.state
+        except (Rejection, StoreError):
+            return None
 
     # ---------------------------------------------------------------- records
 

@@ -90,11 +90,12 @@ def capacity(runners: Mapping[str, Runner]) -> Counter[str]:
     return slots
 
 
-def placed_by_type(run: Run, runners: Mapping[str, Runner]) -> Instances:
-    """Return the instances of a run that have a place, by device type."""
+def placed_by_type(run: Run, runners: Mapping[str, Runner], *, staying: bool = False) -> Instances:
+    """Return the instances of a run that have a place, by device type. staying: not on runners that leave."""
     counts: Instances = {}
     for record in run.ranks:
-        if record.placed and (runner := runners.get(record.runner_id)) is not None:
+        runner = runners.get(record.runner_id) if record.placed else None
+        if runner is not None and not (staying and runner.leaving):
             counts[runner.device_type] = counts.get(runner.device_type, 0) + 1
     return counts
 
@@ -106,7 +107,7 @@ def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances
     for run in state.runs.values():
         if run.launch is None:
             continue
-        keeps = placed_by_type(run, state.runners)
+        keeps = placed_by_type(run, state.runners, staying=True)
         if run.demand.elastic:
             keeps = _least(keeps, run.demand.instances_min)
             floors[run.run_id] = keeps

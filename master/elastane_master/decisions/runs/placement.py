@@ -143,11 +143,13 @@ def take(free: Free, assignment: Assignment, slots_per_instance: int) -> None:
         _take(free, name, len(ranks) * slots_per_instance)
 
 
-def reserve(run: Run, runners: Mapping[str, Runner], free: Free) -> bool:
+def reserve(run: Run, runners: Mapping[str, Runner], free: Free) -> Free:
     """Take what is free for a run that does not fit yet, on the runners where it will fit soonest.
 
+    Returns the slots that it needs there, whether they are free or not.
+
     What is free there only grows until it fits: the runners with most free slots are chosen each time.
-    Returns False, and takes nothing, if it would not fit although all of them were free.
+    Returns and takes nothing if it would not fit although all of them were free.
     """
     slots, needed = run.demand.slots_per_instance, run.demand.instances_min
     by_kind: dict[str, dict[str, int]] = {}
@@ -156,16 +158,18 @@ def reserve(run: Run, runners: Mapping[str, Runner], free: Free) -> bool:
             by_kind.setdefault(runner.kind, {})[name] = runner.slots // slots
     fitting = {kind: rooms for kind, rooms in by_kind.items() if sum(rooms.values()) >= needed}
     if not fitting:
-        return False
+        return {}
+    reserved: Free = {}
     kind = min(fitting, key=lambda kind: (-sum(free.get(name, 0) // slots for name in fitting[kind]), kind))
     rooms = fitting[kind]
     for name in sorted(rooms, key=lambda name: (-(free.get(name, 0) // slots), -rooms[name], name)):
         instances = min(rooms[name], needed)
+        reserved[name] = instances * slots
         _take(free, name, instances * slots)
         needed -= instances
         if not needed:
             break
-    return True
+    return reserved
 
 
 def _take(free: Free, name: str, slots: int) -> None:

@@ -27,7 +27,7 @@ class Place(msgspec.Struct, frozen=True):
     """What a policy says of one run.
 
     verdict: it starts, with the assignment; or slots are reserved for it; or it waits. reserved: it starts
-    since slots were reserved.
+    since slots were reserved. needs: slots that are reserved, by runner, as soon as they are free.
     """
 
     run_id: int
@@ -35,6 +35,7 @@ class Place(msgspec.Struct, frozen=True):
     reason: str
     assignment: Assignment = {}
     reserved: bool = False
+    needs: Free = {}
 
 
 class QueuePolicy(Protocol):
@@ -69,7 +70,7 @@ class FairShare:
         if not state.reserved_turn and (place := _reserve(state, waiting, free, now, started, quotas)):
             reserved = place.run_id
             yield place
-        for run_id in _ordered(state, waiting, now):
+        for run_id in ordered(state, waiting, now):
             if run_id == reserved:
                 continue
             shape = waiting.shapes[run_id]
@@ -138,8 +139,8 @@ def _reserve(
             placement.take(free, assignment, run.demand.slots_per_instance)
             quotas.take(run)
             return Place(run_id, "start", "it had waited longest", assignment, reserved=True)
-        if placement.reserve(run, state.runners, free):
-            return Place(run_id, "reserve", "slots are reserved for it as they come free")
+        if needs := placement.reserve(run, state.runners, free):
+            return Place(run_id, "reserve", "slots are reserved for it as they come free", needs=needs)
         hopeless.add(shape)
         if len(hopeless) == len(waiting.shape_counts):
             return None
@@ -181,7 +182,7 @@ class ByTargets:
             reserved = starved.run_id
             yield starved
         if whole:
-            for run_id in _ordered(state, waiting, now):
+            for run_id in ordered(state, waiting, now):
                 if run_id not in state.allocation.targets and run_id != reserved:
                     yield Place(run_id, "wait", _why_not(state.runs[run_id]))
 
@@ -235,7 +236,7 @@ class SlotsOrder:
         return self._of(state).position(state, waiting, run, now)
 
 
-def _ordered(state: RunsState, waiting: Waiting, now: float) -> Iterator[int]:
+def ordered(state: RunsState, waiting: Waiting, now: float) -> Iterator[int]:
     """Yield the waiting runs by priority, use of the owner, and age."""
     for priority in sorted(waiting.by_priority, reverse=True):
         owners = waiting.by_priority[priority]

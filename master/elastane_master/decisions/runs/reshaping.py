@@ -68,17 +68,17 @@ def move(ctx: RunsContext, run: Run, free: Free) -> None:
     _stop(ctx, run, chosen, "the scheduling policy moves it")
 
 
-def make_room(ctx: RunsContext, starving: Run, slots: int) -> None:
+def make_room(ctx: RunsContext, starving: Run, needs: Free) -> None:
     """Take slots from running elastic runs for one that has waited too long; those with the most give first.
 
-    slots: that are missing, beyond what is free.
+    needs: slots that are reserved for it, by runner.
     """
-    runners = ctx.state.runners
-    fitting = {name for name, runner in runners.items() if not placement.mismatch(starving, runner)}
-    for name in fitting:  # what is on its way to being free
-        slots -= sum(
-            len(holding.stale) * holding.slots_per_instance for holding in runners[name].holds.values()
-        )
+    missing: Free = {}
+    for name, slots in needs.items():
+        runner = ctx.state.runners[name]
+        ending = sum(len(holding.stale) * holding.slots_per_instance for holding in runner.holds.values())
+        if slots > runner.slots_free + ending:
+            missing[name] = slots - runner.slots_free - ending
     givers = [
         run
         for run_id in sorted(ctx.index.active)
@@ -86,23 +86,28 @@ def make_room(ctx: RunsContext, starving: Run, slots: int) -> None:
     ]
     givers.sort(key=lambda run: run.demand.instances_min - sum(1 for one in run.ranks if one.placed))
     for run in givers:
-        if slots <= 0:
+        if not missing:
             return
-        placed = sum(1 for record in run.ranks if record.placed)
-        running = sum(1 for record in run.ranks if record.state == "running")
-        chosen: list[RankRecord] = []
-        for record in _last_first(run):
-            runs = record.state == "running"
-            least = run.demand.instances_min
-            if slots <= 0 or placed <= least or (runs and running <= least):
-                continue
-            if record.runner_id not in fitting:
-                continue
-            placed -= 1
-            running -= runs
-            slots -= run.demand.slots_per_instance
-            chosen.append(record)
-        _stop(ctx, run, chosen, f"run {starving.run_id} has waited longest")
+        _give(ctx, run, missing, f"run {starving.run_id} has waited longest")
+
+
+def _give(ctx: RunsContext, run: Run, missing: Free, reason: str) -> None:
+    """Stop what a run has beyond its least on these runners, and count it there."""
+    least = run.demand.instances_min
+    placed = sum(1 for record in run.ranks if record.placed)
+    running = sum(1 for record in run.ranks if record.state == "running")
+    chosen: list[RankRecord] = []
+    for record in _last_first(run):
+        name, runs = record.runner_id, record.state == "running"
+        if name not in missing or placed <= least or (runs and running <= least):
+            continue
+        placed -= 1
+        running -= runs
+        missing[name] -= run.demand.slots_per_instance
+        if missing[name] <= 0:
+            del missing[name]
+        chosen.append(record)
+    _stop(ctx, run, chosen, reason)
 
 
 def _may_shrink(run: Run) -> bool:

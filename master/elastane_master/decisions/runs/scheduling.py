@@ -8,7 +8,7 @@ Done after every event that may have freed slots, at a Tick, and where a new run
 
 from __future__ import annotations
 
-from elastane_master.decisions.runs import allocating, launch, placement, reshaping, usage
+from elastane_master.decisions.runs import allocating, holdings, launch, placement, reshaping, usage
 from elastane_master.decisions.runs.allocation import Instances
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.placement import Free
@@ -59,17 +59,14 @@ def _start(ctx: RunsContext, policy: QueuePolicy, free: Free) -> set[int]:
     started: set[int] = set()
     if not len(ctx.index.waiting):
         return started
-    before = sum(free.values())
     for place in policy.order(ctx.state, ctx.index.waiting, free, ctx.now, whole=False):
         if place.verdict == "reserve" and ctx.state.allocation.in_charge:
-            run = ctx.state.runs[place.run_id]
-            reshaping.make_room(ctx, run, run.demand.slots_min - (before - sum(free.values())))
+            reshaping.make_room(ctx, ctx.state.runs[place.run_id], place.needs)
         if place.verdict == "start":
             ctx.touch()
             ctx.state.reserved_turn = place.reserved
             launch.begin(ctx, ctx.state.runs[place.run_id], place.assignment)
             started.add(place.run_id)
-        before = sum(free.values())
         if not free:
             break
     return started
@@ -81,7 +78,7 @@ def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
         if not free:
             return
         run = ctx.state.runs[run_id]
-        missing = missing_ranks(run)
+        missing = _placeable(ctx, run) if ctx.state.allocation.policy else missing_ranks(run)
         room = usage.room(ctx.state.uses, ctx.state.slots_max, run.owner)
         if room < len(missing) * run.demand.slots_per_instance:
             missing = missing[: int(room) // run.demand.slots_per_instance]
@@ -110,7 +107,7 @@ def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None
     has = allocating.placed_by_type(run, state.runners)
     room = usage.room(state.uses, state.slots_max, run.owner)
     for name in sorted(target):
-        missing = missing_ranks(run)[: max(0, target[name] - has.get(name, 0))]
+        missing = _placeable(ctx, run)[: max(0, target[name] - has.get(name, 0))]
         if room < len(missing) * slots:
             missing = missing[: int(room) // slots]
         if not missing:
@@ -120,6 +117,19 @@ def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None
             placement.take(free, assignment, slots)
             room -= slots * sum(map(len, assignment.values()))
             launch.add(ctx, run, assignment)
+
+
+def _placeable(ctx: RunsContext, run: Run) -> list[int]:
+    """Instances without a place that end nowhere any more: one that is taken back lives until it has left."""
+    missing = missing_ranks(run)
+    if not missing or run.launch is None:
+        return missing
+    runners = [ctx.state.runners[name] for name in run.launch.runners if name in ctx.state.runners]
+    return [
+        rank
+        for rank in missing
+        if not any(holdings.has(runner, run.launch.fence, rank) for runner in runners)
+    ]
 
 
 def missing_ranks(run: Run) -> list[int]:

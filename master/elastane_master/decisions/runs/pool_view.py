@@ -1,0 +1,283 @@
+"""What a scheduling policy is shown of the service: runs as jobs, slots as devices. Pure.
+
+A device is a slot of a runner; its type is the runner's. A run whose instances take several slots counts as
+so many times the ESTs: with s slots each, n slots host ceil(N s / n) of them, as long a step as floor(n / s)
+instances need. A black box runs on exactly its slots, all of one type; once it has them they are not offered.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+from elastane_master.decisions.runs import placement, queue
+from elastane_master.decisions.runs.allocating import capacity, placed_by_type
+from elastane_master.decisions.runs.allocation import Instances, Target
+from elastane_master.decisions.runs.index import Index
+from elastane_master.decisions.runs.run import Run
+from elastane_master.decisions.runs.runner import Runner
+from elastane_master.decisions.runs.state import RunsState
+from elastane_scheduler.costs import Costs
+from elastane_scheduler.errors import InvalidSettings
+from elastane_scheduler.execution import change
+from elastane_scheduler.jobs import Job, JobState, arrived, finish_of
+from elastane_scheduler.plan import Shape
+from elastane_scheduler.pool import Counts, Pool
+from elastane_scheduler.reasons import reasons
+from elastane_scheduler.view import Decision, View
+
+WAITING_MAX = 200
+"""Waiting runs that a policy is shown, the first ones in the order of fair share: more would take it long."""
+EST_SECONDS = 1.0
+"""Of a step's part of one EST, while nobody has measured any."""
+GUESS_SECONDS_MIN = 60.0
+"""A run that does not say how long it is has at least so much left."""
+NOT_MEASURED = "its speed is not measured"
+_EARLIEST_SECONDS = 1e-6
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the job of an elastic run says. est_seconds: of an EST's part of a step, by device type.
+
+    steps: committed. steps_all: 0: unknown. step_seconds: of a step of its present ring; 0.0: unknown.
+    """
+
+    est_seconds: Mapping[str, float]
+    steps: int = 0
+    steps_all: int = 0
+    step_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """See the module. runs: of the jobs, in their order. unmeasured: runs whose speed is not measured.
+
+    revision: of the state. left_out: runs that no slots of the pool can carry, and why.
+    """
+
+    view: View
+    runs: tuple[Run, ...]
+    unmeasured: frozenset[int]
+    revision: int
+    left_out: Mapping[int, str]
+
+    def targets(self, decision: Decision) -> tuple[Target, ...]:
+        """Return what a decision means for the runs, with a reason for each."""
+        found: list[Target] = []
+        texts = reasons(self.view, decision)
+        for run, counts, reason in zip(self.runs, decision.allocation, texts, strict=True):
+            slots = run.demand.slots_per_instance
+            instances = {
+                name: count // slots
+                for name, count in zip(self.view.pool.types, counts, strict=True)
+                if count // slots
+            }
+            text = f"{reason.text}; {NOT_MEASURED}" if run.run_id in self.unmeasured else reason.text
+            found.append(Target(run.run_id, instances, text))
+        found += [Target(run_id, {}, text) for run_id, text in self.left_out.items()]
+        return tuple(found)
+
+
+def pool_view(
+    state: RunsState, index: Index, progress: Mapping[int, Progress], now: float, costs: Costs
+) -> PoolView | None:
+    """Return what a policy decides about; None if there are no slots or no runs.
+
+    progress: by run, of those whose job has said something.
+    """
+    slots = capacity(state.runners)
+    types = tuple(sorted(name for name, count in slots.items() if count > 0))
+    runs = _runs(state, index, now)
+    if not types or not runs:
+        return None
+    offered = Counter(slots)
+    for run_id in index.active:
+        run = state.runs[run_id]
+        if not run.demand.elastic:
+            for name, count in placed_by_type(run, state.runners, staying=True).items():
+                offered[name] -= count * run.demand.slots_per_instance
+    counts = tuple(max(0, offered[name]) for name in types)
+    pool = Pool(types, tuple(slots[name] for name in types))
+    usual = _usual(progress.values())
+    jobs: list[JobState] = []
+    shown: list[Run] = []
+    left_out: dict[int, str] = {}
+    unmeasured = set()
+    for run in runs:
+        known = progress.get(run.run_id)
+        try:
+            jobs.append(_job_state(run, state.runners, pool, known, usual, now, costs))
+        except InvalidSettings as error:
+            left_out[run.run_id] = placement.obstacle(run, state.runners) or str(error)
+            continue
+        shown.append(run)
+        if known is None or not known.est_seconds:
+            unmeasured.add(run.run_id)
+    # A runner may have come back with fewer slots than it has instances.
+    held = [sum(job.devices[place] for job in jobs) for place in range(len(types))]
+    counts = tuple(map(max, counts, held))
+    view = View(now, jobs, pool, counts, costs)
+    return PoolView(view, tuple(shown), frozenset(unmeasured), state.revision, left_out)
+
+
+def _runs(state: RunsState, index: Index, now: float) -> list[Run]:
+    """Return running elastic runs, and the first ones that wait, the oldest first."""
+    running = [
+        run
+        for run_id in index.active
+        if (run := state.runs[run_id]).demand.elastic and run.launch is not None and run.launch.ending is None
+    ]
+    waiting = [state.runs[run_id] for run_id in islice(queue.ordered(state, index.waiting, now), WAITING_MAX)]
+    return sorted((*running, *waiting), key=lambda run: (run.queued_at, run.run_id))
+
+
+# ------------------------------------------------------------------ speeds
+
+
+def _usual(known: Iterable[Progress]) -> dict[str, float]:
+    """Return the median of what runs have measured, by device type."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for one in known:
+        for name, seconds in one.est_seconds.items():
+            found[name].append(seconds)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
+
+
+def est_seconds(
+    types: Sequence[str], known: Mapping[str, float], usual: Mapping[str, float]
+) -> tuple[float, ...]:
+    """Return the seconds of an EST's part of a step on each type.
+
+    Measured ones as they are; others by what is usual on that type, as many times as this run's measured
+    ones are longer than what is usual on theirs; without any `EST_SECONDS`.
+    """
+    ratios = [known[name] / usual[name] for name in sorted(known) if usual.get(name)]
+    factor = statistics.median(ratios) if ratios else 1.0
+    typical = statistics.median(known.values()) if known else 0.0
+    found = []
+    for name in types:
+        if known.get(name):
+            found.append(known[name])
+        elif usual.get(name):
+            found.append(usual[name] * factor)
+        else:
+            found.append(typical or EST_SECONDS)
+    return tuple(max(_EARLIEST_SECONDS, seconds) for seconds in found)
+
+
+# ------------------------------------------------------------------ jobs
+
+
+@lru_cache(maxsize=2048)
+def _shape(
+    ests: int,
+    seconds: tuple[float, ...],
+    limits: tuple[int, ...],
+    mixes: bool,
+    workers_min: int,
+    exchange_seconds: float,
+) -> Shape:
+    """Equal runs share one shape, and what it remembers."""
+    return Shape(ests, seconds, limits, mixes, workers_min, exchange_seconds)
+
+
+def _job_state(
+    run: Run,
+    runners: Mapping[str, Runner],
+    pool: Pool,
+    known: Progress | None,
+    usual: Mapping[str, float],
+    now: float,
+    costs: Costs,
+) -> JobState:
+    """Return a run as a job. Raises InvalidSettings for one that the pool cannot carry."""
+    demand = run.demand
+    known = known or Progress({})
+    fits = _slots_that_fit(run, runners)
+    seconds = est_seconds(pool.types, known.est_seconds, usual)
+    ests = demand.instances * demand.slots_per_instance
+    least = demand.instances_min * demand.slots_per_instance
+    most_on_one = ests if demand.elastic else 1
+    limits = tuple(most_on_one if fits[name] else 0 for name in pool.types)
+    mixes = demand.elastic and not (run.spec.job is not None and run.spec.job.determinism == "d1")
+    devices = _devices(run, runners, pool)
+    exchange = _exchange(run, known, seconds, devices)
+    shape = _shape(ests, seconds, limits, mixes, least, exchange)
+    request = _request(run, pool, fits, seconds)
+    steps_left, is_known = _steps_left(run, known, shape)
+    job = Job(
+        f"run {run.run_id}", shape, max(1.0, known.steps + steps_left), run.queued_at, request, known=is_known
+    )
+    state = arrived(job)
+    state.remaining = steps_left
+    if run.launch is None:
+        state.started, state.service_seconds = run.attempt_open, run.slot_seconds
+        return state
+    return _running(state, run, devices, now, costs)
+
+
+def _slots_that_fit(run: Run, runners: Mapping[str, Runner]) -> Counter[str]:
+    """Return the slots of each device type that the run may have, in whole instances."""
+    slots = run.demand.slots_per_instance
+    found: Counter[str] = Counter()
+    for runner in runners.values():
+        if not runner.lost and not runner.leaving and not placement.mismatch(run, runner):
+            found[runner.device_type] += runner.slots // slots * slots
+    return found
+
+
+def _devices(run: Run, runners: Mapping[str, Runner], pool: Pool) -> Counts:
+    has: Instances = placed_by_type(run, runners, staying=True)
+    return tuple(has.get(name, 0) * run.demand.slots_per_instance for name in pool.types)
+
+
+def _exchange(run: Run, known: Progress, seconds: Sequence[float], devices: Counts) -> float:
+    """Return what is left of a measured step without the part of the slowest worker."""
+    workers = sum(devices) // run.demand.slots_per_instance
+    if not known.step_seconds or workers < 2:
+        return 0.0
+    slowest = max(one for one, count in zip(seconds, devices, strict=True) if count)
+    computing = -(-run.demand.instances // workers) * slowest
+    return round(max(0.0, known.step_seconds - computing), 3)
+
+
+def _request(run: Run, pool: Pool, fits: Mapping[str, int], seconds: Sequence[float]) -> Counts:
+    """Return the slots that policies without elasticity give it: all on one type, as many as that has."""
+    demand = run.demand
+    wanted = demand.instances * demand.slots_per_instance
+    having = [place for place, name in enumerate(pool.types) if fits[name]]
+    place = min(having, key=lambda one: (-min(fits[pool.types[one]], wanted), seconds[one], one), default=0)
+    count = min(wanted, fits[pool.types[place]])
+    return tuple(count if one == place else 0 for one in range(len(pool.types)))
+
+
+def _steps_left(run: Run, known: Progress, shape: Shape) -> tuple[float, bool]:
+    """Return the steps that a run has left; one that does not say it is believed to be halfway."""
+    if known.steps_all:
+        return max(1.0, float(known.steps_all - known.steps)), True
+    return max(float(known.steps), GUESS_SECONDS_MIN / shape.levels[0][0]), False
+
+
+def _running(state: JobState, run: Run, devices: Counts, now: float, costs: Costs) -> JobState:
+    launch = run.launch
+    assert launch is not None
+    left = state.remaining
+    if launch.started_at is None:
+        state.at_seconds = min(now, launch.begun_at)
+        change(state, devices, state.at_seconds, costs)
+    else:
+        if not state.shape.mixes and len(state.shape.usable) > 1 and any(devices):
+            state.shape = state.shape.bound_to(max(range(len(devices)), key=lambda one: devices[one]))
+        seconds = state.shape.step_seconds(devices)
+        rate = 0.0 if seconds == math.inf else 1.0 / seconds
+        state.at_seconds, state.devices, state.started = now, devices, True
+        state.stages, state.segments = ((now, devices),), ((now, rate),)
+        state.finish_seconds = finish_of(state.segments, left)
+    state.service_seconds = run.slot_seconds
+    return state

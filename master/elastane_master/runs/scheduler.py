@@ -1,0 +1,134 @@
+"""Has a scheduling policy decide who gets which slots, whenever something has changed.
+
+The policy sees runs, runners and what jobs have measured, and takes its time beside the event loop; what it
+decides is an event of the runs like any other. So a master that is killed meanwhile has lost nothing, and its
+successor finds the decisions that were stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
+
+import structlog
+from redis.exceptions import RedisError
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.runs.events import AllocationDecided
+from elastane_master.decisions.runs.pool_view import PoolView, Progress, pool_view
+from elastane_master.decisions.runs.state import RunsState
+from elastane_master.errors import MachineBroken
+from elastane_master.runs.policy_thread import PolicyThread
+from elastane_master.runs.run_server import RunServer
+from elastane_master.store.errors import StoreError
+from elastane_scheduler.costs import Costs
+from elastane_scheduler.policies.catalogue import make_policy
+from elastane_scheduler.view import Policy
+
+logger = structlog.get_logger(__name__)
+
+INTERVAL_SECONDS = 1.0
+"""Minimum interval between decisions, however often offers change."""
+
+REFRESH_SECONDS = 30.0
+"""Without any change, what jobs have measured is looked at again after this time."""
+
+DECIDE_SECONDS_MAX = 10.0
+"""A policy that takes longer has failed: runs are ordered by fair share until it decides."""
+
+_FAILURES = (Rejection, StoreError, RedisError, MachineBroken)
+
+
+class RunScheduler:
+    """The policy of one service. progress: what jobs of runs say, by run. Used from one event loop."""
+
+    def __init__(
+        self,
+        server: RunServer,
+        policy: str,
+        progress: Callable[[RunsState], Mapping[int, Progress]],
+        *,
+        make: Callable[[], Policy] | None = None,
+        seconds_max: float = DECIDE_SECONDS_MAX,
+    ) -> None:
+        self._server = server
+        self._name = policy
+        self._progress = progress
+        self._policy = PolicyThread(make or (lambda: make_policy(policy)), seconds_max)
+        self._seen: Hashable = None
+        self._due = 0.0
+
+    async def run(self) -> None:
+        """Decide until cancelled."""
+        while True:
+            seen = self._server.changed.count
+            try:
+                await self.look()
+            except _FAILURES as error:
+                logger.info("a decision of the scheduling policy could not be recorded", error=str(error))
+            await asyncio.sleep(INTERVAL_SECONDS)
+            try:
+                async with asyncio.timeout(max(0.0, self._due - time.monotonic())):
+                    await self._server.changed.beyond(seen)
+            except TimeoutError:
+                self._seen = None
+
+    async def look(self) -> None:
+        """Decide if something has changed that matters, or it is time. Raises as `RunServer.submit`."""
+        self._server.require_serving()
+        state = self._server.machine.state
+        now, seen = self._server.clock(), _seen(self._server)
+        if seen == self._seen and time.monotonic() < self._due:
+            return
+        view = pool_view(state, self._server.machine.index, self._progress(state), now, Costs())
+        self._seen, self._due = seen, time.monotonic() + REFRESH_SECONDS
+        if view is not None:
+            await self._server.submit(await self._decided(view, now))
+
+    async def _decided(self, view: PoolView, now: float) -> AllocationDecided:
+        """Return what the policy has decided, or that it did not. The next time to look is set."""
+        counters = self._server.counters
+        begun = time.monotonic()
+        try:
+            decision = await self._policy.decide(view.view)
+            targets = view.targets(decision)
+        except Exception as error:  # whatever it is: runs must not wait for a policy's bugs
+            logger.exception("the scheduling policy has not decided", policy=self._name)
+            counters.scheduling["failed"] += 1
+            self._seen, self._due = None, time.monotonic() + INTERVAL_SECONDS
+            return AllocationDecided(self._name, view.revision, failure=f"{type(error).__name__}: {error}")
+        counters.scheduling["decided"] += 1
+        counters.scheduling_seconds = time.monotonic() - begun
+        settings = self._server.machine.state.settings
+        wake = min(decision.wake_seconds - now, settings.reshape_seconds + INTERVAL_SECONDS)
+        if wake < math.inf:
+            self._due = min(self._due, time.monotonic() + max(INTERVAL_SECONDS, wake))
+        return AllocationDecided(self._name, view.revision, targets, decision.choice, decision.rejected)
+
+
+def _seen(server: RunServer) -> Hashable:
+    """Return what a decision depends on, but for what jobs measure."""
+    machine = server.machine
+    state = machine.state
+    active = []
+    for run_id in sorted(machine.index.active):
+        run = state.runs[run_id]
+        launch = run.launch
+        ending = launch is not None and launch.ending is not None
+        placed = sum(1 for record in run.ranks if record.placed)
+        active.append((run_id, placed, launch is not None and launch.started_at is not None, ending))
+    runners = tuple(
+        (name, runner.slots, runner.device_type, runner.lost, runner.leaving)
+        for name, runner in sorted(state.runners.items())
+    )
+    waiting = machine.index.waiting
+    return (tuple(run_id for _, run_id in waiting.by_wait), tuple(active), runners, _priorities(server))
+
+
+def _priorities(server: RunServer) -> Hashable:
+    by_priority = server.machine.index.waiting.by_priority
+    return tuple(
+        (priority, sum(map(len, owners.values()))) for priority, owners in sorted(by_priority.items())
+    )

@@ -16,11 +16,17 @@ from pathlib import Path
 import patience
 from elastane_cli.rehearse.local_service import LocalService, local_service
 from elastane_common.artifacts import read_manifest, read_record
+from elastane_common.client import RequestRefusedError
 from elastane_proto.v1 import job_pb2, training_pb2
 from slow import slow
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peer_scripts" / "waiting_job.py"
-SETTINGS = {"ELASTANE_SCHEDULING_POLICY": "foresight", "ELASTANE_RESHAPE_SECONDS": "0"}
+SETTINGS = {
+    "ELASTANE_SCHEDULING_POLICY": "foresight",
+    "ELASTANE_RESHAPE_SECONDS": "0",
+    "ELASTANE_STARVATION_SECONDS": "5",
+}
+"""Who has waited for five seconds gets slots, whatever the policy wants."""
 WAIT_SECONDS = 3600.0
 """The test's own limit, which is patient, comes before."""
 STEPS = 1500
@@ -61,8 +67,13 @@ class Pool:
         return self._service.training.get(run_id)
 
     def job(self, run_id: int) -> job_pb2.Job | None:
-        name = self.run(run_id).job
-        return self._service.client.get_job(name) if name else None
+        """The run's job; None before it is created."""
+        try:
+            return self._service.client.get_job(self.run(run_id).job)
+        except RequestRefusedError as refusal:
+            if refusal.reason != "not_found":
+                raise
+            return None
 
     def members(self, run_id: int) -> dict[str, int]:
         """Workers of a run that train, with their processes."""
@@ -140,13 +151,20 @@ def test_two_runs_share_a_pool_under_fire_and_a_third_gets_its_slots(tmp_path: P
 
         pool.kill_worker(first)
         pool.kill_runner()
-        urgent = pool.submit("--priority", "1000", "--instances-min", "2", ests=2, steps=20)
+        urgent = pool.submit("--priority", "1000", "--instances-min", "2", ests=2)
         pool.wait(lambda: len(pool.members(urgent)) == 2, "both workers of the urgent run")
         pool.wait(lambda: pool.trains(urgent, 1), "steps of the urgent run")
         assert all(pool.trains(run_id) for run_id in (first, second)), "the others keep a worker each"
         assert pool.leaves_within_a_step(first) or pool.leaves_within_a_step(second)
 
+        # Nobody can give a slot back any more, and all say how long they will take.
+        waits = pool.submit(ests=1, steps=20)
+        pool.wait(lambda: pool.run(waits).HasField("earliest_start"), "the forecast of a run that waits")
+        (holder,) = pool.run(waits).holders
+        assert holder.run_id in (first, second, urgent) and holder.HasField("until")
+
         until.touch()
+        assert pool.weights(waits)
         found = {run_id: pool.weights(run_id) for run_id in (first, second, urgent)}
         alone = [undisturbed(service.address, tmp_path, 4), undisturbed(service.address, tmp_path, 2)]
-    assert [found[first], found[second]] == alone and found[urgent] not in ("", *alone)
+    assert [found[first], found[second], found[urgent]] == [*alone, alone[1]]

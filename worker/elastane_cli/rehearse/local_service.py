@@ -47,15 +47,15 @@ class RankKey(NamedTuple):
 class LocalService:
     """One service. Create it with `local_service`, which cleans up.
 
-    folder: of all that it keeps, and of its log. settings: variables of its master and runner. on_look:
-    called at each look while something is awaited; raises if there is nothing left to wait for.
+    folder: of all that it keeps, and of its log. on_look: called at each look while something is awaited;
+    raises if there is nothing left to wait for. variables: further ones of the service, its settings.
     """
 
-    def __init__(self, folder: Path, slots: int, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, slots: int, variables: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self._settings = dict(settings or {})
         self.log_path = folder.with_name(f"{folder.name}.log")
         self._slots = slots
+        self._variables = dict(variables or {})
         self._process: ChildProcess | None = None
         self.address = ""
         self.on_look: Callable[[], None] = lambda: None
@@ -72,7 +72,7 @@ class LocalService:
             "service",
             command,
             log=self.log_path,
-            environment={**environment, **self._settings, "PYTHONUNBUFFERED": "1"},
+            environment={**environment, **self._variables, "PYTHONUNBUFFERED": "1"},
             death_signal=signal.SIGTERM,
         )
         self._process.start()
@@ -185,13 +185,10 @@ def _is_ours(pid: int, word: bytes, folder: bytes) -> bool:
 
 @contextmanager
 def local_service(
-    folder: Path, slots: int, settings: Mapping[str, str] | None = None
+    folder: Path, slots: int, variables: Mapping[str, str] | None = None
 ) -> Iterator[LocalService]:
-    """Yield a started service; at the end of the block all its processes are gone.
-
-    settings: variables of its master and runner.
-    """
-    service = LocalService(folder, slots, settings)
+    """Yield a started service; at the end of the block all its processes are gone."""
+    service = LocalService(folder, slots, variables)
     try:
         service.start()
         yield service

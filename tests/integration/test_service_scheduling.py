@@ -1,0 +1,111 @@
+"""A scheduling policy at work: running runs grow and shrink, with the bits of stock DDP, and a master that
+is killed between decisions moves none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import patience
+from elastane_cli.rehearse.local_service import LocalService, local_service
+from elastane_common.artifacts import read_record
+from elastane_common.client import RequestRefusedError
+from elastane_common.run_record import RunRecord
+from elastane_proto.v1 import training_pb2
+from slow import slow
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
+EPOCHS = 4
+SETTINGS = {"ELASTANE_SCHEDULING_POLICY": "maxmin", "ELASTANE_RESHAPE_SECONDS": "1"}
+WAIT_SECONDS = 3600.0
+"""The test's own limit, which is patient, comes before."""
+
+
+def slow_script(folder: Path) -> Path:
+    """The elastic digits, with steps that last: time in which instances come and go."""
+    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (folder / "digits_elastic.py").read_text()
+    text = text.replace("import argparse\n", "import argparse\nimport os\nimport time\n")
+    text = text.replace(
+        "    optimizer.step()\n", f"    optimizer.step()\n        time.sleep({STEP_SECONDS})\n"
+    )
+    script = folder / "digits_slow.py"
+    script.write_text(text)
+    return script
+
+
+def submit(service: LocalService, *arguments: object) -> int:
+    """Submit a run as a user does; return its id."""
+    command = [sys.executable, "-m", "elastane_cli", "submit", "--master", service.address, "--detach"]
+    of_all = ["--json", "--model", "m", "--instances", "4", "--grace", "20"]
+    done = patience.run(
+        [*command, *of_all, *map(str, arguments)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return int(json.loads(done.stdout)["run"]["run_id"])
+
+
+def record_of(service: LocalService, run_id: int) -> RunRecord:
+    """The record of a run that succeeds."""
+    *_, run = service.training.watch(run_id)
+    assert run.state == training_pb2.RUN_STATE_SUCCEEDED, run.reason
+    service.wait_for(lambda: read_record(run.artifact_url) is not None, "the record", WAIT_SECONDS)
+    record = read_record(run.artifact_url)
+    assert record is not None
+    return record
+
+
+def training(service: LocalService, run_id: int) -> int:
+    """Workers in the ring of a run's job."""
+    job = service.training.get(run_id).job
+    try:
+        return len(service.client.get_ring(job).members) if job else 0
+    except RequestRefusedError:  # it is being created
+        return 0
+
+
+def wait_for_workers(service: LocalService, counts: dict[int, int]) -> None:
+    service.wait_for(
+        lambda: all(training(service, run) == count for run, count in counts.items()),
+        f"workers of runs: {counts}",
+        WAIT_SECONDS,
+    )
+
+
+@slow
+def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp(tmp_path: Path) -> None:
+    script, go = slow_script(tmp_path / "code"), tmp_path / "go"
+    with local_service(tmp_path / "service", slots=4, variables=SETTINGS) as service:
+        ddp = ["--framework", "pytorch", "--param", "SEED=7", script.with_name("digits_ddp.py")]
+        reference = record_of(service, submit(service, *ddp, "--epochs", EPOCHS))
+
+        elastic = ["--seed", "7", script, "--epochs", EPOCHS]
+        hold = ["--param", f"HOLD_UNTIL={go}", "--param", f"HOLD_EPOCH={EPOCHS - 1}"]
+        first = submit(service, "--param", "STEP_SECONDS=1", *hold, *elastic)
+        wait_for_workers(service, {first: 4})
+        second = submit(service, "--param", "STEP_SECONDS=0.3", *elastic)
+        wait_for_workers(service, {first: 2, second: 2})
+
+        # A master that is killed leaves all where it is; its successor has the same targets.
+        ranks, before = service.ranks(), service.training.get_scheduling(first).decisions
+        service.kill("master")
+        service.wait_for(service.attends, "the next master", WAIT_SECONDS)
+        assert service.ranks() == ranks
+        assert list(service.training.get_scheduling(first).decisions)[: len(before)] == list(before)
+
+        of_second = record_of(service, second)
+        service.wait_for(
+            lambda: sum(rank.run_id == first for rank in service.ranks()) == 4, "its slots", WAIT_SECONDS
+        )
+        go.touch()
+        of_first = record_of(service, first)
+        told = service.training.get_scheduling(first)
+    assert of_first.weights_sha256 == of_second.weights_sha256 == reference.weights_sha256 != ""
+    assert of_first.attempts == of_second.attempts == 1
+    kinds = training_pb2.SchedulingDecision
+    changes = [(one.kind, one.slots_after) for one in told.decisions if one.kind != kinds.KIND_DECLINED]
+    assert changes == [(kinds.KIND_GRANTED, 4), (kinds.KIND_TAKEN, 2), (kinds.KIND_GRANTED, 4)]
+    assert told.policy == "maxmin" and all(f"run {first}" in one.reason for one in told.decisions)

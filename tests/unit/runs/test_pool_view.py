@@ -1,0 +1,214 @@
+"""What a scheduling policy is shown of runs and runners, and what its decision means for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from elastane_master.decisions.runs import effects, events
+from elastane_master.decisions.runs.pool_view import (
+    NOT_MEASURED,
+    WAITING_MAX,
+    PoolView,
+    Progress,
+    est_seconds,
+    pool_view,
+)
+from elastane_master.decisions.runs.state import ServiceSettings
+from elastane_proto.job_settings import JobSettings
+from elastane_scheduler.costs import Costs
+from elastane_scheduler.policies.catalogue import POLICIES, make_policy
+from unit.runs.runs_driver import RunsDriver
+
+POLICY = "elastic-srtf"
+
+
+def driver_of() -> RunsDriver:
+    """A service whose policy decides, and has decided that nobody gets anything."""
+    driver = RunsDriver(ServiceSettings(scheduling_policy=POLICY))
+    driver.do(events.MasterStarted("master", driver.machine.state.settings))
+    driver.do(events.AllocationDecided(POLICY, 0))
+    return driver
+
+
+def seen(driver: RunsDriver, progress: dict[int, Progress] | None = None) -> PoolView:
+    view = pool_view(driver.machine.state, driver.machine.index, progress or {}, driver.now, Costs())
+    assert view is not None
+    return view
+
+
+def decide(driver: RunsDriver, progress: dict[int, Progress] | None = None, policy: str = POLICY) -> PoolView:
+    """The policy decides about what it is shown."""
+    view = seen(driver, progress)
+    targets = view.targets(make_policy(policy).decide(view.view))
+    driver.do(events.AllocationDecided(POLICY, view.revision, targets), after=31.0)
+    return view
+
+
+def elastic(driver: RunsDriver, instances: int = 4, **changes: Any) -> int:
+    return driver.submit(framework="elastane", instances=instances, **changes)
+
+
+def placed(driver: RunsDriver, run_id: int) -> int:
+    return sum(1 for record in driver.run(run_id).ranks if record.placed)
+
+
+def test_without_slots_or_runs_there_is_nothing_to_decide() -> None:
+    driver = driver_of()
+    assert pool_view(driver.machine.state, driver.machine.index, {}, driver.now, Costs()) is None
+    elastic(driver)
+    assert pool_view(driver.machine.state, driver.machine.index, {}, driver.now, Costs()) is None
+
+
+def test_device_types_are_those_of_the_runners() -> None:
+    driver = driver_of()
+    driver.join("a", 3)
+    driver.join("b", 2, device_type="gpu", memory_bytes=2**34)
+    elastic(driver)
+    pool = seen(driver).view.pool
+    assert dict(zip(pool.types, pool.counts, strict=True)) == {"cpu": 3, "gpu": 2}
+    driver.lose("b")
+    assert seen(driver).view.pool.types == ("cpu",)
+
+
+def test_slots_of_a_running_black_box_are_not_offered_and_it_is_left_alone() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    whole = driver.submit(instances=3)
+    decide(driver)
+    driver.start_all()
+    elastic(driver)
+    view = seen(driver)
+    assert view.view.offered == (1,)
+    assert [run.run_id for run in view.runs] != [whole]
+
+
+def test_a_black_box_takes_all_that_it_asks_for_and_nothing_else() -> None:
+    driver = driver_of()
+    driver.join("a", 8)
+    driver.submit(instances=3)
+    shape = seen(driver).view.jobs[0].shape
+    assert [shape.step_seconds((n,)) < math.inf for n in range(1, 5)] == [False, False, True, True]
+    assert shape.widest((8,), (1.0,)) == (3,)
+
+
+def test_a_running_job_has_its_slots_and_its_steps_left() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    run = elastic(driver)
+    decide(driver)
+    driver.start_all()
+    known = {run: Progress({"cpu": 0.5}, 100, 300, 0.75)}
+    state = seen(driver, known).view.jobs[0]
+    assert (state.devices, state.remaining, state.job.known) == ((4,), 200.0, True)
+    assert state.shape.step_seconds((4,)) == pytest.approx(0.75)  # as it was measured
+    assert state.shape.step_seconds((1,)) == pytest.approx(2.0)
+    assert state.finish_seconds == pytest.approx(driver.now + 150.0)
+    unknown = seen(driver, {run: Progress({"cpu": 0.5}, 100)}).view.jobs[0]
+    assert (unknown.remaining, unknown.job.known) == (120.0, False)  # a minute at its best speed
+
+
+@pytest.mark.parametrize(
+    ("known", "usual", "expected"),
+    [
+        ({}, {}, (1.0, 1.0)),
+        ({}, {"a": 3.0}, (3.0, 1.0)),
+        ({"a": 0.2}, {}, (0.2, 0.2)),
+        ({"a": 0.2}, {"a": 0.1, "b": 0.4}, (0.2, 0.8)),
+        ({"a": 0.0}, {}, (1.0, 1.0)),
+    ],
+)
+def test_a_speed_that_is_not_measured_is_guessed(
+    known: dict[str, float], usual: dict[str, float], expected: tuple[float, ...]
+) -> None:
+    assert est_seconds(("a", "b"), known, usual) == pytest.approx(expected)
+
+
+def test_the_reason_says_that_a_speed_is_not_measured() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    first, second = elastic(driver), elastic(driver)
+    view = seen(driver, {first: Progress({"cpu": 0.1}, 1, 100)})
+    targets = {one.run_id: one for one in view.targets(make_policy(POLICY).decide(view.view))}
+    assert NOT_MEASURED not in targets[first].reason
+    assert NOT_MEASURED in targets[second].reason
+    assert f"run {first} gets 4 cpu" in targets[first].reason
+    assert f"behind run {first}" in targets[second].reason
+
+
+def test_a_gang_larger_than_the_pool_waits_and_the_others_run() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    large, small = driver.submit(instances=9), elastic(driver)
+    view = decide(driver)
+    assert (driver.state(large), driver.state(small)) == ("queued", "launching")
+    assert "needs 9 instances at once" in view.left_out[large]
+    assert driver.run(large).decided[-1].kind == "waits"
+
+
+def test_instances_of_several_slots_get_whole_ones() -> None:
+    driver = driver_of()
+    driver.join("a", 5)
+    run = elastic(driver, slots_per_instance=2)
+    decide(driver)
+    assert placed(driver, run) == 2
+
+
+def test_at_d1_a_run_does_not_mix_device_types() -> None:
+    driver = driver_of()
+    driver.join("a", 3)
+    driver.join("b", 3, device_type="gpu")
+    run = elastic(driver, instances=6, job=JobSettings(ests=6, determinism="d1"))
+    other = elastic(driver, instances=6, job=JobSettings(ests=6, determinism="d2"))
+    shapes = dict(zip((run, other), (job.shape for job in seen(driver).view.jobs), strict=True))
+    assert (shapes[run].mixes, shapes[other].mixes) == (False, True)
+
+
+def test_runs_keep_to_the_runners_that_fit_them() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    driver.join("b", 4, device_type="gpu", labels={"zone": "x"})
+    elastic(driver, runner_labels={"zone": "x"})
+    assert seen(driver).view.jobs[0].shape.limits == (0, 4)
+
+
+def test_a_runner_that_comes_back_with_fewer_slots_offers_at_least_what_is_held() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    run = elastic(driver)
+    decide(driver)
+    driver.start_all()
+    driver.lose_stream("a")
+    driver.join("a", 1, *driver.reports(run, "a"))
+    view = seen(driver).view
+    assert view.offered == view.jobs[0].devices == (4,)
+    for policy in POLICIES:
+        make_policy(policy).decide(view)
+
+
+def test_of_a_long_queue_a_policy_sees_the_first() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    for _ in range(WAITING_MAX + 5):
+        elastic(driver)
+    urgent = elastic(driver, priority=9)
+    view = seen(driver)
+    assert len(view.runs) == WAITING_MAX
+    assert view.runs[-1].run_id == urgent  # the youngest, and among the first by priority
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_decides_about_a_service(policy: str) -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    driver.join("b", 4, device_type="gpu")
+    runs = [elastic(driver), driver.submit(instances=2), elastic(driver, instances=8, instances_min=2)]
+    progress = {runs[0]: Progress({"cpu": 0.1, "gpu": 0.01}, 5, 10**6), runs[2]: Progress({}, 3)}
+    for _ in range(3):
+        decide(driver, progress, policy)
+        for runner, stop in driver.take_with_runner(effects.Stop):
+            driver.rank(runner, stop.attempt, stop.rank or 0, "exited", 143)
+        driver.start_all()
+    assert any(placed(driver, run) for run in runs)

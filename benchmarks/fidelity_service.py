@@ -31,8 +31,8 @@ from elastane_proto.v1 import ring_pb2, training_pb2
 SCRIPT: Final = Path(__file__).parent / "peer_scripts" / "waiting_job.py"
 SLOTS: Final = 4
 SEED: Final = 7
-_END_SECONDS: Final = 400.0
-_RECORD_SECONDS: Final = 60.0
+_END_SECONDS: Final = 1200.0
+_RECORD_SECONDS: Final = 300.0
 _ENDED: Final = frozenset(
     {training_pb2.RUN_STATE_SUCCEEDED, training_pb2.RUN_STATE_FAILED, training_pb2.RUN_STATE_CANCELLED}
 )

@@ -29,7 +29,7 @@ SETTINGS = {
 """Who has waited for five seconds gets slots, whatever the policy wants."""
 WAIT_SECONDS = 3600.0
 """The test's own limit, which is patient, comes before."""
-STEPS = 1500
+STEPS = 600
 EST_SECONDS = 0.15
 
 
@@ -68,8 +68,9 @@ class Pool:
 
     def job(self, run_id: int) -> job_pb2.Job | None:
         """The run's job; None before it is created."""
+        name = self.run(run_id).job
         try:
-            return self._service.client.get_job(self.run(run_id).job)
+            return self._service.client.get_job(name) if name else None
         except RequestRefusedError as refusal:
             if refusal.reason != "not_found":
                 raise

@@ -29,9 +29,8 @@ def slow_script(folder: Path) -> Path:
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     text = (folder / "digits_elastic.py").read_text()
     text = text.replace("import argparse\n", "import argparse\nimport os\nimport time\n")
-    text = text.replace(
-        "    optimizer.step()\n", f"    optimizer.step()\n        time.sleep({STEP_SECONDS})\n"
-    )
+    pause = '        time.sleep(float(os.environ["STEP_SECONDS"]))\n'
+    text = text.replace("        optimizer.step()\n", f"        optimizer.step()\n{pause}")
     script = folder / "digits_slow.py"
     script.write_text(text)
     return script

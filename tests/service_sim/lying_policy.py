@@ -34,6 +34,9 @@ class LyingPolicy:
         event = events.AllocationDecided(
             POLICY, state.revision, self._targets(state), "a throw of dice", ("another throw: +1 s",)
         )
+        if rng.random() < 0.2:
+            names = [*state.runners, "nobody"]
+            event = msgspec.structs.replace(event, unlike={rng.choice(names): rng.choice(NAMES)})
         self._said.append(event)
         if luck < 0.2:
             return msgspec.structs.replace(event, revision=rng.choice((-1, 0, state.revision + 5)))

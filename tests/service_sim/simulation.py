@@ -78,7 +78,7 @@ class Simulation:
     ids: dict[str, int] = field(default_factory=dict)
     #: Runs whose record the master was asked to write.
     recorded: set[int] = field(default_factory=set)
-    stale: dict[tuple[str, AttemptKey, int], float] = field(default_factory=dict)
+    stale: dict[tuple[str, AttemptKey, int, int], float] = field(default_factory=dict)
     trace: list[tuple[float, tuple[object, ...]]] = field(default_factory=list)
     profiles: dict[int, tuple[float, float]] = field(default_factory=dict)
     policy: LyingPolicy | None = None
@@ -237,7 +237,7 @@ class Simulation:
     def look_for_stale(self) -> None:
         """What was given up is stopped as soon as its runner is back."""
         runs, now = self.master.machine.state.runs, self.world.now
-        stale: dict[tuple[str, AttemptKey, int], float] = {}
+        stale: dict[tuple[str, AttemptKey, int, int], float] = {}
         for runner in self.runners.values():
             if not (self.master.up and runner.session) or runner.deaf or runner.lies:
                 continue
@@ -248,7 +248,7 @@ class Simulation:
                     record = run.ranks[process.rank]
                     given_up = record.runner_id != runner.name or not record.placed
                 if process.lives and given_up:
-                    place = (runner.name, process.key, process.rank)
+                    place = (runner.name, process.key, process.rank, process.port)
                     since = stale[place] = self.stale.get(place, now)
                     if now - since > STALE_SECONDS:
                         self.world.fail("what is given up is stopped", f"{process} on {runner.name}")

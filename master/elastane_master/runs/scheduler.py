@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 
+import msgspec
 import structlog
 from redis.exceptions import RedisError
 
@@ -42,13 +43,16 @@ _FAILURES = (Rejection, StoreError, RedisError, MachineBroken)
 
 
 class RunScheduler:
-    """The policy of one service. progress: what jobs of runs say, by run. Used from one event loop."""
+    """The policy of one service. Used from one event loop.
+
+    progress: what jobs of runs say, by run, and runners that are not what they say, as `run_progress`.
+    """
 
     def __init__(
         self,
         server: RunServer,
         policy: str,
-        progress: Callable[[RunsState], Mapping[int, Progress]],
+        progress: Callable[[RunsState], tuple[Mapping[int, Progress], Mapping[str, str]]],
         *,
         make: Callable[[], Policy] | None = None,
         seconds_max: float = DECIDE_SECONDS_MAX,
@@ -82,10 +86,12 @@ class RunScheduler:
         now, seen = self._server.clock(), _seen(self._server)
         if seen == self._seen and time.monotonic() < self._due:
             return
-        view = pool_view(state, self._server.machine.index, self._progress(state), now, Costs())
+        progress, unlike = self._progress(state)
+        view = pool_view(state, self._server.machine.index, progress, now, Costs())
         self._seen, self._due = seen, time.monotonic() + REFRESH_SECONDS
         if view is not None:
-            await self._server.submit(await self._decided(view, now))
+            decided = await self._decided(view, now)
+            await self._server.submit(msgspec.structs.replace(decided, unlike=dict(unlike)))
 
     async def _decided(self, view: PoolView, now: float) -> AllocationDecided:
         """Return what the policy has decided, or that it did not. The next time to look is set."""
@@ -120,7 +126,7 @@ def _seen(server: RunServer) -> Hashable:
         placed = sum(1 for record in run.ranks if record.placed)
         active.append((run_id, placed, launch is not None and launch.started_at is not None, ending))
     runners = tuple(
-        (name, runner.slots, runner.device_type, runner.lost, runner.leaving)
+        (name, runner.slots, runner.computes_on, runner.lost, runner.leaving)
         for name, runner in sorted(state.runners.items())
     )
     waiting = machine.index.waiting

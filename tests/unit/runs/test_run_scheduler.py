@@ -68,7 +68,11 @@ class Served:
 
 def scheduler_of(served: Served, policy: Scripted, seconds_max: float = 10.0) -> RunScheduler:
     return RunScheduler(
-        cast("RunServer", served), POLICY, lambda state: {}, make=lambda: policy, seconds_max=seconds_max
+        cast("RunServer", served),
+        POLICY,
+        lambda state: ({}, {}),
+        make=lambda: policy,
+        seconds_max=seconds_max,
     )
 
 

@@ -23,7 +23,7 @@ from elastane_master.decisions.runs.allocation import (
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.events import AllocationDecided
 from elastane_master.decisions.runs.run import Run
-from elastane_master.decisions.runs.runner import Runner
+from elastane_master.decisions.runs.runner import DEVICE_TYPE_MAX, Runner
 from elastane_master.decisions.runs.state import FAIR_SHARE, RunsState
 
 TEXT_MAX = 500
@@ -37,6 +37,7 @@ def decided(ctx: RunsContext, event: AllocationDecided) -> None:
         return
     if not allocation.revision <= event.revision <= state.revision:
         return
+    _note_unlike(ctx, event.unlike)
     if event.failure:
         _failed(ctx, event)
         return
@@ -53,6 +54,15 @@ def decided(ctx: RunsContext, event: AllocationDecided) -> None:
     allocation.decided_at, allocation.revision = ctx.now, event.revision
     allocation.targets = targets
     _note(ctx, event, about)
+
+
+def _note_unlike(ctx: RunsContext, unlike: Mapping[str, str]) -> None:
+    """Count runners as what was measured."""
+    for name, runner in ctx.state.runners.items():
+        measured = unlike.get(name, "")[:DEVICE_TYPE_MAX]
+        if runner.measured_type != measured:
+            runner.measured_type = measured
+            ctx.changed_runner(runner)
 
 
 def _failed(ctx: RunsContext, event: AllocationDecided) -> None:
@@ -86,7 +96,7 @@ def capacity(runners: Mapping[str, Runner]) -> Counter[str]:
     slots: Counter[str] = Counter()
     for runner in runners.values():
         if not runner.lost and not runner.leaving:
-            slots[runner.device_type] += runner.slots
+            slots[runner.computes_on] += runner.slots
     return slots
 
 
@@ -96,7 +106,7 @@ def placed_by_type(run: Run, runners: Mapping[str, Runner], *, staying: bool = F
     for record in run.ranks:
         runner = runners.get(record.runner_id) if record.placed else None
         if runner is not None and not (staying and runner.leaving):
-            counts[runner.device_type] = counts.get(runner.device_type, 0) + 1
+            counts[runner.computes_on] = counts.get(runner.computes_on, 0) + 1
     return counts
 
 

@@ -213,7 +213,8 @@ class AllocationDecided(RunsEvent, frozen=True, tag=True):
     """What the scheduling policy wants. revision: of the state that it decided about.
 
     choice, rejected: how it came about, and alternatives with their scores. targets: in the order in which
-    they get what is free. failure: the policy did not decide, and why.
+    they get what is free. failure: the policy did not decide, and why. unlike: runners that count as another
+    type than they say, and as which.
     """
 
     policy: str
@@ -222,6 +223,7 @@ class AllocationDecided(RunsEvent, frozen=True, tag=True):
     choice: str = ""
     rejected: tuple[str, ...] = ()
     failure: str = ""
+    unlike: dict[str, str] = {}
 
 
 class MasterStarted(RunsEvent, frozen=True, tag=True):

@@ -228,7 +228,7 @@ def _slots_that_fit(run: Run, runners: Mapping[str, Runner]) -> Counter[str]:
     found: Counter[str] = Counter()
     for runner in runners.values():
         if not runner.lost and not runner.leaving and not placement.mismatch(run, runner):
-            found[runner.device_type] += runner.slots // slots * slots
+            found[runner.computes_on] += runner.slots // slots * slots
     return found
 
 

@@ -204,7 +204,7 @@ def _try_on(run: Run, target: Instances, state: RunsState, free: Free, quotas: _
     allowed: Free = {}
     left = {name: count * slots for name, count in target.items()}
     for name, there in free.items():
-        kind = state.runners[name].device_type
+        kind = state.runners[name].computes_on
         if (usable := min(there, left.get(kind, 0))) and not placement.mismatch(run, state.runners[name]):
             allowed[name] = usable
     assignment = placement.place_start(run, state.runners, allowed)

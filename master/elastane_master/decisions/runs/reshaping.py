@@ -27,7 +27,7 @@ def shrink(ctx: RunsContext, run: Run) -> None:
     running = sum(1 for record in run.ranks if record.state == "running")
     chosen: list[RankRecord] = []
     for record in _last_first(run):
-        name = ctx.state.runners[record.runner_id].device_type
+        name = ctx.state.runners[record.runner_id].computes_on
         runs = record.state == "running"
         if surplus[name] <= 0 or placed <= least or (runs and running <= least):
             continue
@@ -56,7 +56,7 @@ def move(ctx: RunsContext, run: Run, free: Free) -> None:
     running = sum(1 for record in run.ranks if record.state == "running")
     chosen: list[RankRecord] = []
     for record in _last_first(run):
-        name = ctx.state.runners[record.runner_id].device_type
+        name = ctx.state.runners[record.runner_id].computes_on
         runs = record.state == "running"
         if len(chosen) >= room or has[name] <= target.get(name, 0):
             continue
@@ -122,7 +122,7 @@ def _may_shrink(run: Run) -> bool:
 
 def _by_type(ctx: RunsContext, run: Run) -> Counter[str]:
     runners = ctx.state.runners
-    return Counter(runners[record.runner_id].device_type for record in run.ranks if record.placed)
+    return Counter(runners[record.runner_id].computes_on for record in run.ranks if record.placed)
 
 
 def _free_of(ctx: RunsContext, run: Run, free: Free, device_type: str) -> int:
@@ -131,7 +131,7 @@ def _free_of(ctx: RunsContext, run: Run, free: Free, device_type: str) -> int:
     return sum(
         slots
         for name, slots in free.items()
-        if runners[name].device_type == device_type and not placement.mismatch(run, runners[name])
+        if runners[name].computes_on == device_type and not placement.mismatch(run, runners[name])
     )
 
 

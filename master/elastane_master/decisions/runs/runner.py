@@ -12,6 +12,7 @@ import msgspec
 
 DEVICE_TYPE = "cpu"
 """Of the slots of a runner that does not say."""
+DEVICE_TYPE_MAX = 128
 
 RunnerKind = Literal["process", "container", "kubernetes"]
 
@@ -42,7 +43,8 @@ class Runner(msgspec.Struct, omit_defaults=True):
     lease_until: when it is lost, while it does not attend. failed_launches: in a row; pauses: how often that
     has paused it since a launch succeeded. paused_until, pause_reason: it gets no new instances. leaving: it
     drains; left: and has nothing left. holds: by fence. slots_used: of all of them. device_type: of its
-    slots. memory_bytes: of one device; 0: unknown.
+    slots, as it says. memory_bytes: of one device; 0: unknown. measured_type: what it counts as instead; "":
+    it is like others of its type.
     """
 
     runner_id: str
@@ -68,6 +70,12 @@ class Runner(msgspec.Struct, omit_defaults=True):
     folder_id: str = ""
     device_type: str = DEVICE_TYPE
     memory_bytes: int = 0
+    measured_type: str = ""
+
+    @property
+    def computes_on(self) -> str:
+        """What its slots count as: the device type that it says, unless it was measured to be unlike."""
+        return self.measured_type or self.device_type
 
     @property
     def attends(self) -> bool:

@@ -19,13 +19,12 @@ from elastane_master.decisions.runs.events import (
     RunnerStreamLost,
 )
 from elastane_master.decisions.runs.run import Run
-from elastane_master.decisions.runs.runner import DEVICE_TYPE, Runner
+from elastane_master.decisions.runs.runner import DEVICE_TYPE, DEVICE_TYPE_MAX, Runner
 from elastane_master.decisions.runs.spec import NAME, SLOTS_MAX
 
 RUNNERS_MAX = 10_000
 RANKS_MAX = 65_536
 FOLDER_ID_MAX = 128
-DEVICE_TYPE_MAX = 128
 
 
 def joined(ctx: RunsContext, event: RunnerJoined) -> None:
@@ -44,7 +43,9 @@ def joined(ctx: RunsContext, event: RunnerJoined) -> None:
     )
     runner.labels, runner.algorithms, runner.owners = event.labels, event.algorithms, event.owners
     runner.folder_id = event.folder_id
-    runner.device_type = event.device_type or DEVICE_TYPE
+    device_type = event.device_type or DEVICE_TYPE
+    if runner.device_type != device_type:
+        runner.device_type, runner.measured_type = device_type, ""
     runner.memory_bytes = max(0, event.memory_bytes)
     runner.joined_at = runner.heard_at = ctx.now
     runner.lease_until, runner.lost = None, False

@@ -112,7 +112,7 @@ def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None
             missing = missing[: int(room) // slots]
         if not missing:
             continue
-        there = {one: slots for one, slots in free.items() if state.runners[one].device_type == name}
+        there = {one: slots for one, slots in free.items() if state.runners[one].computes_on == name}
         if assignment := placement.place_more(run, missing, state.runners, there):
             placement.take(free, assignment, slots)
             room -= slots * sum(map(len, assignment.values()))

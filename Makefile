@@ -1,5 +1,6 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
 # make service-demo    three runs of the training service while rank, master and runner are killed: a table
+# make fidelity    is the simulator right? 12 small jobs on a real service under three policies, beside it: SEED, POLICIES
 # make test    every promise once   make check   format, lint, types, layers, protos
 # make test-slow    the other tests: further cases, seeds and faults (tests/slow.py); make test-all: both
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
@@ -48,7 +49,7 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 
-.PHONY: demo service-demo test collect test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
     service-sim service-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
@@ -58,6 +59,10 @@ demo: $(VENV)/.installed
 
 service-demo: $(VENV)/.installed
 	$(BIN)/elastane demo service
+
+# About six minutes on two idle cores; what else runs makes starts slower than the simulator is told.
+fidelity: $(VENV)/.installed
+	$(BIN)/python benchmarks/fidelity.py $(if $(SEED),--seed $(SEED)) $(if $(POLICIES),--policies $(POLICIES))
 
 # Kept bytecode saves each worker of pytest half a minute of rewriting the tests' assertions.
 unexport PYTHONDONTWRITEBYTECODE

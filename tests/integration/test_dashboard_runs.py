@@ -14,6 +14,8 @@ import pytest
 import patience
 from elastane_common import layout
 from elastane_common.storage import Folder
+from elastane_master.decisions.runs.allocation import Target
+from elastane_master.decisions.runs.events import AllocationDecided
 from elastane_proto.v1 import training_pb2
 from integration.dashboard_support import NASTY, dashboard_master
 from integration.scripted_runner import ScriptedRunner
@@ -74,7 +76,7 @@ async def test_the_queue_what_runs_what_has_ended_and_the_runners(tmp_path: Path
         queue, running = words.index("Queue"), words.index("Running")
         # The one of higher priority is first, though it came later.
         assert queue < words.index("1 3 digits") < words.index("2 2 large") < running
-        assert "needs 2 slots, 1 free; 1st of 2" in words and "2nd of 2" in words
+        assert "needs 2 slots, 1 free" in words and "1st of 2" in words and "2nd of 2" in words
         assert running < words.index("1 digits anybody running") < words.index("Ended")
         assert "3 of 4 slots are used" in words and "3 of 4" in words
         for rank in range(3):
@@ -82,6 +84,40 @@ async def test_the_queue_what_runs_what_has_ended_and_the_runners(tmp_path: Path
         await run_until(channel, 1, "SUCCEEDED")
         words = text_of((await browser.get("/runs"))[1])
         assert words.index("Ended") < words.index("1 digits anybody succeeded")
+
+
+async def test_a_waiting_run_says_when_it_could_start_and_behind_whom(tmp_path: Path) -> None:
+    async with service(tmp_path) as (channel, browser, runner):
+        await train(channel, instances=4)
+        await runner.launch()
+        await run_until(channel, 1, "RUNNING")
+        await train(channel, instances=2)
+        waits = "needs 2 slots, 0 free, waits for run 1, whose end is unknown; 1st of 1"
+        run = await get(channel, 2)
+        assert run.reason == waits and not run.HasField("earliest_start")
+        assert [(one.run_id, one.slots, one.HasField("until")) for one in run.holders] == [(1, 4, False)]
+        page = (await browser.get("/runs"))[1]
+        assert re.search(f"unknown 1 {re.escape(waits)}", text_of(page)) and 'href="runs/1">1</a>' in page
+        words = text_of((await browser.get("/runs/2"))[1])
+        assert "Earliest start unknown Behind run 1 (4 slots)" in words
+        assert "No scheduling policy has decided about it" in words
+
+
+async def test_decisions_of_the_policy_are_on_the_page_of_the_run(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path, scheduling_policy="foresight") as (master, channel, base),
+        Browser(base) as browser,
+        ScriptedRunner(channel, slots=4),
+    ):
+        await train(channel, framework=training_pb2.FRAMEWORK_ELASTANE, instances=4)
+        server = master.runs.server
+        wanted = (Target(1, {"cpu": 3}, "it gets 3 cpu"),)
+        rejected = ("keep: +3 s", "grow: +5 s")
+        revision = server.machine.state.revision
+        await server.submit(AllocationDecided("foresight", revision, wanted, "shortest first", rejected))
+        words = text_of((await browser.get("/runs/1"))[1])
+        assert "foresight granted 0 to 3 it gets 3 cpu; shortest first" in words
+        assert "rejected: keep: +3 s; grow: +5 s" in words
 
 
 async def test_a_run_without_javascript(tmp_path: Path) -> None:
@@ -176,7 +212,7 @@ async def test_a_run_and_its_log_are_live(tmp_path: Path) -> None:
         answering = asyncio.create_task(keep_answering())
         events = browser.live("/runs/1/live")
         first = await until(events, "log", "one")
-        assert {"summary", "actions", "ranks", "artifacts", "lineage", "history"} < set(first)
+        assert {"summary", "actions", "ranks", "artifacts", "lineage", "decisions", "history"} < set(first)
         written.append(b"two\n")
         seen = await until(events, "log", "one two")
         assert "lineage" not in seen, "only what changed is sent"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from elastane_proto.v1 import ring_pb2
 
 _OUT = (history.WorkerLost, history.WorkerEvicted, history.WorkerLeft)
+_CHANGES = (history.RingAnnounced, history.RingScaled, history.JobSuspended, history.JobWaiting)
+"""Events after which a job has another ring, or none."""
 _SINCE: dict[str, tuple[type[HistoryEvent], ...]] = {
     "standby": (
         history.WorkerStandby,
@@ -71,6 +73,39 @@ class Explanation:
     since: float | None
     chain: tuple[Link, ...]
     complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RingChange:
+    """A change of a job's ring. workers: with the ESTs that each hosts from then on, as "ESTs 0-3"."""
+
+    sequence: int
+    time: float
+    generation: int
+    step: int
+    workers: dict[str, str]
+    reason: str
+
+
+def ring_changes(events: Iterable[ring_pb2.Event]) -> tuple[list[RingChange], bool]:
+    """Return the changes of a job's ring, oldest first, and whether they go back to its beginning.
+
+    With what an operator has asked for, and what ended the job's rings.
+    """
+    dated = [dated_event_of(event) for event in events]
+    changes = [
+        RingChange(
+            one.sequence,
+            one.time,
+            one.generation,
+            one.step,
+            {place.worker: ranks_text(place.start, place.end) for place in one.members or ()},
+            one.reason,
+        )
+        for one in dated
+        if isinstance(one.event, _CHANGES)
+    ]
+    return changes, not dated or dated[0].sequence <= 1
 
 
 def explain(worker: str, job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> Explanation | None:

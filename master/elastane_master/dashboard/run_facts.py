@@ -17,6 +17,7 @@ from elastane_common.file_manifest import FileEntry
 from elastane_master.dashboard.log_tail import TAIL_BYTES, LogTail, tail_of
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import views
+from elastane_master.decisions.runs.allocation import RunDecision
 from elastane_master.decisions.runs.run import OVER, Run
 from elastane_master.decisions.runs.views import RunnerView, RunView
 from elastane_master.runs.run_server import RunServer
@@ -78,7 +79,10 @@ class Artifacts:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Contents of a run's page. rank, log_attempt: whose log is shown."""
+    """Contents of a run's page.
+
+    rank, log_attempt: whose log is shown. decisions: of the scheduling policy, the newest last.
+    """
 
     view: RunView
     now: float
@@ -86,6 +90,7 @@ class RunFacts:
     log_attempt: int
     log: LogTail
     artifacts: Artifacts
+    decisions: tuple[RunDecision, ...]
     ranks_left_out: int
 
 
@@ -190,7 +195,7 @@ class RunGatherer:
         ended.sort(key=lambda run: run.ended_at or 0.0, reverse=True)
 
         def viewed(runs: list[Run], shown: int) -> tuple[RunView, ...]:
-            found = (views.run_view(machine, run.run_id, now, whole=False) for run in runs[:shown])
+            found = (self._view(server, run.run_id, now, whole=False) for run in runs[:shown])
             return tuple(view for view in found if view is not None)
 
         service = views.service_view(machine, now)
@@ -207,6 +212,10 @@ class RunGatherer:
             service.slots_used,
             now,
         )
+
+    def _view(self, server: RunServer, run_id: int, now: float, whole: bool = True) -> RunView | None:
+        forecast = self._runs.forecasts.of(server, run_id)
+        return views.run_view(server.machine, run_id, now, whole, forecast)
 
     def _order(self, server: RunServer) -> tuple[int, ...]:
         """Return the runs that wait for slots, in their order."""
@@ -231,11 +240,12 @@ class RunGatherer:
         logs = self._logs if running else self._stored_logs
         log = await logs.of((run_id, rank, log_attempt), lambda: self._log(run, rank, log_attempt))
         artifacts = await self._artifacts.of((run_id, run.state), lambda: self._files(run_id))
-        view = views.run_view(server.machine, run_id, server.clock())
+        view = self._view(server, run_id, server.clock())
         if view is None:  # deleted meanwhile
             raise unknown_run(run_id)
+        decisions = views.scheduling(server.machine, run_id)
         left_out = max(len(view.ranks) - RANKS_SHOWN, 0)
-        return RunFacts(view, server.clock(), rank, log_attempt, log, artifacts, left_out)
+        return RunFacts(view, server.clock(), rank, log_attempt, log, artifacts, decisions, left_out)
 
     async def _log(self, run: Run, rank: int, attempt: int) -> LogTail:
         if not attempt:

@@ -10,7 +10,7 @@ from elastane_master.dashboard.run_actions import RUN_ACTIONS, offered
 from elastane_master.dashboard.run_facts import RANKS_SHOWN, RunFacts, RunList
 from elastane_master.decisions.runs.views import RunView
 
-RUN_PARTS: Final = ("summary", "actions", "ranks", "log", "artifacts", "lineage", "history")
+RUN_PARTS: Final = ("summary", "actions", "ranks", "log", "artifacts", "lineage", "decisions", "history")
 """Parts of a run's page; each has its own template, and is sent again when it has changed."""
 
 LIST_PARTS: Final = ("waiting", "running", "ended", "runners")

@@ -134,7 +134,7 @@ def may_change(state: JobState, now: float) -> bool:
 
 def pays(state: JobState, old_seconds: float, new_seconds: float) -> bool:
     """True if ranges should change by which the slowest worker's part of a step takes `new_seconds`."""
-    gain, step_seconds = old_seconds - new_seconds, _ring_step_seconds(state)
+    gain, step_seconds = old_seconds - new_seconds, ring_step_seconds(state)
     if step_seconds is None or not state.total_steps:
         return False
     steps_left = state.total_steps - state.steps.current
@@ -162,7 +162,7 @@ def announced(state: JobState, members: Sequence[Member], now: float, *, planned
     if reverts:
         book.backoff_seconds = min(2 * book.backoff_seconds, SECONDS_MAX) or BACKOFF_SECONDS
         book.backoff_until = now + book.backoff_seconds
-    elif (seconds := _ring_step_seconds(state)) is not None:
+    elif (seconds := ring_step_seconds(state)) is not None:
         book.tried, book.tried_generation, book.tried_seconds = ring.members, ring.generation + 1, seconds
 
 
@@ -187,7 +187,7 @@ def judge(state: JobState) -> None:
     book = state.balance
     if not book.tried or book.reverts or book.tried_generation != state.ring.generation:
         return
-    after = _ring_step_seconds(state)
+    after = ring_step_seconds(state)
     if after is None:
         return
     if after > (1 + NOISE_FRACTION) * book.tried_seconds:
@@ -196,7 +196,7 @@ def judge(state: JobState) -> None:
         book.tried, book.backoff_seconds = (), 0.0
 
 
-def _ring_step_seconds(state: JobState) -> float | None:
+def ring_step_seconds(state: JobState) -> float | None:
     """Return the seconds of a step in the present ring; None until half of its members have measured them."""
     members, ring = state.active_members(), state.ring.generation
     found = [record.step_seconds for record in members if record.step_generation == ring > 0]

@@ -316,6 +316,11 @@ class JobServers(JobServerOwner):
         self.require_serving()
         return self._table.get(name)
 
+    def served(self, name: str) -> JobServer | None:
+        """Return the job's server if there is one, as long as this master serves. Raises as `all`."""
+        self.require_serving()
+        return self._table.serving.get(name)
+
     async def find_or_only(self, name: str) -> JobServer:
         """Return the job's server; without a name that of the only job. Raises as `find`."""
         if name:

@@ -38,6 +38,7 @@ from elastane_master.runs.code_archives import CodeArchives
 from elastane_master.runs.data_service import FILE_URL, DataService
 from elastane_master.runs.datasets import Datasets
 from elastane_master.runs.elastic_jobs import ElasticJobs, settings_of
+from elastane_master.runs.forecasts import Forecasts
 from elastane_master.runs.record_writer import EndedRun, RecordWriter
 from elastane_master.runs.run_progress import run_progress
 from elastane_master.runs.run_server import RunServer, RunServerOwner
@@ -106,6 +107,7 @@ class TrainingRuns(RunServerOwner):
         self._server: RunServer | None = None
         self._held: HeldError | None = None
         self._elastic_jobs = ElasticJobs(jobs, self._job_ended)
+        self.forecasts = Forecasts(jobs)
         self._records = RecordWriter(self._ended_run, self._record_written)
         service = None
         if options.data_service:

@@ -214,7 +214,8 @@ class TrainingServicer:
         return self._message(server, run_id)
 
     def _message(self, server: RunServer, run_id: int, whole: bool = True) -> training_pb2.Run:
-        view = views.run_view(server.machine, run_id, server.clock(), whole)
+        forecast = self._runs.forecasts.of(server, run_id)
+        view = views.run_view(server.machine, run_id, server.clock(), whole, forecast)
         if view is None:
             raise unknown_run(run_id)
         return run_message(view, self._runs.artifacts.run_url(run_id))

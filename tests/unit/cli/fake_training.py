@@ -37,6 +37,7 @@ class FakeTraining(training_pb2_grpc.TrainingServiceServicer):
         self.keys: dict[str, int] = {}
         self.requests: list[Any] = []
         self.service = training_pb2.TrainingServiceGetServiceResponse(artifact_url=artifact_url)
+        self.scheduling = training_pb2.TrainingServiceGetSchedulingResponse(policy="fair-share")
         self.artifacts: list[training_pb2.Artifact] = []
         self.streams_broken = 0
         #: Of the log streams: pieces that gRPC has taken.
@@ -140,6 +141,13 @@ class FakeTraining(training_pb2_grpc.TrainingServiceServicer):
     def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._seen(request, context)
         return training_pb2.TrainingServiceGetResponse(run=self._run(request.run_id, context))
+
+    def GetScheduling(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._seen(request, context)
+        answer = training_pb2.TrainingServiceGetSchedulingResponse(policy=self.scheduling.policy)
+        mine = [one for one in self.scheduling.decisions if request.run_id in (0, one.run_id)]
+        answer.decisions.extend(mine[-(request.limit or 100) :])
+        return answer
 
     def List(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._seen(request, context)

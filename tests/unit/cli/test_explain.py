@@ -10,7 +10,7 @@ from google.protobuf import timestamp_pb2
 from typer.testing import CliRunner
 
 from elastane_cli.commands.main import build_app
-from elastane_cli.explain import explain, known_workers
+from elastane_cli.explain import explain, known_workers, ring_changes
 from elastane_master.jobs.limits import clip
 from elastane_proto.history.events import Place
 from elastane_proto.history_wire import dated_event_of
@@ -144,3 +144,24 @@ def test_the_command(master: FakeMaster) -> None:
     assert (told["job"], told["place"], told["chain"][-1]["kind"]) == ("train", "out", "worker_left")
     code, _, complaint = ask("w7")
     assert code == 3 and "no worker 'w7'" in complaint and "known workers: w0, w1, w2, w9" in complaint
+
+
+def test_why_a_job_has_its_workers(master: FakeMaster) -> None:
+    def ask(*arguments: str) -> str:
+        result = CliRunner().invoke(build_app(), ["why", *arguments, "--master", master.address])
+        assert result.exit_code == 0, result.output
+        return " ".join(result.stdout.split())
+
+    said = ask("train")
+    assert "w0 ESTs 0-1, w1 ESTs 2-3" in said and "w1 was lost: its stream broke" in said
+    assert "scaled by an operator" in said and "w9" not in said and "not shown" not in said
+    document = json.loads(ask("--last", "2", "--json"))
+    assert [change["workers"] for change in document["changes"]] == [{"w0": "ESTs 0-1", "w2": "ESTs 2-3"}, {}]
+    assert "earlier changes are not shown" in ask("train", "-n", "1")
+    master.events.clear()
+    assert "has had no ring yet" in ask("train")
+
+
+def test_changes_say_whether_they_go_back_to_the_beginning() -> None:
+    assert ring_changes(events())[1] and not ring_changes(events(first=5))[1]
+    assert [change.sequence for change in ring_changes(events())[0]] == [3, 8, 11]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -93,6 +94,61 @@ def test_the_queue_is_in_its_order(training: FakeTraining) -> None:
     assert [run["run_id"] for run in json.loads(invoke(training, "queue", "--json").stdout)] == [3, 2, 1]
     shown = invoke(training, "queue").stdout
     assert "3 runs waiting, 0 of 8 slots in use" in shown and "-7" in shown and "ann" in shown
+
+
+def test_the_queue_says_when_a_run_could_start_and_behind_whom(training: FakeTraining) -> None:
+    soon = training.add(1, position=1)
+    soon.earliest_start.FromSeconds(int(time.time()) + 610)
+    holder = soon.holders.add(run_id=7, slots=2)
+    holder.until.CopyFrom(soon.earliest_start)
+    soon.holders.add(run_id=8, slots=1)
+    training.add(2, position=2)
+    shown = invoke(training, "queue").stdout
+    assert "in 10m" in shown and "unknown" in shown
+    assert "run 7 (2, 10m), run 8 (1, unknown)" in " ".join(shown.split())
+    first, second = json.loads(invoke(training, "queue", "--json").stdout)
+    assert first["earliest_start"] == soon.earliest_start.ToJsonString() and second["earliest_start"] is None
+    assert [one["run_id"] for one in first["holders"]] == [7, 8] and first["holders"][1]["until"] is None
+
+
+def test_why_shows_decisions_and_what_was_rejected(training: FakeTraining) -> None:
+    training.add(17, state=training_pb2.RUN_STATE_RUNNING, reason="3 of 4 instances run")
+    training.scheduling.policy = "foresight"
+    kinds = training_pb2.SchedulingDecision
+    for kind, before, after in ((kinds.KIND_GRANTED, 0, 4), (kinds.KIND_TAKEN, 4, 3)):
+        decision = training.scheduling.decisions.add(
+            run_id=17, policy="foresight", kind=kind, slots_before=before, slots_after=after
+        )
+        decision.reason, decision.choice = f"it has {after} now", "shortest first"
+        decision.rejected.extend(["running jobs keep: +12 s", "least area first: worse, cut off\x1b[2J"])
+    training.scheduling.decisions.add(run_id=18, reason="of another")
+    shown = " ".join(invoke(training, "why", "17").stdout.split())
+    for words in (
+        "run 17",
+        "granted",
+        "0 to 4",
+        "taken",
+        "4 to 3",
+        "it has 3 now",
+        "shortest first",
+        "+12 s",
+    ):
+        assert words in shown
+    assert "of another" not in shown and "\x1b[2J" not in shown
+    document = json.loads(invoke(training, "why", "run-17", "--last", "1", "--json").stdout)
+    assert document["policy"] == "foresight" and document["state"] == "running"
+    assert [(one["kind"], one["slots_after"]) for one in document["decisions"]] == [("taken", 3)]
+    assert document["decisions"][0]["rejected"][0] == "running jobs keep: +12 s"
+
+
+def test_why_says_where_to_look_if_nothing_was_decided(training: FakeTraining) -> None:
+    training.add(1, position=1, reason="needs 4 slots, 2 free")
+    shown = " ".join(invoke(training, "why", "1").stdout.split())
+    assert "needs 4 slots, 2 free" in shown and "earliest start: unknown" in shown
+    assert "elastane status 1" in shown and "--scheduling-policy" in shown
+    training.scheduling.policy = "foresight"
+    assert "foresight has decided nothing" in " ".join(invoke(training, "why", "1").stdout.split())
+    assert invoke(training, "why", "2").exit_code == 3
 
 
 def test_all_pages_are_listed(training: FakeTraining) -> None:

@@ -328,9 +328,9 @@ def test_a_worker_that_stands_by_has_no_say() -> None:
     job.go_on()
     assert job.members == ("fast", "slow")
     job.beat("third", 0.1, 0.65)
-    assert balance._ring_step_seconds(job.state) is None
+    assert balance.ring_step_seconds(job.state) is None
     job.beat("fast", 0.1, 0.3)
-    assert balance._ring_step_seconds(job.state) == 0.3
+    assert balance.ring_step_seconds(job.state) == 0.3
 
 
 def test_ranges_alone_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

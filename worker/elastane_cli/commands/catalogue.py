@@ -70,6 +70,9 @@ COMMANDS: Final = {
         "Look",
         "Show the runs that wait, in the order of the queue: place, owner, priority, age, and the reason.",
     ),
+    "why": Entry(
+        "why", "Look", "Show why a run has the slots that it has, or a job its workers and their ranges."
+    ),
     "logs": Entry("logs", "Look", "Print the output of one rank of a run; with --follow as it comes."),
     "artifacts": Entry(
         "runs",

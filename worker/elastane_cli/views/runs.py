@@ -172,10 +172,13 @@ def queued_in_order(runs: Iterable[training_pb2.Run]) -> list[training_pb2.Run]:
 
 
 def queue_table(runs: Iterable[training_pb2.Run], now: float) -> Table:
-    """Return a table of the queue: places, owners, priorities, ages, the slots wanted, and reasons."""
+    """Return a table of the queue: places, owners, priorities, ages, slots, starts, and reasons.
+
+    EARLIEST: when it could start if nothing but the ends of others came.
+    """
     from rich.text import Text
 
-    columns = ("PLACE", "RUN", "NAME", "OWNER", "PRIORITY", "STATE", "SLOTS", "AGE")
+    columns = ("PLACE", "RUN", "NAME", "OWNER", "PRIORITY", "STATE", "SLOTS", "AGE", "EARLIEST", "BEHIND")
     table = _table(*columns, wide="REASON")
     for run in runs:
         table.add_row(
@@ -187,9 +190,28 @@ def queue_table(runs: Iterable[training_pb2.Run], now: float) -> Table:
             f"[{STATE_STYLES.get(state_name(run), 'default')}]{state_text(run)}[/]",
             _slots(run.spec),
             age_text(now - _seconds(run.created)),
+            earliest_text(run, now),
+            Text(holders_text(run, now) or "-"),
             Text(_flat(run.reason)),
         )
     return table
+
+
+def earliest_text(run: training_pb2.Run, now: float) -> str:
+    """Return when a waiting run could start at the earliest: "in 12m", "now", or "unknown"."""
+    if not run.HasField("earliest_start"):
+        return "unknown"
+    seconds = _seconds(run.earliest_start) - now
+    return f"in {age_text(seconds)}" if seconds >= 1 else "now"
+
+
+def holders_text(run: training_pb2.Run, now: float) -> str:
+    """Return who has the slots that a run waits for: "run 3 (2, 12m), run 5 (1, unknown)"; "": nobody."""
+    return ", ".join(
+        f"run {one.run_id} ({one.slots}, "
+        f"{age_text(_seconds(one.until) - now) if one.HasField('until') else 'unknown'})"
+        for one in run.holders
+    )
 
 
 def service_line(service: training_pb2.TrainingServiceGetServiceResponse) -> str:

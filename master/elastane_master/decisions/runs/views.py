@@ -9,6 +9,7 @@ import msgspec
 from elastane_master.decisions.retention import Retention
 from elastane_master.decisions.runs import holdings, placement, usage
 from elastane_master.decisions.runs.allocation import RunDecision
+from elastane_master.decisions.runs.forecast import Forecast, SlotHolder
 from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.decisions.runs.run import OVER, RankRecord, RankState, Run, RunState, Transition
 from elastane_master.decisions.runs.runner import Runner, RunnerKind
@@ -32,7 +33,11 @@ class RankView(msgspec.Struct, frozen=True):
 
 
 class RunView(msgspec.Struct, frozen=True):
-    """A run, as the proto's Run. position: of a run that waits for slots, from 1; else 0."""
+    """A run, as the proto's Run.
+
+    position: of a run that waits for slots, from 1; else 0. earliest_start_at: of such a run, if nothing but
+    the ends of others came; None: unknown. holders: runs that have the slots that it waits for.
+    """
 
     run_id: int
     spec: RunSpec
@@ -55,6 +60,8 @@ class RunView(msgspec.Struct, frozen=True):
     slot_seconds: float
     data_url: str = ""
     fence: int = 0
+    earliest_start_at: float | None = None
+    holders: tuple[SlotHolder, ...] = ()
 
 
 class RunnerView(msgspec.Struct, frozen=True):
@@ -94,20 +101,26 @@ class Page(msgspec.Struct, frozen=True):
     next_before: int
 
 
-def run_view(machine: RunsMachine, run_id: int, now: float, whole: bool = True) -> RunView | None:
-    """Return a run; None if there is none. whole: with its instances and history."""
+def run_view(
+    machine: RunsMachine, run_id: int, now: float, whole: bool = True, forecast: Forecast | None = None
+) -> RunView | None:
+    """Return a run; None if there is none.
+
+    whole: with its instances and history. forecast: of a run that waits, as far as it is known.
+    """
     run = machine.state.runs.get(run_id)
     if run is None:
         return None
     waits = run.waits
     waiting = machine.index.waiting
     position = machine.policy.position(machine.state, waiting, run, now) if waits else 0
+    forecast = forecast if waits else None
     return RunView(
         run_id=run.run_id,
         spec=run.spec,
         owner=run.owner,
         state=run.state,
-        reason=waiting_reason(machine, run, position) if waits else run.reason,
+        reason=waiting_reason(machine, run, position, forecast) if waits else run.reason,
         position=position,
         queue_length=len(waiting),
         attempt=run.attempt,
@@ -124,11 +137,13 @@ def run_view(machine: RunsMachine, run_id: int, now: float, whole: bool = True) 
         slot_seconds=holdings.slot_seconds(run, now),
         data_url=run.data_url,
         fence=run.launch.fence if run.launch is not None else 0,
+        earliest_start_at=forecast.earliest_at if forecast is not None else None,
+        holders=forecast.holders if forecast is not None else (),
     )
 
 
-def waiting_reason(machine: RunsMachine, run: Run, position: int) -> str:
-    """Say what a run waits for: "needs 4 slots, 2 free; 3rd of 9"."""
+def waiting_reason(machine: RunsMachine, run: Run, position: int, forecast: Forecast | None = None) -> str:
+    """Say what a run waits for: "needs 4 slots, 2 free, waits for run 3; 3rd of 9"."""
     state = machine.state
     runners = state.runners
     place = f"{ordinal(position)} of {len(machine.index.waiting)}"
@@ -142,6 +157,8 @@ def waiting_reason(machine: RunsMachine, run: Run, position: int) -> str:
         obstacle = f"needs {run.demand.slots_min} slots, {free} free"
         if paused := sum(1 for one in fitting if one.paused_until is not None):
             obstacle += f", {paused} of {len(fitting)} runners paused"
+        if forecast is not None and forecast.reason:
+            obstacle += f", {forecast.reason}"
     before = f"{run.reason}; " if run.state == "suspended" or run.failures else ""
     return f"{before}{obstacle}; {place}"
 

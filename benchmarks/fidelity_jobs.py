@@ -1,0 +1,224 @@
+"""The jobs of `make fidelity`, what the simulator says of them, and whether it was so. Pure."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final
+
+from elastane_scheduler.costs import Costs
+from elastane_scheduler.jobs import Job, JobState
+from elastane_scheduler.plan import Shape
+from elastane_scheduler.policies.catalogue import make_policy
+from elastane_scheduler.pool import Pool
+from elastane_scheduler.simulation.beliefs import GUESS_SECONDS_MIN
+from elastane_scheduler.simulation.engine import Simulation
+from elastane_scheduler.view import Allocation, Decision, Policy, View
+
+DEVIATION_MAX: Final = 0.10
+"""By which part a measured average may differ from the simulated one."""
+EST_SECONDS: Final = 0.25
+"""That each EST of a job sleeps in a step."""
+DECIDE_SECONDS: Final = 1.0
+"""Between two decisions of the service, where it may change running jobs at any time."""
+GAP_SECONDS: Final = 3.0
+"""Between two arrivals, on average."""
+
+
+@dataclass(frozen=True, order=True)
+class Training:
+    """What decides the weights of a job: jobs of one training have the same bits."""
+
+    ests: int
+    steps: int
+
+
+TRAININGS: Final = (
+    Training(1, 24), Training(1, 72), Training(2, 24), Training(2, 56), Training(4, 24), Training(4, 40),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SmallJob:
+    """A job of the trace. arrival_seconds: after the first."""
+
+    name: str
+    training: Training
+    arrival_seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a probe has measured, in seconds.
+
+    start: from the submission to a worker that trains. stall: of a ring while one joins. restore: more than a
+    start, of a job that had lost all its workers. est: of an EST's part of a step. exchange: more, of a step
+    on several workers. end: from the last step to the run's end.
+    """
+
+    start: float
+    stall: float
+    restore: float
+    est: float
+    exchange: float
+    end: float
+
+    def costs(self) -> Costs:
+        """Return the costs of changes."""
+        return Costs(self.start, self.stall, self.restore)
+
+
+@dataclass(frozen=True)
+class Played:
+    """One policy: completion times by job, measured and simulated, and the weights that each job has left.
+
+    changes: of workers' number, after the first start, as the simulator has them.
+    """
+
+    policy: str
+    measured: Mapping[str, float]
+    simulated: Mapping[str, float]
+    weights: Mapping[str, str] = field(default_factory=dict)
+    changes: int = 0
+
+    @property
+    def measured_average(self) -> float:
+        """The measured average completion time."""
+        return statistics.mean(self.measured.values())
+
+    @property
+    def simulated_average(self) -> float:
+        """The simulated average completion time."""
+        return statistics.mean(self.simulated.values())
+
+    @property
+    def ratio(self) -> float:
+        """The measured average over the simulated one."""
+        return self.measured_average / self.simulated_average
+
+
+class AsInService:
+    """A policy as the service asks it, and carries its decisions out.
+
+    It decides once a second. It does not know how long a job is before the job trains, and takes it to have a
+    minute left; nor what changes cost here. A running job keeps one worker at least.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name = policy.name
+
+    def decide(self, view: View) -> Decision:
+        """Cut what the policy decides to what is left beside the workers that running jobs keep."""
+        seen = [_believed(state, view.now) for state in view.jobs]
+        decision = self._policy.decide(replace(view, jobs=seen, costs=Costs()))
+        floors = [1 if state.running else 0 for state in view.jobs]
+        left = view.offered[0] - sum(floors)
+        allocation: Allocation = []
+        for (wanted, *_), floor in zip(decision.allocation, floors, strict=True):
+            has = max(floor, min(wanted, left + floor))
+            left -= has - floor
+            allocation.append((has,))
+        return replace(decision, allocation=allocation, wake_seconds=view.now + DECIDE_SECONDS)
+
+
+def _believed(state: JobState, now: float) -> JobState:
+    """Return what the service knows of a job."""
+    if state.trained_by(now):
+        return state
+    believed = state.believed(GUESS_SECONDS_MIN / state.shape.levels[0][0])
+    believed.job = replace(state.job, known=False)
+    return believed
+
+
+def small_jobs(count: int, seed: int) -> list[SmallJob]:
+    """Return so many jobs: the same for the same seed."""
+    rng = random.Random(seed)
+    found, now = [], 0.0
+    for number in range(count):
+        found.append(SmallJob(f"job-{number}", rng.choice(TRAININGS), round(now, 2)))
+        now += rng.expovariate(1 / GAP_SECONDS)
+    return found
+
+
+def simulate(
+    jobs: Sequence[SmallJob], policy: str, measured: Measured, slots: int
+) -> tuple[dict[str, float], int]:
+    """Play the jobs through a policy; return the completion time of each, and how often workers changed."""
+    shapes: dict[int, Shape] = {}
+    pool = Pool(("slot",), (slots,))
+    played = []
+    for job in jobs:
+        ests = job.training.ests
+        shape = shapes.setdefault(
+            ests, Shape(ests, (measured.est,), exchange_seconds=measured.exchange if ests > 1 else 0.0)
+        )
+        request = (min(ests, slots),)
+        steps = job.training.steps + measured.end / shape.step_seconds(request)
+        played.append(Job(job.name, shape, steps, job.arrival_seconds, request))
+    outcome = Simulation(played, AsInService(make_policy(policy)), pool, measured.costs()).run()
+    times = {ended.name: ended.completion_seconds for ended in outcome.ended}
+    return times, outcome.changes - len(times)
+
+
+def faults(
+    played: Sequence[Played], references: Mapping[Training, str], jobs: Sequence[SmallJob]
+) -> list[str]:
+    """Return what does not hold of the three promises; none: all do.
+
+    references: weights of each training's undisturbed run.
+    """
+    found = [
+        f"{one.policy}: measured {one.measured_average:.1f} s, simulated {one.simulated_average:.1f} s: "
+        f"{abs(one.ratio - 1):.0%} apart, and {DEVIATION_MAX:.0%} are allowed"
+        for one in played
+        if abs(one.ratio - 1) > DEVIATION_MAX
+    ]
+    real = [one.policy for one in sorted(played, key=lambda one: one.measured_average)]
+    believed = [one.policy for one in sorted(played, key=lambda one: one.simulated_average)]
+    if real != believed:
+        found.append(f"measured, the order is {', '.join(real)}; simulated, {', '.join(believed)}")
+    for one in played:
+        for job in jobs:
+            weights, wanted = one.weights.get(job.name, ""), references.get(job.training, "")
+            if not weights or weights != wanted:
+                found.append(
+                    f"{one.policy}: {job.name} has the weights {weights[:16] or '(none)'}, its undisturbed "
+                    f"run {wanted[:16] or '(none)'}"
+                )
+    return found
+
+
+def as_plain(
+    jobs: Sequence[SmallJob], measured: Measured, played: Sequence[Played], found: Sequence[str]
+) -> dict[str, object]:
+    """Return all figures for JSON."""
+    return {
+        "holds": not found,
+        "faults": list(found),
+        "measured": asdict(measured),
+        "policies": [
+            {
+                "policy": one.policy,
+                "measured_average": round(one.measured_average, 3),
+                "simulated_average": round(one.simulated_average, 3),
+                "ratio": round(one.ratio, 4),
+                "changes": one.changes,
+                "jobs": [
+                    {
+                        "name": job.name,
+                        "ests": job.training.ests,
+                        "steps": job.training.steps,
+                        "arrival_seconds": job.arrival_seconds,
+                        "measured": round(one.measured[job.name], 3),
+                        "simulated": round(one.simulated[job.name], 3),
+                        "weights_sha256": one.weights.get(job.name, ""),
+                    }
+                    for job in jobs
+                ],
+            }
+            for one in played
+        ],
+    }

@@ -1,0 +1,278 @@
+"""The jobs of `make fidelity` on a real training service: submitted, followed, and their weights read.
+
+A probe measures what the simulator has to know:
+
+    two runs of 1 and 2 ESTs start at once   when their workers train (start), how long steps take
+    two more start beside them               start again, now beside others
+    a run of 4 ESTs starts alone             how long its ring stalls when the last workers join
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from fidelity_jobs import EST_SECONDS, Measured, SmallJob, Training
+
+from elastane_cli.rehearse.local_service import LocalService, ServiceError, local_service
+from elastane_cli.views.runs import is_waiting, state_text
+from elastane_common.artifacts import read_manifest, read_record
+from elastane_proto.v1 import ring_pb2, training_pb2
+
+SCRIPT: Final = Path(__file__).parent / "peer_scripts" / "waiting_job.py"
+SLOTS: Final = 4
+SEED: Final = 7
+_END_SECONDS: Final = 1200.0
+_RECORD_SECONDS: Final = 300.0
+_ENDED: Final = frozenset(
+    {training_pb2.RUN_STATE_SUCCEEDED, training_pb2.RUN_STATE_FAILED, training_pb2.RUN_STATE_CANCELLED}
+)
+
+Say = Callable[[str], None]
+"""Shows a line of progress."""
+
+
+@contextmanager
+def followed_service(folder: Path, say: Say, policy: str = "") -> Iterator[FollowedService]:
+    """Yield a service with SLOTS slots under a policy, "": its own; at the end nothing of it is left."""
+    settings = {"ELASTANE_SCHEDULING_POLICY": policy, "ELASTANE_RESHAPE_SECONDS": "0"} if policy else {}
+    with local_service(folder, SLOTS, settings) as service:
+        followed = FollowedService(service, say)
+        service.on_look = followed.look
+        yield followed
+
+
+class FollowedService:
+    """A service whose runs are shown as they change, and must not fail."""
+
+    def __init__(self, service: LocalService, say: Say) -> None:
+        self.service = service
+        self._say = say
+        self._spec: training_pb2.RunSpec | None = None
+        self._lines: dict[int, str] = {}
+        self._over: set[int] = set()
+
+    def submit(self, training: Training, name: str, est_seconds: float = EST_SECONDS) -> int:
+        """Submit a run; return its id. The first one brings the code, which the others have, too."""
+        words = _words(training, est_seconds)
+        if self._spec is None:
+            run_id = self._submit_first(training, name, words)
+            self._spec = self.service.training.get(run_id).spec
+        else:
+            spec = training_pb2.RunSpec()
+            spec.CopyFrom(self._spec)
+            spec.name, spec.instances, spec.instances_min = name, training.ests, 1
+            spec.command[-len(words) :] = words
+            run_id = self.service.training.train(spec)[0].run_id
+        self._lines[run_id] = ""
+        return run_id
+
+    def _submit_first(self, training: Training, name: str, words: Sequence[str]) -> int:
+        command = [sys.executable, "-m", "elastane_cli", "submit", "--master", self.service.address]
+        command += ["--model", "waiting", "--name", name, "--instances", str(training.ests)]
+        command += ["--instances-min", "1", "--seed", str(SEED), "--grace", "3", "--detach", "--json"]
+        done = subprocess.run([*command, str(SCRIPT), *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ServiceError(f"elastane submit ended with {done.returncode}: {done.stderr.strip()}")
+        return int(json.loads(done.stdout)["run"]["run_id"])
+
+    def look(self) -> None:
+        """Show what has changed. Raises ServiceError if a run has not succeeded."""
+        for run_id in self._lines.keys() - self._over:
+            run = self.service.training.get(run_id)
+            words = state_text(run) if is_waiting(run) else f"{state_text(run)}: {run.reason}"
+            line = f"run {run_id}, {run.spec.name}: {words}"
+            if self._lines[run_id] != line:
+                self._lines[run_id] = line
+                self._say(line)
+            if run.state in _ENDED:
+                self._over.add(run_id)
+            if run.state in _ENDED and run.state != training_pb2.RUN_STATE_SUCCEEDED:
+                raise ServiceError(f"{line}\n{self._last_lines(run_id)}")
+
+    def _last_lines(self, run_id: int) -> str:
+        log = b"".join(piece.data for piece in self.service.training.stream_logs(run_id))
+        return "\n".join(log.decode(errors="replace").splitlines()[-20:])
+
+    def wait_for_end(self, *run_ids: int) -> None:
+        """Wait until these runs have succeeded. Raises ServiceError."""
+        wanted = set(run_ids)
+        self.service.wait_for(lambda: wanted <= self._over, "the ends of the runs", _END_SECONDS)
+
+    def run(self, run_id: int) -> training_pb2.Run:
+        """Return a run."""
+        return self.service.training.get(run_id)
+
+    def events(self, run_id: int) -> list[ring_pb2.Event]:
+        """Return the events of a run's job."""
+        return list(self.service.client.events(self.run(run_id).job))
+
+    def weights(self, run_id: int) -> str:
+        """Return the sha256 of a run's model, once its record is written."""
+        url = self.run(run_id).artifact_url
+        self.service.wait_for(lambda: read_record(url) is not None, "the record", _RECORD_SECONDS)
+        record = read_record(url)
+        return record.weights_sha256 if record is not None else ""
+
+
+def _words(training: Training, est_seconds: float) -> list[str]:
+    """Return the script's arguments."""
+    return ["--ests", str(training.ests), "--steps", str(training.steps), "--seconds", str(est_seconds)]
+
+
+# ---------------------------------------------------------------- the trace
+
+
+def play_trace(
+    folder: Path, jobs: Sequence[SmallJob], policy: str, say: Say
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Submit the jobs at their times, and wait for all; return completion times and weights by name."""
+    with followed_service(folder, say, policy) as followed:
+        runs: dict[str, int] = {}
+        began = 0.0
+        for job in sorted(jobs, key=lambda job: job.arrival_seconds):
+            if runs:
+                due = began + job.arrival_seconds
+                followed.service.wait_for(lambda due=due: time.time() >= due, "the next arrival")
+            runs[job.name] = followed.submit(job.training, job.name)
+            began = began or _created(followed.run(runs[job.name]))
+        followed.wait_for_end(*runs.values())
+        ended = {name: followed.run(run_id) for name, run_id in runs.items()}
+        times = {name: _ended(run) - _created(run) for name, run in ended.items()}
+        return times, {name: followed.weights(run_id) for name, run_id in runs.items()}
+
+
+def _created(run: training_pb2.Run) -> float:
+    return run.created.ToNanoseconds() / 1e9
+
+
+def _ended(run: training_pb2.Run) -> float:
+    return run.ended.ToNanoseconds() / 1e9
+
+
+# ---------------------------------------------------------------- undisturbed runs
+
+
+def undisturbed(service: LocalService, folder: Path, trainings: Sequence[Training]) -> dict[Training, str]:
+    """Run each training on one worker that nothing disturbs, and does not wait; return the weights.
+
+    As many at once as there are processors. Raises ServiceError.
+    """
+    waiting, running = list(trainings), dict[Training, subprocess.Popen[bytes]]()
+    weights: dict[Training, str] = {}
+
+    def advance() -> bool:
+        for training, process in list(running.items()):
+            if process.poll() is not None:
+                del running[training]
+                weights[training] = _weights(training, folder, process.returncode)
+        while waiting and len(running) < (os.cpu_count() or 1):
+            training = waiting.pop()
+            running[training] = _start_undisturbed(service.address, folder, training)
+        return not running
+
+    try:
+        service.wait_for(advance, "the undisturbed runs", _END_SECONDS)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    return weights
+
+
+def _start_undisturbed(address: str, folder: Path, training: Training) -> subprocess.Popen[bytes]:
+    name = _name(training)
+    command = [sys.executable, "-m", "elastane_cli", "run", "--master", address, "--job", name]
+    command += ["--ests", str(training.ests), "--workers", "1:1", "--seed", str(SEED), str(SCRIPT)]
+    environment = {**os.environ, "MODEL_URL": str(folder / name)}
+    with (folder / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, *_words(training, 0.0)], env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def _weights(training: Training, folder: Path, exit_code: int) -> str:
+    """Return the weights of a run that has ended. Raises ServiceError if it has left none."""
+    name = _name(training)
+    manifest = read_manifest(str(folder / name)) if exit_code == 0 else None
+    if manifest is None:
+        log = (folder / f"{name}.log").read_text(errors="replace")
+        raise ServiceError(f"{name} ended with {exit_code}:\n{log[-2000:]}")
+    return manifest.content_hash
+
+
+def _name(training: Training) -> str:
+    return f"undisturbed-{training.ests}-{training.steps}"
+
+
+# ---------------------------------------------------------------- the probe
+
+
+class Probe:
+    """Measures what changes cost on this machine."""
+
+    def __init__(self, followed: FollowedService) -> None:
+        self._followed = followed
+        self._starts: list[float] = []
+        self._stalls: list[float] = []
+        self._ends: list[float] = []
+
+    def measure(self) -> Measured:
+        """Run the probe's runs; see the module."""
+        one = self._followed.submit(Training(1, 40), "probe of 1 EST")
+        two = self._followed.submit(Training(2, 40), "probe of 2 ESTs")
+        self._wait_until_trains(one, two)
+        three = self._followed.submit(Training(1, 8), "probe of 1 EST beside others")
+        self._followed.wait_for_end(one, two, three)
+        four = self._followed.submit(Training(4, 16), "probe of 4 ESTs")
+        self._followed.wait_for_end(four)
+        for run_id in (one, two, three, four):
+            self._note(run_id)
+        est = self._step_seconds(one)
+        exchange = max(0.0, self._step_seconds(two) - est)
+        return Measured(
+            start=statistics.mean(self._starts),
+            stall=statistics.mean(self._stalls) if self._stalls else 0.0,
+            restore=0.0,
+            est=est,
+            exchange=exchange,
+            end=statistics.mean(self._ends),
+        )
+
+    def _wait_until_trains(self, *run_ids: int) -> None:
+        def train() -> bool:
+            jobs = [self._followed.run(run_id).job for run_id in run_ids]
+            return all(job and self._followed.service.client.get_job(job).step > 0 for job in jobs)
+
+        self._followed.service.wait_for(train, "the first steps of the probe")
+
+    def _note(self, run_id: int) -> None:
+        """Note the starts, stalls and the end of a run."""
+        run, events = self._followed.run(run_id), self._followed.events(run_id)
+        self._starts += [_time(one) - _created(run) for one in events if one.kind == "worker_joined"]
+        changes = [one for one in events if one.kind in ("ring_change", "ring_formed")]
+        for before, after in itertools.pairwise(changes):
+            if (before.kind, after.kind) == ("ring_change", "ring_formed") and after.step > 0:
+                self._stalls.append(_time(after) - _time(before))
+        left = [_time(one) for one in events if one.kind == "worker_left"]
+        self._ends.append(_ended(run) - min(left))
+
+    def _step_seconds(self, run_id: int) -> float:
+        """Return the seconds of a step in the run's last ring."""
+        events = self._followed.events(run_id)
+        formed = [one for one in events if one.kind == "ring_formed"][-1]
+        left = next(one for one in events if one.kind == "worker_left")
+        return (_time(left) - _time(formed)) / (left.step - formed.step)
+
+
+def _time(event: ring_pb2.Event) -> float:
+    return event.time.ToNanoseconds() / 1e9

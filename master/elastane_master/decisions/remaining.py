@@ -1,0 +1,32 @@
+"""How long a job will take yet, by what its workers have measured. Pure."""
+
+from __future__ import annotations
+
+from elastane_master.decisions import balance
+from elastane_master.decisions.state import OVER, JobState
+
+
+def seconds_left(state: JobState) -> float | None:
+    """Return the seconds until the job's last step if its ring stays as it is; None: unknown.
+
+    Unknown are jobs whose scripts have not said how many steps there are, that do not train now, and whose
+    workers have measured nothing yet.
+    """
+    if state.phase in OVER:
+        return 0.0
+    step_seconds = _step_seconds(state)
+    if state.phase != "running" or not state.total_steps or step_seconds is None:
+        return None
+    return max(0, state.total_steps - state.steps.committed) * step_seconds
+
+
+def _step_seconds(state: JobState) -> float | None:
+    """Return the seconds of a step: as measured in this ring, or as long as its slowest worker computes."""
+    whole = balance.ring_step_seconds(state)
+    if whole is not None:
+        return whole
+    parts = [
+        (member.end - member.start) * state.workers[member.worker].est_seconds
+        for member in state.ring.members
+    ]
+    return max(parts) if parts and all(parts) else None

@@ -40,7 +40,8 @@ def run_progress(state: RunsState, job_of: JobOf) -> tuple[dict[int, Progress], 
         for name, seconds in speeds[run_id].items():
             measured[unlike.get(name) or state.runners[name].device_type].append(seconds)
         types = {name: statistics.median(seconds) for name, seconds in measured.items()}
-        found[run_id] = Progress(types, job.steps.committed, job.total_steps, _step_seconds(job))
+        steps = job.steps.committed
+        found[run_id] = Progress(types, steps, job.total_steps, _step_seconds(job), _ests_max(job))
     return found, unlike
 
 
@@ -90,6 +91,16 @@ def _unlike(runners: Mapping[str, Runner], measured: Iterable[Speeds]) -> dict[s
         else:
             found.pop(name, None)
     return found
+
+
+def _ests_max(job: JobState) -> dict[str, int]:
+    """Return for how many ESTs each of a job's workers has memory, by the device type that they say."""
+    limits = dict(job.balance.ests_max)
+    for worker in job.workers.values():
+        if worker.ests_max:
+            name = worker.device_type
+            limits[name] = min(limits.get(name, worker.ests_max), worker.ests_max)
+    return limits
 
 
 def _step_seconds(job: JobState) -> float:

@@ -94,6 +94,14 @@ def test_a_black_box_takes_all_that_it_asks_for_and_nothing_else() -> None:
     assert shape.widest((8,), (1.0,)) == (3,)
 
 
+def test_no_instance_is_planned_with_more_ests_than_it_has_memory_for() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    run = elastic(driver)
+    shape = seen(driver, {run: Progress({"cpu": 0.5}, ests_max={"cpu": 2})}).view.jobs[0].shape
+    assert [shape.step_seconds((n,)) for n in (1, 2, 4)] == [math.inf, 1.0, 0.5]
+
+
 def test_a_running_job_has_its_slots_and_its_steps_left() -> None:
     driver = driver_of()
     driver.join("a", 4)

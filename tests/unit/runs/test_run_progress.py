@@ -46,6 +46,19 @@ def test_speeds_are_those_of_the_runners_types_and_steps_the_jobs() -> None:
     assert unlike == {}
 
 
+def test_the_least_memory_of_a_device_type_counts() -> None:
+    driver, run = service("gpu", "gpu")
+    job = job_of(0.1, 0.1, device_type="gpu")
+    assert run_progress(driver.machine.state, {f"run-{run}-1": job}.get)[0][run].ests_max == {}
+    job.workers["w0"].ests_max, job.workers["w1"].ests_max = 5, 3
+    assert run_progress(driver.machine.state, {f"run-{run}-1": job}.get)[0][run].ests_max == {"gpu": 3}
+    job.balance.ests_max = {"gpu": 2, "old": 1}
+    assert run_progress(driver.machine.state, {f"run-{run}-1": job}.get)[0][run].ests_max == {
+        "gpu": 2,
+        "old": 1,
+    }
+
+
 def test_of_a_job_that_is_not_served_nothing_is_known() -> None:
     driver, _ = service("gpu")
     assert run_progress(driver.machine.state, lambda job: None) == ({}, {})

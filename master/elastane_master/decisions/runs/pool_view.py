@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 
@@ -46,12 +46,14 @@ class Progress:
     """What the job of an elastic run says. est_seconds: of an EST's part of a step, by device type.
 
     steps: committed. steps_all: 0: unknown. step_seconds: of a step of its present ring; 0.0: unknown.
+    ests_max: that one instance has memory for, by device type; without an entry: unknown.
     """
 
     est_seconds: Mapping[str, float]
     steps: int = 0
     steps_all: int = 0
     step_seconds: float = 0.0
+    ests_max: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,9 @@ def _job_state(
     seconds = est_seconds(pool.types, known.est_seconds, usual)
     ests = demand.instances * demand.slots_per_instance
     least = demand.instances_min * demand.slots_per_instance
-    most_on_one = ests if demand.elastic else 1
-    limits = tuple(most_on_one if fits[name] else 0 for name in pool.types)
+    # With s slots an instance hosts as many ESTs as one slot would if there were s times as many.
+    most = {name: min(ests, known.ests_max.get(name, ests)) if demand.elastic else 1 for name in pool.types}
+    limits = tuple(most[name] if fits[name] else 0 for name in pool.types)
     mixes = demand.elastic and not (run.spec.job is not None and run.spec.job.determinism == "d1")
     devices = _devices(run, runners, pool)
     exchange = _exchange(run, known, seconds, devices)

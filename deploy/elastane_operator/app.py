@@ -142,7 +142,7 @@ async def _check_cluster(kube: KubeClient, settings: OperatorSettings) -> None:
             if error.not_found:
                 raise CannotStartError(
                     f"the cluster does not know ElasticJobs ({GROUP}/{VERSION}): "
-                    "apply deploy/kubernetes/crd/elasticjob.yaml first"
+                    "run kubectl apply -k deploy/kubernetes/crd first"
                 ) from error
             if error.status in (401, 403):
                 raise CannotStartError(f"the API server refuses: {error}") from error

@@ -20,7 +20,7 @@ HELP = "\n\n".join(
         "ELASTANE_TLS_KEY, but only to the masters in ELASTANE_OPERATOR_OWN_MASTERS (HOST:PORT,...); "
         "ELASTANE_TLS_CA applies to every master for which a job names no tlsSecret.",
         "Example:",
-        "  kubectl apply -f deploy/kubernetes/crd/elasticjob.yaml",
+        "  kubectl apply -k deploy/kubernetes/crd",
         "  elastane-operator --namespaces training --kubeconfig ~/.kube/config",
         "Exits with 0 after SIGTERM or SIGINT, 1 if it lost its lease or cannot start, 2 on invalid options.",
     )

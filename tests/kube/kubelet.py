@@ -31,6 +31,9 @@ class Kubelet:
         self.scripts: dict[str, Script] = {}
         self.capacity = 1000
         self.attends = True
+        #: While it is clear, pods that are being deleted run on: their nodes are slow.
+        self.ends = asyncio.Event()
+        self.ends.set()
         self.trainers: dict[str, Trainer] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}
@@ -177,6 +180,7 @@ class Kubelet:
         """End a pod that is being deleted: SIGTERM, the grace period, SIGKILL; then remove it."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         grace = float(pod["metadata"].get("deletionGracePeriodSeconds", 30))
+        await self.ends.wait()
         run, trainer = self._runs.get(uid), self.trainers.get(name)
         if run is not None and not run.done():
             if trainer is not None:

@@ -223,6 +223,26 @@ async def test_a_job_that_gives_all_its_devices_up_goes_on_where_it_was_saved(po
     pooled.check_quotas()
 
 
+async def test_a_reclaim_waits_for_pods_that_terminate(pooled: PoolScene) -> None:
+    scene = pooled.scene
+    await pooled.apply(JOB, workers={"min": 1, "max": 3}, template=on_node("fast"))
+    await scene.wait(lambda: pooled.trains_on(JOB, fast=3), "it trains")
+    scene.kubelet.ends.clear()
+    owner = {"min": 2, "max": 2}
+    await pooled.apply(OWNER, queue="sure", workers=owner, template=on_node("fast"))
+
+    def scheduled(job: str) -> Object:
+        return next((c for c in pooled.status(job).get("conditions", []) if c["type"] == "Scheduled"), {})
+
+    await scene.wait(lambda: pooled.pods(JOB) == {"fast": 1}, "the borrower gives two back")
+    await scene.wait(lambda: scheduled(OWNER).get("reason") == "Releasing", "the owner waits for them")
+    await pooled.wait_quiet()
+    assert pooled.seen(OWNER) == 0
+    scene.kubelet.ends.set()
+    await scene.wait(lambda: pooled.trains_on(OWNER, fast=2), "the owner has its guarantee")
+    pooled.check_quotas()
+
+
 async def test_an_operator_that_starts_again_moves_no_job(pooled: PoolScene) -> None:
     scene = pooled.scene
     await pooled.apply(JOB, workers={"min": 1, "max": 2})

@@ -35,6 +35,9 @@ COSTS = Costs(start_seconds=20.0, stall_seconds=1.0, restore_seconds=5.0)
 EST_SECONDS = 1.0
 """Believed of an EST's part of a step that was not measured yet."""
 
+REASON_CHARACTERS_MAX = 500
+"""Of each job: the pool's status has those of all."""
+
 BELIEVED_SECONDS = 60.0
 """Work that is believed to be left, at least, in a job that has not said its steps or its speed."""
 
@@ -284,7 +287,7 @@ def _share(
         queue=job.queue,
         planned=planned,
         granted=before.granted,
-        reason=reason,
+        reason=reason[:REASON_CHARACTERS_MAX],
         predicted_finish=finish,
         at=now if changed or before.at is None else before.at,
         taken_at=now if lost else before.taken_at,

@@ -81,6 +81,43 @@ def test_a_new_pod_waits_for_one_that_terminates() -> None:
     assert kinds(cluster) == ["l4", "l4"]
 
 
+def test_a_pod_that_vanished_is_replaced_only_once_there_is_room() -> None:
+    """Otherwise its device could be another job's by now."""
+    cluster = Cluster(**POOLED, workers={"min": 1, "max": 4})
+    cluster.pool = share(l4=4)
+    cluster.settle()
+    cluster.pool = share(2, l4=2)
+    cluster.look()
+    del cluster.pods["digits-worker-0"]
+    cluster.look()
+    assert sorted(each.index for each in cluster.pods.values()) == [1, 2, 3]
+    cluster.settle()
+    assert cluster.indexes() == [0, 1]
+
+
+def test_pods_follow_the_grant_and_not_the_plan() -> None:
+    view = share(l4=1)
+    assert view.share is not None
+    planned = msgspec.structs.replace(view.share, planned={"l4": 3})
+    cluster = pooled(PoolView(planned))
+    status = cluster.settle()
+    assert kinds(cluster) == ["l4"]
+    assert status.scheduling is not None
+    assert (status.scheduling.devices, status.scheduling.planned) == ({"l4": 1}, {"l4": 3})
+
+
+def test_without_its_pool_no_pod_is_made_for_one_that_vanished() -> None:
+    cluster = pooled()
+    cluster.settle()
+    cluster.pool = PoolView(error="there is no ElasticPool gpus")
+    del cluster.pods["digits-worker-1"]
+    cluster.settle()
+    assert kinds(cluster) == ["l4"]
+    cluster.pool = share(l4=2)
+    cluster.settle()
+    assert kinds(cluster) == ["l4", "l4"]
+
+
 def test_a_job_that_loses_all_is_saved_waits_and_goes_on() -> None:
     cluster = pooled()
     cluster.settle()

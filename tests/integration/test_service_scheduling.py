@@ -66,6 +66,12 @@ def training(service: LocalService, run_id: int) -> int:
         return 0
 
 
+def running(service: LocalService, run_id: int) -> int:
+    """Instances of a run that run."""
+    state = training_pb2.RankStatus.STATE_RUNNING
+    return sum(rank.state == state for rank in service.training.get(run_id).ranks)
+
+
 def wait_for_workers(service: LocalService, counts: dict[int, int]) -> None:
     service.wait_for(
         lambda: all(training(service, run) == count for run, count in counts.items()),
@@ -96,9 +102,7 @@ def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp
         assert list(service.training.get_scheduling(first).decisions)[: len(before)] == list(before)
 
         of_second = record_of(service, second)
-        service.wait_for(
-            lambda: sum(rank.run_id == first for rank in service.ranks()) == 4, "its slots", WAIT_SECONDS
-        )
+        service.wait_for(lambda: running(service, first) == 4, "its slots", WAIT_SECONDS)
         go.touch()
         of_first = record_of(service, first)
         told = service.training.get_scheduling(first)
@@ -106,5 +110,6 @@ def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp
     assert of_first.attempts == of_second.attempts == 1
     kinds = training_pb2.SchedulingDecision
     changes = [(one.kind, one.slots_after) for one in told.decisions if one.kind != kinds.KIND_DECLINED]
-    assert changes == [(kinds.KIND_GRANTED, 4), (kinds.KIND_TAKEN, 2), (kinds.KIND_GRANTED, 4)]
+    assert changes[0] == changes[-1] == (kinds.KIND_GRANTED, 4)
+    assert (kinds.KIND_TAKEN, 2) in changes
     assert told.policy == "maxmin" and all(f"run {first}" in one.reason for one in told.decisions)

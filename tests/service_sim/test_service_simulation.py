@@ -11,7 +11,7 @@ import pytest
 
 from service_sim.checkers import BESIDE
 from service_sim.mutants import MUTANTS, hunt_in_process
-from service_sim.profiles import TWO_PLACES, profile_of
+from service_sim.profiles import LYING_POLICY, TWO_PLACES, profile_of
 from service_sim.simulation import BUSY_EVERY, INJECTED, simulate
 from sim.planting import TESTS
 from slow import slow_except
@@ -24,6 +24,14 @@ BATCH = 100
 def test_every_run_ends_and_nothing_runs_twice(first: int) -> None:
     for seed in range(first, first + BATCH):
         simulate(seed)
+
+
+def test_a_policy_that_lies_costs_time_only() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(6, 6 + 8 * 40, 8):
+        assert profile_of(seed) is LYING_POLICY
+        counts.update(simulate(seed).checkers.counts)
+    assert counts["taken back for others"] and counts["succeeded"], counts
 
 
 def test_a_busy_service_serves_everybody() -> None:
@@ -70,7 +78,12 @@ def test_every_planted_bug_still_applies() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["a new launch does not wait until the old one has stopped", "a gang starts when the first is prepared"],
+    [
+        "a new launch does not wait until the old one has stopped",
+        "a gang starts when the first is prepared",
+        "a run that waits starts although there are no free slots",
+        "old instances go before new ones run",
+    ],
 )
 def test_planted_bugs_are_found(name: str) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -50,7 +51,7 @@ class PolicyThread:
                 decision = policy.decide(view)
             except BaseException as error:  # noqa: BLE001 - it must reach whoever waits
                 failed = error
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(settle, decision, failed)
 
         # A daemon: a policy that never ends must not keep the master from ending.

@@ -86,25 +86,24 @@ class RunScheduler:
         now, seen = self._server.clock(), _seen(self._server)
         if seen == self._seen and time.monotonic() < self._due:
             return
-        progress, unlike = self._progress(state)
-        view = pool_view(state, self._server.machine.index, progress, now, Costs())
         self._seen, self._due = seen, time.monotonic() + REFRESH_SECONDS
-        if view is not None:
-            decided = await self._decided(view, now)
-            await self._server.submit(msgspec.structs.replace(decided, unlike=dict(unlike)))
+        revision = state.revision
+        try:
+            progress, unlike = self._progress(state)
+            view = pool_view(state, self._server.machine.index, progress, now, Costs())
+            if view is None:
+                return
+            decided = msgspec.structs.replace(await self._decided(view, now), unlike=dict(unlike))
+        except Exception as error:  # noqa: BLE001 - no run may wait for a bug in a policy
+            decided = self._failed(revision, error)
+        await self._server.submit(decided)
 
     async def _decided(self, view: PoolView, now: float) -> AllocationDecided:
-        """Return what the policy has decided, or that it did not. The next time to look is set."""
+        """Return what the policy has decided; the next time to look is set. Raises what the policy raises."""
         counters = self._server.counters
         begun = time.monotonic()
-        try:
-            decision = await self._policy.decide(view.view)
-            targets = view.targets(decision)
-        except Exception as error:  # whatever it is: runs must not wait for a policy's bugs
-            logger.exception("the scheduling policy has not decided", policy=self._name)
-            counters.scheduling["failed"] += 1
-            self._seen, self._due = None, time.monotonic() + INTERVAL_SECONDS
-            return AllocationDecided(self._name, view.revision, failure=f"{type(error).__name__}: {error}")
+        decision = await self._policy.decide(view.view)
+        targets = view.targets(decision)
         counters.scheduling["decided"] += 1
         counters.scheduling_seconds = time.monotonic() - begun
         settings = self._server.machine.state.settings
@@ -112,6 +111,13 @@ class RunScheduler:
         if wake < math.inf:
             self._due = min(self._due, time.monotonic() + max(INTERVAL_SECONDS, wake))
         return AllocationDecided(self._name, view.revision, targets, decision.choice, decision.rejected)
+
+    def _failed(self, revision: int, error: Exception) -> AllocationDecided:
+        """Return that the policy has not decided; it is asked again after the interval."""
+        logger.exception("the scheduling policy has not decided", policy=self._name)
+        self._server.counters.scheduling["failed"] += 1
+        self._seen, self._due = None, time.monotonic() + INTERVAL_SECONDS
+        return AllocationDecided(self._name, revision, failure=f"{type(error).__name__}: {error}")
 
 
 def _seen(server: RunServer) -> Hashable:

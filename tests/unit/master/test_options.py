@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from elastane_master.cli import app, main
@@ -32,6 +33,16 @@ def test_the_queue_of_runs_is_ordered_as_the_operator_says(monkeypatch: pytest.M
         60.0,
         7,
     )
+
+
+def test_a_scheduling_policy_is_one_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MasterSettings().service_options().settings.scheduling_policy == "fair-share"
+    monkeypatch.setenv("ELASTANE_SCHEDULING_POLICY", "foresight")
+    monkeypatch.setenv("ELASTANE_RESHAPE_SECONDS", "5")
+    settings = MasterSettings().service_options().settings
+    assert (settings.scheduling_policy, settings.reshape_seconds) == ("foresight", 5.0)
+    with pytest.raises(ValidationError, match=r"one of fair-share, fifo, .*, foresight"):
+        MasterSettings(scheduling_policy="magic")
 
 
 @pytest.mark.parametrize(

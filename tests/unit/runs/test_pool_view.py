@@ -152,8 +152,10 @@ def test_instances_of_several_slots_get_whole_ones() -> None:
     driver = driver_of()
     driver.join("a", 5)
     run = elastic(driver, slots_per_instance=2)
-    decide(driver)
+    view = decide(driver)
     assert placed(driver, run) == 2
+    (target,) = view.targets(make_policy(POLICY).decide(view.view))
+    assert target.instances == {"cpu": 2}
 
 
 def test_at_d1_a_run_does_not_mix_device_types() -> None:

@@ -122,6 +122,18 @@ async def test_with_a_policy_that_fails_runs_are_ordered_by_fair_share(
     assert served.counters.scheduling == {"failed": 1, "decided": 1}
 
 
+async def test_what_cannot_be_shown_to_a_policy_is_a_failure_too() -> None:
+    def progress(state: Any) -> Any:
+        raise KeyError("a bug")
+
+    served = Served()
+    served.driver.join("a", 4)
+    served.driver.do(events.AllocationDecided(POLICY, served.machine.state.revision))
+    run = served.driver.submit(framework="elastane", instances=4)
+    await RunScheduler(cast("RunServer", served), POLICY, progress).look()
+    assert served.driver.state(run) == "launching"
+
+
 async def test_a_policy_that_takes_too_long_is_not_waited_for_and_nothing_is_begun_beside_it() -> None:
     go = threading.Event()
     made: list[Scripted] = []

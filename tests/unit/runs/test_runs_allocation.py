@@ -144,6 +144,10 @@ def test_a_black_box_keeps_its_slots_and_gets_all_that_it_needs_or_nothing() -> 
     decide(driver, {whole: {"cpu": 1}})
     assert driver.take(effects.Stop) == []
     assert driver.state(whole) == "running"
+    driver.join("b", 4)
+    other = elastic(driver, instances=5)
+    decide(driver, {whole: {"cpu": 3}, other: {"cpu": 5}})  # it does not count twice
+    assert placed(driver, other) == 5
 
 
 def test_nobody_gets_more_than_there_is_and_unknown_runs_get_nothing() -> None:
@@ -210,6 +214,7 @@ def test_newcomers_are_ready_before_old_ones_go() -> None:
     driver.join("new", 2, device_type="gpu")
     decide(driver, {run: {"gpu": 2}})
     assert types_of(driver, run) == {"cpu": 2, "gpu": 2}
+    driver.prepare_all()
     assert driver.take(effects.Stop) == []
     driver.start_all()
     stop_ranks(driver)
@@ -252,8 +257,10 @@ def test_a_new_master_has_the_same_allocation_and_moves_no_run_before_it_knows_m
     driver.start_all()
     targets = dict(driver.machine.state.allocation.targets)
     driver.take(effects.Stop)
+    driver.tick(after=100.0)
     driver.restart()
     driver.join("a", 4, *driver.reports(first, "a"), *driver.reports(second, "a"))
+    assert driver.now - driver.machine.state.allocation.reshaped_at[first] > 30.0
     decide(driver, {first: {"cpu": 1}, second: {"cpu": 3}}, after=10.0)
     assert driver.machine.state.allocation.targets == targets
     assert driver.take(effects.Stop) == []

@@ -152,11 +152,11 @@ def play_trace(
 
 
 def _created(run: training_pb2.Run) -> float:
-    return run.created.ToNanoseconds() / 1e9
+    return float(run.created.ToNanoseconds() / 1e9)
 
 
 def _ended(run: training_pb2.Run) -> float:
-    return run.ended.ToNanoseconds() / 1e9
+    return float(run.ended.ToNanoseconds() / 1e9)
 
 
 # ---------------------------------------------------------------- undisturbed runs
@@ -271,8 +271,8 @@ class Probe:
         events = self._followed.events(run_id)
         formed = [one for one in events if one.kind == "ring_formed"][-1]
         left = next(one for one in events if one.kind == "worker_left")
-        return (_time(left) - _time(formed)) / (left.step - formed.step)
+        return (_time(left) - _time(formed)) / float(left.step - formed.step)
 
 
 def _time(event: ring_pb2.Event) -> float:
-    return event.time.ToNanoseconds() / 1e9
+    return float(event.time.ToNanoseconds() / 1e9)

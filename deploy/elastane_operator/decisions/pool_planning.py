@@ -217,7 +217,7 @@ def _kept_back(
     pool: Pool,
     allocation: Sequence[Counts],
 ) -> list[Counts]:
-    """A job with pods that are not admitted gets no more before they are: others may use the devices."""
+    """A job with pods that are not admitted gets no more before they are."""
     gated = {pod.owner_uid for pod in pods if pod.gated}
     found = []
     for job, devices in zip(jobs, allocation, strict=True):

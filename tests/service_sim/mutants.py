@@ -195,10 +195,10 @@ MUTANTS = (
         "if (usable := left.get(kind, 0))",
     ),
     Mutant(
-        "a policy shrinks a run below its least",
+        "a run that moves to another device type gives up what it needs",
         f"{RUNS}.reshaping",
-        "    least = max(run.demand.instances_min, sum(target.values()))\n",
-        "    least = sum(target.values())\n",
+        "        if runs and running <= run.demand.instances_min:\n            continue\n",
+        "",
     ),
     Mutant(
         "old instances go before new ones run",

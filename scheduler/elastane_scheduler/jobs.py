@@ -23,7 +23,7 @@ class Job:
 
     shape: what decides its speed. steps: steps in all. known: whether policies are told them. request: the
     devices that policies without elasticity give it, whole or not at all. queue, weight: whose it is, and its
-    part of a fair share.
+    part of a fair share. priority: see `PrioritizedPolicy`; other policies do not look at it.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Job:
     queue: str = "default"
     weight: float = 1.0
     known: bool = True
+    priority: int = 0
 
     def __post_init__(self) -> None:
         check_amount(f"the steps of {self.name}", self.steps, positive=True)

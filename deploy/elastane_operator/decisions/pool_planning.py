@@ -7,7 +7,7 @@ successor, or a second operator, comes to the same one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -22,12 +22,12 @@ from elastane_scheduler.jobs import Job, JobState
 from elastane_scheduler.plan import Shape
 from elastane_scheduler.policies.catalogue import ListPolicy, make_policy
 from elastane_scheduler.policies.elastic import keep
-from elastane_scheduler.policies.giving import less, total
+from elastane_scheduler.policies.prioritized import PrioritizedPolicy
 from elastane_scheduler.policies.queued import QueuedPolicy
 from elastane_scheduler.pool import Counts, Pool
 from elastane_scheduler.queues import Queue
 from elastane_scheduler.reasons import reasons
-from elastane_scheduler.view import Decision, Policy, View
+from elastane_scheduler.view import Policy, View
 
 COSTS = Costs(start_seconds=20.0, stall_seconds=1.0, restore_seconds=5.0)
 """Pods start cold: the image is pulled, libraries are imported, devices are opened."""
@@ -80,7 +80,7 @@ def make_plan(
             except InvalidSettings as error:
                 refused[job.uid] = f"{job.full_name} has no devices, after {_waited(job, now)} s: {error}"
     view = View(now.timestamp(), states, pool, pool.counts, COSTS)
-    decision = _policy(spec, {job.full_name: job for job in taking}, quiet).decide(view)
+    decision = _policy(spec, quiet).decide(view)
     decision = replace(decision, allocation=_kept_back(taking, before, pods, pool, decision.allocation))
     said = dict(zip((job.uid for job in taking), reasons(view, decision), strict=True))
     found = dict(zip((job.uid for job in taking), decision.allocation, strict=True))
@@ -112,38 +112,7 @@ def guarantee_is_due(spec: PoolSpec, jobs: Sequence[PoolJob], shares: dict[str, 
     return False
 
 
-class _ByPriority:
-    """Jobs of a higher priority are served first; the others share what those leave."""
-
-    def __init__(self, make: Callable[[], Policy], jobs: dict[str, PoolJob]) -> None:
-        self._make = make
-        self._jobs = jobs
-        self.name = make().name
-
-    def decide(self, view: View) -> Decision:
-        """Return devices for each job."""
-        bands: dict[int, list[int]] = {}
-        for index, state in enumerate(view.jobs):
-            bands.setdefault(self._jobs[state.name].priority, []).append(index)
-        none = (0,) * len(view.offered)
-        allocation, free = [none] * len(view.jobs), view.offered
-        wake = math.inf
-        choices: list[str] = []
-        rejected: list[str] = []
-        for priority in sorted(bands, reverse=True):
-            jobs = [view.jobs[index] for index in bands[priority]]
-            decision = self._make().decide(replace(view, jobs=jobs, offered=free))
-            for index, devices in zip(bands[priority], decision.allocation, strict=True):
-                allocation[index] = devices
-            free = less(free, total(decision.allocation, len(none)))
-            wake = min(wake, decision.wake_seconds)
-            named = f"priority {priority}: " if len(bands) > 1 else ""
-            choices.append(named + decision.choice)
-            rejected += decision.rejected
-        return Decision(allocation, wake, "; ".join(choices) or "no jobs", tuple(rejected))
-
-
-def _policy(spec: PoolSpec, jobs: dict[str, PoolJob], quiet: bool) -> Policy:
+def _policy(spec: PoolSpec, quiet: bool) -> Policy:
     if quiet:
         choice = f"for {spec.cool_down_seconds} s after a change running jobs keep what they have"
         return ListPolicy("keep", keep, choice)
@@ -151,7 +120,7 @@ def _policy(spec: PoolSpec, jobs: dict[str, PoolJob], quiet: bool) -> Policy:
         Queue(each.name, float(each.weight), tuple(each.guaranteed.get(kind, 0) for kind in spec.names))
         for each in spec.queues
     ]
-    return QueuedPolicy(queues, lambda: _ByPriority(lambda: make_policy(spec.policy), jobs), spec.quotas)
+    return QueuedPolicy(queues, lambda: PrioritizedPolicy(lambda: make_policy(spec.policy)), spec.quotas)
 
 
 def _state(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod], now: datetime) -> JobState:
@@ -190,6 +159,7 @@ def _state(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod], now:
         queue=job.queue,
         weight=float(job.weight),
         known=is_known,
+        priority=job.priority,
     )
     devices = _admitted(job, share, pool, pods)
     time = now.timestamp()

@@ -26,6 +26,7 @@ from elastane_master.runs.run_server import RunServer
 from elastane_master.store.errors import StoreError
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.policies.catalogue import make_policy
+from elastane_scheduler.policies.prioritized import PrioritizedPolicy
 from elastane_scheduler.view import Policy
 
 logger = structlog.get_logger(__name__)
@@ -60,7 +61,8 @@ class RunScheduler:
         self._server = server
         self._name = policy
         self._progress = progress
-        self._policy = PolicyThread(make or (lambda: make_policy(policy)), seconds_max)
+        make = make or (lambda: make_policy(policy))
+        self._policy = PolicyThread(lambda: PrioritizedPolicy(make), seconds_max)
         self._seen: Hashable = None
         self._due = 0.0
 

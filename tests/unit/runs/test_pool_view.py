@@ -20,6 +20,7 @@ from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_proto.job_settings import JobSettings
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.policies.catalogue import POLICIES, make_policy
+from elastane_scheduler.policies.prioritized import PrioritizedPolicy
 from unit.runs.runs_driver import RunsDriver
 
 POLICY = "elastic-srtf"
@@ -100,6 +101,23 @@ def test_no_instance_is_planned_with_more_ests_than_it_has_memory_for() -> None:
     run = elastic(driver)
     shape = seen(driver, {run: Progress({"cpu": 0.5}, ests_max={"cpu": 2})}).view.jobs[0].shape
     assert [shape.step_seconds((n,)) for n in (1, 2, 4)] == [math.inf, 1.0, 0.5]
+
+
+def test_a_run_of_a_higher_priority_is_served_first_and_the_other_keeps_its_least() -> None:
+    driver = driver_of()
+    driver.join("a", 4)
+    first = elastic(driver)
+    decide(driver)
+    driver.start_all()
+    urgent = elastic(driver, priority=5)
+    view = seen(driver)
+    assert [state.job.priority for state in view.view.jobs] == [0, 5]
+    policy = PrioritizedPolicy(lambda: make_policy("maxmin"))
+    driver.do(
+        events.AllocationDecided(POLICY, view.revision, view.targets(policy.decide(view.view))), after=31.0
+    )
+    targets = driver.machine.state.allocation.targets
+    assert (targets[first], targets[urgent]) == ({"cpu": 1}, {"cpu": 3})
 
 
 def test_a_running_job_has_its_slots_and_its_steps_left() -> None:

@@ -215,7 +215,13 @@ def _job_state(
     request = _request(run, pool, fits, seconds)
     steps_left, is_known = _steps_left(run, known, shape)
     job = Job(
-        f"run {run.run_id}", shape, max(1.0, known.steps + steps_left), run.queued_at, request, known=is_known
+        f"run {run.run_id}",
+        shape,
+        max(1.0, known.steps + steps_left),
+        run.queued_at,
+        request,
+        known=is_known,
+        priority=run.priority,
     )
     state = arrived(job)
     state.remaining = steps_left

@@ -1,4 +1,7 @@
-"""Forecasts of the queue for whoever looks at it: computed at most once a second, however many look."""
+"""Forecasts of the queue for whoever looks at it: computed at most once a second, however many look.
+
+Less often if it takes long: it is done in the event loop, where every other answer waits meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from elastane_master.runs.run_server import RunServer
 FORECAST_SECONDS: Final = 1.0
 """Forecasts are shown again for so long."""
 
+LOOP_FRACTION: Final = 0.05
+"""Part of the event loop's time that computing them may take: longer ones are shown for longer."""
+
 
 class Forecasts:
     """Forecasts of the runs that wait, by the order of fair share. Used from one event loop.
@@ -26,16 +32,18 @@ class Forecasts:
     def __init__(self, jobs: JobServers) -> None:
         self._jobs = jobs
         self._server: RunServer | None = None
-        self._at = 0.0
+        self._until = 0.0
         self._found: Mapping[int, Forecast] = {}
 
     def of(self, server: RunServer, run_id: int) -> Forecast | None:
         """Return when a waiting run could start; None of one that is not among the first of the queue."""
         if not len(server.machine.index.waiting):
             return None
-        now = asyncio.get_running_loop().time()
-        if server is not self._server or now - self._at >= FORECAST_SECONDS:
-            self._server, self._at, self._found = server, now, self._compute(server)
+        clock = asyncio.get_running_loop().time
+        now = clock()
+        if server is not self._server or now >= self._until:
+            self._server, self._found = server, self._compute(server)
+            self._until = now + max(FORECAST_SECONDS, (clock() - now) / LOOP_FRACTION)
         return self._found.get(run_id)
 
     def _compute(self, server: RunServer) -> Mapping[int, Forecast]:

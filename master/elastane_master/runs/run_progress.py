@@ -13,6 +13,8 @@ from elastane_master.decisions.state import JobState
 
 UNLIKE_FACTOR = 1.5
 """A runner that is so many times slower or faster than others of its type counts by itself."""
+ALIKE_FACTOR = 1.25
+"""One that counts by itself is like the others again below this: measurements vary, and runs move with it."""
 
 JobOf = Callable[[str], JobState | None]
 """The state of a job by its name; None if this master does not serve it now."""
@@ -86,7 +88,7 @@ def _unlike(runners: Mapping[str, Runner], measured: Iterable[Speeds]) -> dict[s
     found = {name: runner.measured_type for name, runner in runners.items() if runner.measured_type}
     for name, of_runs in factors.items():
         factor = statistics.median(of_runs)
-        if max(factor, 1 / factor) > UNLIKE_FACTOR:
+        if max(factor, 1 / factor) > (ALIKE_FACTOR if name in found else UNLIKE_FACTOR):
             found[name] = f"{runners[name].device_type} of {name}"
         else:
             found.pop(name, None)

@@ -12,7 +12,7 @@ from runs_driver import RunsDriver, spec
 from elastane_master.decisions.runs import views
 from elastane_master.decisions.runs.events import RunSubmitted
 from elastane_master.runs import forecasts as kept
-from elastane_master.runs.forecasts import FORECAST_SECONDS, Forecasts
+from elastane_master.runs.forecasts import FORECAST_SECONDS, LOOP_FRACTION, Forecasts
 
 
 class Counted:
@@ -78,3 +78,24 @@ def test_a_long_queue_is_forecast_in_a_moment(monkeypatch: pytest.MonkeyPatch) -
         assert Forecasts(jobs).of(server, 2) is not None  # type: ignore[arg-type]
         took.append(time.process_time() - before)
     assert min(took) < 0.1
+
+
+def test_one_that_takes_long_is_shown_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, watch = Counted(monkeypatch), Watch(monkeypatch)
+    driver = RunsDriver()
+    driver.join("a", 1)
+    driver.submit(framework="elastane", instances=1)
+    waits, found, server = driver.submit(), Forecasts(jobs), server_of(driver)  # type: ignore[arg-type]
+
+    def slow(*_: Any) -> dict[int, Any]:
+        watch.now += 2.0
+        jobs.asked += 1
+        return {}
+
+    monkeypatch.setattr(kept, "forecasts", slow)
+    found.of(server, waits)
+    asked, begun = jobs.asked, watch.now
+    while jobs.asked == asked:
+        watch.now += 1.0
+        found.of(server, waits)
+    assert watch.now - begun > 2.0 / LOOP_FRACTION - 3.0

@@ -240,3 +240,16 @@ def test_every_policy_decides_about_a_service(policy: str) -> None:
             driver.rank(runner, stop.attempt, stop.rank or 0, "exited", 143)
         driver.start_all()
     assert any(placed(driver, run) for run in runs)
+
+
+def test_runs_whose_owner_has_no_quota_left_get_no_slots_that_others_could_use() -> None:
+    driver = driver_of()
+    driver.join("a", 8)
+    driver.submit(instances=4, owner="bob", slots_max=4)
+    decide(driver)
+    for _ in range(WAITING_MAX):
+        elastic(driver, owner="bob", instances_min=1, slots_max=4, priority=1)
+    other = elastic(driver, owner="ann", instances_min=1)
+    assert [run.run_id for run in seen(driver).runs] == [other]
+    decide(driver)
+    assert driver.run(other).launch is not None

@@ -88,3 +88,13 @@ def test_a_runner_that_comes_back_with_another_type_is_believed_at_first() -> No
     assert driver.runner("r1").computes_on == "gpu of r1"
     driver.join("r1", 1, device_type="old")
     assert driver.runner("r1").computes_on == "old"
+
+
+def test_a_runner_at_the_edge_of_being_unlike_does_not_change_its_type_back_and_forth() -> None:
+    driver, run = service("gpu", "gpu", "gpu")
+    said = []
+    for seconds in (0.149, 0.151, 0.149, 0.13, 0.12):
+        _, unlike = run_progress(driver.machine.state, {f"run-{run}-1": job_of(0.1, 0.1, seconds)}.get)
+        driver.do(events.AllocationDecided(POLICY, driver.machine.state.revision, unlike=unlike))
+        said.append(driver.runner("r2").computes_on)
+    assert said == ["gpu", "gpu of r2", "gpu of r2", "gpu of r2", "gpu"]

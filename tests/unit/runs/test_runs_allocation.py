@@ -292,3 +292,22 @@ def test_decisions_are_kept_with_their_reasons_and_no_more_than_a_number_of_them
     assert [(one.kind, one.reason) for one in waits] == [("waits", f"why {second}")]
     assert {one.run_id for one in views.scheduling(driver.machine, limit=1000)} >= {first}
     assert views.scheduling(driver.machine, covers=lambda owner: owner == "bob") == ()
+
+
+def test_a_runner_that_is_found_to_be_unlike_costs_no_instance() -> None:
+    driver = driver_of()
+    driver.join("a", 2)
+    driver.join("b", 2)
+    run_id = elastic(driver)
+    decide(driver, {run_id: {"cpu": 4}})
+    driver.start_all()
+    driver.start_all()
+    unlike = {"b": "cpu of b"}
+    decide(driver, {run_id: {"cpu": 4}}, unlike=unlike)  # the policy did not know of it yet
+    assert driver.runner("b").computes_on == "cpu of b"
+    assert not stop_ranks(driver) and placed(driver, run_id) == 4
+    decide(driver, {run_id: {"cpu": 2, "cpu of b": 2}}, after=2.0, unlike=unlike)
+    assert not stop_ranks(driver) and placed(driver, run_id) == 4
+    assert driver.machine.state.allocation.targets == {run_id: {"cpu": 2, "cpu of b": 2}}
+    decide(driver, {}, failure="slow")
+    assert driver.runner("b").computes_on == "cpu of b", "a failure says nothing about runners"

@@ -37,10 +37,11 @@ def decided(ctx: RunsContext, event: AllocationDecided) -> None:
         return
     if not allocation.revision <= event.revision <= state.revision:
         return
-    _note_unlike(ctx, event.unlike)
     if event.failure:
         _failed(ctx, event)
         return
+    if _note_unlike(ctx, event.unlike):
+        return  # its targets speak of the types before: the next decision knows the new ones
     wanted = _feasible(state, event.targets)
     targets, declined = _damped(ctx, wanted)
     reasons = {target.run_id: target.reason for target in event.targets}
@@ -56,13 +57,15 @@ def decided(ctx: RunsContext, event: AllocationDecided) -> None:
     _note(ctx, event, about)
 
 
-def _note_unlike(ctx: RunsContext, unlike: Mapping[str, str]) -> None:
-    """Count runners as what was measured."""
+def _note_unlike(ctx: RunsContext, unlike: Mapping[str, str]) -> bool:
+    """Count runners as what was measured; True if any counts as another type than before."""
+    changed = False
     for name, runner in ctx.state.runners.items():
         measured = unlike.get(name, "")[:DEVICE_TYPE_MAX]
         if runner.measured_type != measured:
-            runner.measured_type = measured
+            runner.measured_type, changed = measured, True
             ctx.changed_runner(runner)
+    return changed
 
 
 def _failed(ctx: RunsContext, event: AllocationDecided) -> None:

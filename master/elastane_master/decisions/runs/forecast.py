@@ -179,8 +179,11 @@ class _Holders:
         """Return them, the first to end first, those whose end is unknown at last."""
         shape = placement.shape_of(run)
         if shape not in self._known:
-            usable = [name for name, one in self._state.runners.items() if not placement.mismatch(run, one)]
-            counted = [(one, sum(one.slots.get(name, 0) for name in usable)) for one in self._held]
+            usable = {name for name, one in self._state.runners.items() if not placement.mismatch(run, one)}
+            # By what each holds: there may be thousands of holders, and of runners.
+            counted = [
+                (one, sum(slots for name, slots in one.slots.items() if name in usable)) for one in self._held
+            ]
             self._known[shape] = [one.holder(slots) for one, slots in counted if slots]
         return self._known[shape]
 

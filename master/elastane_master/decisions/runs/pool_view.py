@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 
-from elastane_master.decisions.runs import placement, queue
+from elastane_master.decisions.runs import placement, queue, usage
 from elastane_master.decisions.runs.allocating import capacity, placed_by_type
 from elastane_master.decisions.runs.allocation import Instances, Target
 from elastane_master.decisions.runs.index import Index
@@ -129,14 +129,19 @@ def pool_view(
 
 
 def _runs(state: RunsState, index: Index, now: float) -> list[Run]:
-    """Return running elastic runs, and the first ones that wait, the oldest first."""
+    """Return running elastic runs, and the first ones that wait, the oldest first.
+
+    Without runs whose owner has no room for them in its quota: slots that they got would stay idle.
+    """
     running = [
         run
         for run_id in index.active
         if (run := state.runs[run_id]).demand.elastic and run.launch is not None and run.launch.ending is None
     ]
-    waiting = [state.runs[run_id] for run_id in islice(queue.ordered(state, index.waiting, now), WAITING_MAX)]
-    return sorted((*running, *waiting), key=lambda run: (run.queued_at, run.run_id))
+    in_order = (state.runs[run_id] for run_id in queue.ordered(state, index.waiting, now))
+    rooms = {owner: usage.room(state.uses, state.slots_max, owner) for owner in state.slots_max}
+    startable = (run for run in in_order if run.demand.slots_min <= rooms.get(run.owner, math.inf))
+    return sorted((*running, *islice(startable, WAITING_MAX)), key=lambda run: (run.queued_at, run.run_id))
 
 
 # ------------------------------------------------------------------ speeds

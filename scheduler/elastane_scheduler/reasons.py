@@ -37,12 +37,17 @@ def reasons(view: View, decision: Decision) -> list[Reason]:
 
 def _has(state: JobState, devices: Counts, end: float, view: View) -> str:
     now = view.pool.describe(devices)
-    left = "never ends on them" if end == math.inf else f"ends in {end - view.now:.0f} s"
+    left = "never ends on them" if end == math.inf else f"ends in {_seconds(end - view.now)} s"
     if devices == state.devices:
         return f"{state.name} keeps {now}, {left}"
     if not state.running:
         return f"{state.name} gets {now}, {left}"
     return f"{state.name} has {now} instead of {view.pool.describe(state.devices)}, {left}"
+
+
+def _seconds(left: float) -> str:
+    """Write how long something still takes; what should have ended by now may end at any time."""
+    return f"{max(0.0, left):.0f}"
 
 
 def _too_large(state: JobState, view: View) -> str:
@@ -69,7 +74,7 @@ def _waits(index: int, ends: Sequence[float], view: View, decision: Decision) ->
         f"{view.jobs[i].name} ({view.pool.describe(decision.allocation[i])})" for i in holders[:_NAMED]
     )
     more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
-    when = "never" if ends[first] == math.inf else f"in {ends[first] - view.now:.0f} s"
+    when = "never" if ends[first] == math.inf else f"in {_seconds(ends[first] - view.now)} s"
     return (
         f"{state.name} {waited} behind {named}{more}; the first of them, {view.jobs[first].name}, ends {when}"
     )

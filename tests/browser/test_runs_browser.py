@@ -35,7 +35,7 @@ async def test_a_run_is_followed_from_the_queue_to_its_model(tmp_path: Path) -> 
         waiting = await train(channel, instances=2, name="second", priority=3)
         await expect(page.locator("#running")).to_contain_text("first")
         await expect(page.locator("#waiting tbody tr")).to_have_count(1)
-        await expect(page.locator("#waiting")).to_contain_text("needs 2 slots, 0 free; 1st of 1")
+        await expect(page.locator("#waiting")).to_contain_text("needs 2 slots, 0 free, waits for run 1")
         await expect(page.locator("#runners")).to_contain_text("runner-1")
         # One run: its ranks, and what its log says, escaped.
         await page.get_by_role("link", name="1 first").click()

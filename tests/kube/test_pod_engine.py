@@ -313,7 +313,7 @@ async def test_a_slow_pull_is_waited_for_beyond_the_start_timeout_and_said(bench
 
 
 async def test_a_pull_that_takes_too_long_is_given_up(bench: Bench) -> None:
-    engine = bench.engine(image="slow:1", start_seconds=0.1, pull_seconds=1)
+    engine = bench.engine(image="slow:1", start_seconds=30, pull_seconds=1)
     with pytest.raises(EngineError, match=f"does not run after 1 s: {PULLS}"):
         await engine.launch(bench.plan(SLEEP))
     await until_gone(bench)

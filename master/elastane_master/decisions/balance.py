@@ -110,13 +110,16 @@ def capacity(state: JobState, record: WorkerRecord, est_seconds: Mapping[str, fl
     return Capacity(est_seconds.get(record.worker, 1.0), limit)
 
 
-def out_of_memory(state: JobState, record: WorkerRecord) -> None:
-    """Note that a worker ran out of memory: its device type hosts fewer ESTs from then on, if that helps."""
+def out_of_memory(state: JobState, record: WorkerRecord, device_type: str) -> None:
+    """Note that a worker ran out of memory: its device type hosts fewer ESTs from then on, if that helps.
+
+    device_type: as its Bye says it; no heartbeat of it may have come yet.
+    """
     member = state.ring.member(record.worker)
     hosted = member.end - member.start if member is not None else 0
-    if hosted > 1:
-        known = state.balance.ests_max.get(record.device_type, hosted)
-        state.balance.ests_max[record.device_type] = min(known, hosted - 1)
+    name = record.device_type or device_type
+    if name and hosted > 1:
+        state.balance.ests_max[name] = min(state.balance.ests_max.get(name, hosted), hosted - 1)
 
 
 def may_change(state: JobState, now: float) -> bool:

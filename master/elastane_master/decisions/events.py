@@ -228,6 +228,7 @@ class ByeReported(Event, frozen=True, tag=True):
     applied_step: int = 0
     state_digest: int | None = None
     out_of_memory: bool = False
+    device_type: str = ""
 
 
 class EndEarlyReported(Event, frozen=True, tag=True):

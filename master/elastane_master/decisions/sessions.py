@@ -137,7 +137,7 @@ def bye(ctx: DecisionContext, event: ByeReported) -> None:
         lost = history.WorkerLost(worker, "raised", event.message)
         ctx.note(lost)
         if event.out_of_memory:
-            balance.out_of_memory(state, record)
+            balance.out_of_memory(state, record, event.device_type)
         was_needed = _remove(ctx, record, lost_how(lost), counts=True)
         if was_member and life.count_failure(ctx, worker, event.applied_step, event.message):
             return

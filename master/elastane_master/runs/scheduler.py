@@ -65,6 +65,7 @@ class RunScheduler:
         self._policy = PolicyThread(lambda: PrioritizedPolicy(make), seconds_max)
         self._seen: Hashable = None
         self._due = 0.0
+        self._failure = ""
 
     async def run(self) -> None:
         """Decide until cancelled."""
@@ -105,7 +106,7 @@ class RunScheduler:
         counters = self._server.counters
         begun = time.monotonic()
         decision = await self._policy.decide(view.view)
-        targets = view.targets(decision)
+        targets, self._failure = view.targets(decision), ""
         counters.scheduling["decided"] += 1
         counters.scheduling_seconds = time.monotonic() - begun
         settings = self._server.machine.state.settings
@@ -116,10 +117,13 @@ class RunScheduler:
 
     def _failed(self, revision: int, error: Exception) -> AllocationDecided:
         """Return that the policy has not decided; it is asked again after the interval."""
-        logger.exception("the scheduling policy has not decided", policy=self._name)
+        failure = f"{type(error).__name__}: {error}"
+        if failure != self._failure:  # it is asked again each second
+            logger.error("the scheduling policy has not decided", policy=self._name, exc_info=error)
+        self._failure = failure
         self._server.counters.scheduling["failed"] += 1
         self._seen, self._due = None, time.monotonic() + INTERVAL_SECONDS
-        return AllocationDecided(self._name, revision, failure=f"{type(error).__name__}: {error}")
+        return AllocationDecided(self._name, revision, failure=failure)
 
 
 def _seen(server: RunServer) -> Hashable:

@@ -99,6 +99,8 @@ def _changes(messages: Iterable[ring_pb2.PartChange]) -> dict[str, events.Change
     return changes
 
 
+_DEVICE_TYPE = Field("figures.device_type", read=partial(shown, characters_max=DEVICE_CHARACTERS_MAX))
+
 _EVENTS = Codec(
     NAMES,
     {
@@ -115,9 +117,7 @@ _EVENTS = Codec(
         events.StepTask: RANGE,
         events.AppliedReported: {
             "between_steps": Field("phase", read=partial(eq, ring_pb2.TRAINER_PHASE_BETWEEN)),
-            "device_type": Field(
-                "figures.device_type", read=partial(shown, characters_max=DEVICE_CHARACTERS_MAX)
-            ),
+            "device_type": _DEVICE_TYPE,
             "est_seconds": Field("figures.est_seconds"),
             "est_steps": Field("figures.est_steps"),
             "ring_generation": Field("figures.generation"),
@@ -134,7 +134,11 @@ _EVENTS = Codec(
         events.RingBrokenReported: {"error": SHOWN},
         events.SavedReported: {"error": SHOWN},
         events.LeavingReported: {"reason": SHOWN},
-        events.ByeReported: {"reason": Field(read=_bye_reason), "message": SHOWN},
+        events.ByeReported: {
+            "reason": Field(read=_bye_reason),
+            "message": SHOWN,
+            "device_type": _DEVICE_TYPE,
+        },
         events.EndEarlyReported: {"place": SHOWN},
         events.StateDetail: {"name": SHOWN, "value": SHOWN},
     },

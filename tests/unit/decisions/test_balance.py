@@ -434,6 +434,13 @@ def test_a_device_type_on_which_memory_ran_out_hosts_fewer() -> None:
     assert dict(zip(job.members, job.counts, strict=True)) == {"slow": 3, "fast": 3}
 
 
+def test_a_worker_that_is_exhausted_before_its_first_heartbeat_says_its_type_itself() -> None:
+    for said, known in (("t4", {"t4": 2}), ("", {})):
+        job = Unlike()
+        job.do(events.ByeReported("fast", job.session("fast"), "failed", "MemoryError", 0, None, True, said))
+        assert job.state.balance.ests_max == known
+
+
 def test_an_exhausted_worker_with_one_est_limits_nobody() -> None:
     job = Unlike(2)
     job.do(events.ByeReported("fast", job.session("fast"), "failed", "MemoryError", 0, None, True))

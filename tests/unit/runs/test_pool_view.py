@@ -120,6 +120,16 @@ def test_a_run_of_a_higher_priority_is_served_first_and_the_other_keeps_its_leas
     assert (targets[first], targets[urgent]) == ({"cpu": 1}, {"cpu": 3})
 
 
+def test_slots_of_runners_that_do_not_fit_are_not_planned_with() -> None:
+    driver = driver_of()
+    driver.join("a", 2, labels={"zone": "x"})
+    driver.join("b", 8)
+    elastic(driver, 8, runner_labels={"zone": "x"})
+    view = seen(driver).view
+    assert view.offered == (10,)
+    assert make_policy("elastic-srtf").decide(view).allocation == [(2,)]
+
+
 def test_a_running_job_has_its_slots_and_its_steps_left() -> None:
     driver = driver_of()
     driver.join("a", 4)

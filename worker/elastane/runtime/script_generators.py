@@ -37,7 +37,7 @@ from elastane.script_source.places import OWN_PACKAGES, display_name, is_script_
 if HAS_NUMPY:
     import numpy as np
 
-OBJECTS_MAX: Final = 20_000
+OBJECTS_MAX: Final = 50_000
 DEPTH_MAX: Final = 7
 ITEMS_MAX: Final = 64  # per container: lists of transforms are short, and long containers hold data
 

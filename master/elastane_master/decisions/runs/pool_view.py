@@ -189,9 +189,10 @@ def _shape(
     mixes: bool,
     workers_min: int,
     exchange_seconds: float,
+    workers_max: int,
 ) -> Shape:
     """Equal runs share one shape, and what it remembers."""
-    return Shape(ests, seconds, limits, mixes, workers_min, exchange_seconds)
+    return Shape(ests, seconds, limits, mixes, workers_min, exchange_seconds, workers_max=workers_max)
 
 
 def _job_state(
@@ -216,7 +217,11 @@ def _job_state(
     mixes = demand.elastic and not (run.spec.job is not None and run.spec.job.determinism == "d1")
     devices = _devices(run, runners, pool)
     exchange = _exchange(run, known, seconds, devices)
-    shape = _shape(ests, seconds, limits, mixes, least, exchange)
+    # Policies see no runners: of a type that only some runners may give it, not more slots than theirs.
+    usable = min(ests, sum(fits.values()))
+    if usable < least:
+        raise InvalidSettings(f"{usable} slots fit it, and it needs {least}", hint="Ask for fewer.")
+    shape = _shape(ests, seconds, limits, mixes, least, exchange, usable if demand.elastic else 0)
     request = _request(run, pool, fits, seconds)
     steps_left, is_known = _steps_left(run, known, shape)
     job = Job(

@@ -74,6 +74,7 @@ class Bench:
     ) -> None:
         self.api, self.kubelet, self.gateway = cluster.api, kubelet, gateway
         self.folder, self.config, self.namespace = folder, config, kubelet.namespace
+        self.is_real = cluster.is_real
         self.engines: list[PodEngine] = []
 
     def engine(
@@ -428,8 +429,12 @@ class Runner:
 
     async def killed(self) -> None:
         """Wait until it was killed, by itself or by a cut."""
+        assert await self.ended() == -signal.SIGKILL
+
+    async def ended(self) -> int:
+        """Wait for its end, which comes after the launch at the latest."""
         await asyncio.to_thread(self.process.communicate)
-        assert self.process.returncode == -signal.SIGKILL
+        return self.process.returncode
 
 
 async def next_runner_has_all_or_nothing(bench: Bench, root: str = "root") -> bool:
@@ -504,6 +509,10 @@ async def test_a_launch_whose_pods_run_is_adopted_although_its_runner_could_not_
 @slow
 @pytest.mark.timeout(1800)
 async def test_a_launch_of_pods_is_whole_or_taken_back_at_each_of_its_lines(bench: Bench) -> None:
+    if not bench.is_real:
+        pytest.skip(
+            "`make test-kube` does it: a launch takes about a hundred lines, and each of them seconds"
+        )
     runner = Runner(bench)
     lines = await runner.launched()
     runner.process.kill()
@@ -513,7 +522,8 @@ async def test_a_launch_of_pods_is_whole_or_taken_back_at_each_of_its_lines(benc
         bench.kubelet.started = 0
         for engine in list(bench.engines):
             await bench.close(engine)
-        await Runner(bench, f"root-{line}", line).killed()
+        code = await Runner(bench, f"root-{line}", line).ended()
+        assert code in (0, -signal.SIGKILL)  # 0: it waited less, and was through before that line
         outcomes.add(await next_runner_has_all_or_nothing(bench, f"root-{line}"))
     assert outcomes == {True, False}
 

@@ -201,6 +201,7 @@ class Keeper(Caller):
         shown = job_pb2.Job()
         shown.CopyFrom(job)
         shown.ClearField("closed")
+        shown.ClearField("datasets")  # a job that is over still takes new ones
         shown.ClearField("revision")
         if not self.made:
             for told in (shown.settings, shown.cost):

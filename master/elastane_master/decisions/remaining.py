@@ -25,8 +25,8 @@ def _step_seconds(state: JobState) -> float | None:
     whole = balance.ring_step_seconds(state)
     if whole is not None:
         return whole
-    parts = [
-        (member.end - member.start) * state.workers[member.worker].est_seconds
-        for member in state.ring.members
-    ]
+    parts = []
+    for member in state.ring.members:
+        record = state.workers.get(member.worker)  # None: it has left, and the next ring is not formed yet
+        parts.append((member.end - member.start) * record.est_seconds if record is not None else 0.0)
     return max(parts) if parts and all(parts) else None

@@ -69,3 +69,13 @@ def test_a_job_without_steps_or_that_does_not_train_has_no_end() -> None:
     assert seconds_left(other.state) is None
     other.state.phase = "succeeded"
     assert seconds_left(other.state) == 0.0
+
+
+def test_a_member_that_has_ended_is_no_error() -> None:
+    job = trains()
+    beat(job, "w0", 0.2)
+    beat(job, "w1", 0.2)
+    job.do(events.ByeReported("w1", job.session("w1"), "finished", "", 0))
+    assert "w1" not in job.state.workers
+    assert any(member.worker == "w1" for member in job.state.ring.members)
+    assert job.state.phase == "running" and seconds_left(job.state) is None

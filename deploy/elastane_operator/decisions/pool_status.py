@@ -46,7 +46,7 @@ class Share(_Part, frozen=True):
 
 
 class PoolStatus(_Part, frozen=True):
-    """offered, used: devices by type. inputs: a digest of what the last plan was made from.
+    """offered, granted: devices by type. inputs: a digest of what the last plan was made from.
 
     quiet_until: until then running jobs are only changed where they must be.
     """

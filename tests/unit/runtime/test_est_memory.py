@@ -67,6 +67,18 @@ def test_the_control_groups_limit_counts_if_it_is_the_smaller_one(system: Path):
     assert free_memory_bytes(CPU) == 0
 
 
+@pytest.mark.parametrize("text", ["", "MemAvailable:", "MemAvailable: much kB", "a b c"])
+def test_figures_that_cannot_be_read_are_unknown_and_end_no_training(system: Path, text: str):
+    (system / "meminfo").write_text(text)
+    limit(system, "plenty", 10)
+    (system / "memory.stat").write_text(text)
+    figures = WorkerFigures()
+    memory = EstMemory(CPU, [Parameter(torch.zeros(9))], figures)
+    for _ in range(SETTLING_STEPS + 1):
+        memory.applied(ests=3, generation=1)
+    assert figures.ests_max == 0
+
+
 def test_the_machines_own_figure_is_one():
     found = free_memory_bytes(CPU)
     assert found is not None and found > 0

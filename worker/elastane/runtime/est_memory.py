@@ -75,10 +75,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _available_bytes() -> int | None:
     try:
         lines = _MEMORY_INFO.read_text().splitlines()
-    except OSError:
+        found = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    except (OSError, ValueError, IndexError):
         return None
-    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0]) * 1024 if found else None
+    return found[0] * 1024 if found else None
 
 
 def _left_in_cgroup_bytes() -> int | None:
@@ -87,9 +87,9 @@ def _left_in_cgroup_bytes() -> int | None:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = (_CGROUP / "memory.current").read_text().strip()
         kept = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-    except OSError:
+        if limit == "max":
+            return None
+        # Pages of files that were read count as used, and are given back when memory is short.
+        return max(0, int(limit) - int(used) + int(kept.get("inactive_file", 0)))
+    except (OSError, ValueError):  # a figure that cannot be read must not end the training
         return None
-    if limit == "max":
-        return None
-    # Pages of files that were read count as used, and are given back when memory is short.
-    return max(0, int(limit) - int(used) + int(kept.get("inactive_file", 0)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from elastane_cli.commands.common import (
 )
 from elastane_cli.commands.run_ids import JobOrRunArgument, named
 from elastane_cli.commands.training import connect_training
-
-if TYPE_CHECKING:
-    pass
 
 DECISIONS_DEFAULT = 10
 DECISIONS_MAX = 1000

@@ -1,4 +1,4 @@
-"""What independence of the number of workers costs: the canonical all-reduce beside stock gloo.
+"""Cost of independence from the number of workers: the canonical all-reduce beside stock gloo.
 
 P processes hold N = P * k vectors. The canonical all-reduce sums all N in gloo's order for N ranks. The peer
 adds up each process's k vectors and has gloo all-reduce the P sums, as plain gradient accumulation does, with

@@ -29,7 +29,7 @@ GAP_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, order=True)
 class Training:
-    """What decides the weights of a job: jobs of one training have the same bits."""
+    """Everything that decides the weights of a job: jobs of one training have the same bits."""
 
     ests: int
     steps: int
@@ -51,7 +51,7 @@ class SmallJob:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a probe has measured, in seconds.
+    """Measurements of a probe, in seconds.
 
     start: from the submission to a worker that trains. stall: of a ring while one joins. restore: more than a
     start, of a job that had lost all its workers. est: of an EST's part of a step. exchange: more, of a step

@@ -1,4 +1,4 @@
-"""What idle workers cost the master: memory and CPU for a thousand open sessions.
+"""Cost of idle workers at the master: memory and CPU for a thousand open sessions.
 
     python benchmarks/idle_sessions.py [--sessions 1000] [--quick] [--json [FILE]]
 

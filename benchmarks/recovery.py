@@ -1,4 +1,4 @@
-"""How long training stands still when a worker dies, freezes, joins or leaves, beside torchft and torchrun.
+"""Training stalls when a worker dies, freezes, joins or leaves, beside torchft and torchrun.
 
     python benchmarks/recovery.py [--quick] [--json [FILE]] [--frameworks a,b] [--models small]
 

@@ -1,4 +1,4 @@
-"""How long it takes until something happens: help, the first step of a run, the state in a newcomer.
+"""Start-up times: help, the first step of a run, the state in a newcomer.
 
     python benchmarks/startup.py [--quick] [--json [FILE]]
 

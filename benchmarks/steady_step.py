@@ -1,4 +1,4 @@
-"""What elastic training costs when nothing happens: milliseconds per step beside stock PyTorch.
+"""Overhead of elastic training when nothing happens: milliseconds per step beside stock PyTorch.
 
     python benchmarks/steady_step.py [--quick] [--json [FILE]] [--only TEXT] [--repeats R]
 

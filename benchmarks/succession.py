@@ -1,4 +1,4 @@
-"""How long a store is without a master: two masters, one standing by, beside one that is started again.
+"""Time that a store is without a master: two masters, one standing by, beside one that is started again.
 
     python benchmarks/succession.py [--rounds 5] [--lease 3] [--quick] [--json [FILE]]
 

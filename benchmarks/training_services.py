@@ -26,7 +26,7 @@ from elastane_common.processes.child import ChildProcess
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 INTERPRETER = [str(Path(sys.executable).resolve()), "-I"]
-"""What every run and job is started with: the same on all sides, without the environment's start files."""
+"""Environment of every run and job: the same on all sides, without the environment's start files."""
 
 GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL, on both sides."""
@@ -65,7 +65,7 @@ def written(path: Path) -> list[float]:
 
 
 class TrainingService(Protocol):
-    """What is asked of both. Jobs and runs are named by words."""
+    """Calls made to both services. Jobs and runs are named by words."""
 
     name: str
 

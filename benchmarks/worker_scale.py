@@ -1,4 +1,4 @@
-"""What a master adds to a step with 10 to 5,000 workers, and what it costs: CPU, memory, bytes to the store.
+"""Latency that a master adds to a step with 10 to 5,000 workers, and its CPU, memory and bytes to the store.
 
     python benchmarks/worker_scale.py [--quick] [--json [FILE]] [--sessions 10,100,1000,5000]
 

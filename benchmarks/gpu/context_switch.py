@@ -1,4 +1,4 @@
-"""What it costs to switch between logical workers on one GPU, by the time of a mini-batch.
+"""Cost of switching between logical workers on one GPU, by the time of a mini-batch.
 
     python benchmarks/gpu/context_switch.py [--counts 1,2,4,8,16] [--models resnet50,vit] [--device cpu]
         [--json FILE]

@@ -1,4 +1,4 @@
-"""What services start in the benchmark of the training service: says when it runs, in monotonic seconds.
+"""Script started in the benchmark of the training service: prints when it runs, in monotonic seconds.
 
     timed_run.py first FILE           writes when its first line ran
     timed_run.py until FILE FREE      the same; ends when the file FREE is there, and adds when

@@ -47,7 +47,7 @@ class ArchiveError(ElastaneError):
 
 @dataclass(frozen=True)
 class CodeLimits:
-    """What a folder of code may hold at most: files, and bytes in all of them."""
+    """Limits of a folder of code: files, and bytes in all of them."""
 
     entries: int = 20_000
     total_bytes: int = 512 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Where the data of a run is: a reference is resolved to a URL, or to the reason why it cannot be yet.
+"""Resolution of a run's dataset reference to a URL, or to the reason why it is not available yet.
 
 A dataset's version is a folder on any fsspec URL, `ROOT/ID/HASH`, with its files and `manifest.json`:
 

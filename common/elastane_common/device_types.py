@@ -1,4 +1,4 @@
-"""What a machine computes on, named as workers name it: the model of its GPUs, else of its processor."""
+"""Device type of a machine as workers name it: the model of its GPUs, else of its processor."""
 
 from __future__ import annotations
 

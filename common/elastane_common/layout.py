@@ -1,4 +1,4 @@
-"""Where things are below the artifact URL of a training service. Pure.
+"""Layout of files below the artifact URL of a training service. Pure.
 
 service.json                        tells a local folder from one of the same path elsewhere
 code/SHA256.zip                     code archives, shared by all runs

@@ -41,7 +41,7 @@ _PERMANENT: Final = (400,)
 
 
 class RegistryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What MLflow is to know of one run. Unknown fields are ignored.
+    """Entry of one run for MLflow. Unknown fields are ignored.
 
     key: names the run among all runs of all services. Times are seconds since the Unix epoch. model_name: of
     the registered model; "": none is registered. source: URL of the model's files.

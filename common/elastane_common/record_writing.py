@@ -33,7 +33,7 @@ _RECORDED_KINDS: Final = ("model", "log")
 
 
 class RunFacts(NamedTuple):
-    """What the master knows of a run. job: of an elastic run, if it is known, and its last logged values."""
+    """The master's knowledge of a run. job: of an elastic run, if it is known, and its last logged values."""
 
     run: training_pb2.Run
     job: job_pb2.Job | None = None

@@ -33,14 +33,14 @@ class RunRecordError(ElastaneError):
 
 
 class RankImage(NamedTuple):
-    """What containers were made of. digest: "sha256:..." by which engines know it; "": there is none."""
+    """Image of the containers. digest: "sha256:..." by which engines know it; "": there is none."""
 
     name: str
     digest: str = ""
 
 
 class CodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run executed. image_digest: "sha256:..." of the image, as the engine resolved it."""
+    """Code that the run executed. image_digest: "sha256:..." of the image, as the engine resolved it."""
 
     archive_sha256: str = ""
     git_url: str = ""
@@ -50,7 +50,7 @@ class CodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run read. version_hash: of the manifest that was found. url: as it was resolved."""
+    """Data that the run read. version_hash: of the manifest that was found. url: as it was resolved."""
 
     id: str
     version_hash: str
@@ -58,7 +58,7 @@ class DatasetRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the run used, all attempts together.
+    """Resources that the run used, all attempts together.
 
     amount_micros: in millionths of the currency's unit; None: unknown.
     """

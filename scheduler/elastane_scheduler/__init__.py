@@ -1,4 +1,4 @@
-"""Which jobs run on which devices, and what that costs. Pure: no clock, no socket, no process.
+"""Scheduling of jobs on devices, and its costs. Pure: no clock, no socket, no process.
 
 A policy takes the jobs, the devices and the costs of changes, and returns an allocation with a reason for
 each job. The simulator drives the same policies with a virtual clock.

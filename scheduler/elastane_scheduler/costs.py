@@ -1,4 +1,4 @@
-"""What a change of devices costs in time. Pure."""
+"""Time costs of changing devices. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job goes on when its devices change, with every cost charged. Pure.
+"""Progress of a job whose devices change, with every cost charged. Pure.
 
 Growth is make-before-break: the devices that a job keeps train on while newcomers start, for `start_seconds`;
 then all stall for `stall_seconds`. Devices that are taken leave at once, and the others stall. A job that

@@ -21,7 +21,7 @@ HOUR_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class WorkerSpeed:
-    """What one worker has measured. Times of 0 with counts of 0: nothing yet.
+    """Measurements of one worker. Times of 0 with counts of 0: nothing yet.
 
     ests: hosted now. generation, ring_workers: its ring, and the number of workers in it. est_seconds,
     est_spread_seconds: of one EST's part of a step, over est_steps steps. ring_step_seconds: of a whole step
@@ -151,7 +151,7 @@ def _devices(speeds: Sequence[WorkerSpeed]) -> tuple[DeviceSpeed, ...]:
 
 @dataclass(frozen=True)
 class _Step:
-    """What so many workers need for their ESTs; see Rung."""
+    """Time that so many workers need for their ESTs; see Rung."""
 
     workers: int
     ests_most: int

@@ -1,4 +1,4 @@
-"""What a policy knows of a job, and how far a job is at a time. Pure."""
+"""Jobs as policies know them, and their progress. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Segment = tuple[float, float]
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What does not change while a job runs. Raises InvalidSettings for amounts out of range.
+    """Constants of a job while it runs. Raises InvalidSettings for amounts out of range.
 
     shape: what decides its speed. steps: steps in all. known: whether policies are told them. request: the
     devices that policies without elasticity give it, whole or not at all. queue, weight: whose it is, and its
@@ -48,7 +48,7 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class JobState:
-    """How far a job is, and which devices it has. `execution.change` gives it others.
+    """Progress of a job and its devices, which `execution.change` replaces.
 
     at_seconds: when its devices changed last, or when it came. remaining: steps left then (an estimate, for a
     job whose steps are not known). devices: what it has. stages: the devices that train, from their times on;
@@ -76,7 +76,7 @@ class JobState:
 
     @property
     def running(self) -> bool:
-        """Whether it has any device."""
+        """True if it has any device."""
         return any(self.devices)
 
     def remaining_at(self, now: float) -> float:

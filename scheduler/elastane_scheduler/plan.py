@@ -27,7 +27,7 @@ _CACHE_MAX = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """What decides a job's speed: equal jobs should share one object, and with it the cache of plans.
+    """All that decides a job's speed: equal jobs should share one object, and with it the cache of plans.
 
     ests: N. est_seconds: seconds of one EST's part of a step on each device type; infinite where the job may
     not run. limits: most ESTs on one device of each type. mixes: whether devices of unlike types may train
@@ -285,7 +285,7 @@ def ladder(ests: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Waste:
-    """What EasyScale calls the waste of a plan, and the rate that it leaves, in ESTs a second."""
+    """Return EasyScale's waste of a plan, and the rate that it leaves, in ESTs a second."""
 
     waste: float
     rate: float

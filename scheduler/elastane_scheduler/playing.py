@@ -17,7 +17,7 @@ NEVER_SECONDS = 1e9
 
 @dataclass(frozen=True)
 class Limits:
-    """When jobs should have ended, in the order of the view, and what each second after that costs."""
+    """Times by which jobs should have ended, in the order of the view, and the cost of each later second."""
 
     seconds: Sequence[float]
     weight: float

@@ -1,4 +1,4 @@
-"""What a policy decides about, and what it decides. Pure."""
+"""Input and output of a policy. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy decided: devices by job, and when it wants to decide again without an event (or
+    """Decision of a policy: devices by job, and when it wants to decide again without an event (or
     infinity).
 
     choice: how it came about, for reasons. rejected: alternatives that were played, with their scores.

@@ -58,7 +58,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class Role:
-    """What a process is in its job.
+    """Role of a process in its job.
 
     turn: returns 0 if this process uploads, n if it does so should n others fail, None if it never does.
     ring_changes: returns whether the leader may just have been lost. isolated: context in which draws of the

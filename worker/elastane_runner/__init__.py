@@ -1,1 +1,1 @@
-"""What runs on a machine for the training service: it prepares and starts the ranks of runs. No torch."""
+"""Runner of the training service: prepares and starts the ranks of runs on a machine. No torch."""

@@ -19,7 +19,7 @@ _RATIO_FLOOR_BYTES = 1024 * 1024  # small files of zeros or spaces are no bombs
 
 @dataclass(frozen=True)
 class ArchiveLimits:
-    """What an archive may hold at most: entries, bytes unpacked, and bytes unpacked for each byte packed."""
+    """Limits of an archive: entries, bytes unpacked, and bytes unpacked for each byte packed."""
 
     entries: int = 20_000
     total_bytes: int = 512 * 1024 * 1024

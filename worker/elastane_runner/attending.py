@@ -112,7 +112,7 @@ Action = Connect | End
 
 
 class Stage(Enum):
-    """Where the session is; see the module."""
+    """Stage of the session; see the module."""
 
     CONNECTING = "connecting"
     OPEN = "open"

@@ -42,7 +42,7 @@ def log_bytes(folder: Path) -> int:
 
 
 class End(NamedTuple):
-    """How a rank has ended. returncode: None if nobody knows; reason: why, as far as that is known."""
+    """End of a rank. returncode: None if nobody knows; reason: why, as far as that is known."""
 
     returncode: int | None
     ended_at: float | None

@@ -1,4 +1,4 @@
-"""What a container of a rank is created with: an attempt's plan and the runner's options, put together. Pure.
+"""Parameters of a rank's container, from an attempt's plan and the runner's options. Pure.
 
 A rank gets what it needs and no more: a root that it cannot write to, no capabilities, no way to new
 privileges, a user that is not root, limits of memory, processors and processes, folders that were named. What
@@ -31,7 +31,7 @@ _BILLION: Final = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerOptions:
-    """How the ranks of an attempt are confined.
+    """Limits of the ranks of an attempt.
 
     image: it has to be on the machine; nothing is pulled. user: UID or UID:GID, not root; it must be able to
     read the code. memory_bytes: with no swap beside it; None: no limit. cpus: processors, may be a fraction.

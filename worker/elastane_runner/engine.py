@@ -1,4 +1,4 @@
-"""What starts, watches and ends the ranks of a run, whatever they are: processes, containers, pods.
+"""Interface that starts, watches and ends the ranks of a run: processes, containers or pods.
 
 An engine outlives the runner that uses it, or is found again by the next one: ranks go on while no runner is
 there. A run's attempt is launched whole or not at all.
@@ -28,7 +28,7 @@ class EngineError(ElastaneError):
 
 
 class EngineUnreachableError(EngineError):
-    """What runs the ranks does not answer. It may do so later; what ran may still run."""
+    """The engine does not answer. It may do so later, and its ranks may still run."""
 
     code = "ELA458"
 
@@ -56,7 +56,7 @@ class SecretKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSource:
-    """Where ranks that do not have the runner's disk find their code.
+    """Location of the code for ranks that cannot see the runner's disk.
 
     archive_sha256: of an archive at service_url. git_url, git_commit: of a repository. folder: of the image,
     with what is installed there; "" for all of them: an empty folder.
@@ -75,7 +75,7 @@ class CodeSource:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """How one rank is started.
+    """Start parameters of one rank.
 
     command: the program, found by the PATH of the environment, and its arguments. rank: its number among all
     ranks of the run, others of which may be elsewhere. secret_keys: of Kubernetes secrets, by the variables

@@ -106,7 +106,7 @@ _RESERVED: Final = frozenset(variable.name for variable in VARIABLES)
 
 
 class Endpoint(NamedTuple):
-    """Where a rank is reached. host: name or address, IPv6 without brackets. port: its own (TensorFlow)."""
+    """Address of a rank. host: name or address, IPv6 without brackets. port: its own (TensorFlow)."""
 
     host: str
     port: int

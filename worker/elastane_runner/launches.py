@@ -46,7 +46,7 @@ class Unit(NamedTuple):
 
 
 class LaunchRecord(msgspec.Struct, kw_only=True):
-    """What a runner has to know of a launch after its own restart.
+    """A launch as a runner records it, to find it again after its own restart.
 
     spec: RunSpec in protobuf's JSON. tries: of each rank that was prepared here, how often; of a black box
     once. uploaded: its logs are at the artifact URL. prior_bytes: of the log that an earlier launch of the

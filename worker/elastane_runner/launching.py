@@ -1,4 +1,4 @@
-"""What a launch needs before its ranks start: code, secrets, ports; and the plan by which they do.
+"""Preparation of a launch: code, secrets, ports, and the plan by which its ranks start.
 
 Prepare blocks, and is done in a thread. Nothing that is secret is kept on disk.
 """
@@ -62,7 +62,7 @@ class LaunchError(ElastaneError):
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
-    """What an operator sets for all launches of a runner.
+    """Settings of the operator for all launches of a runner.
 
     host: under which other ranks reach this machine. masters: their addresses. secrets: folder of secret
     files. worker_token_file: of the workers of elastic runs; "": they have none. environ: of the runner.
@@ -88,7 +88,7 @@ class LaunchSettings:
 
 @dataclass
 class Preparation:
-    """What the ranks of one launch are started with.
+    """Resources with which the ranks of one launch are started.
 
     image: of containers; "": the runner's own. ports: of the ranks that are prepared and not started. code:
     where pods fetch it. secret_keys: of Kubernetes secrets, by their variables.
@@ -110,7 +110,7 @@ class Preparation:
 
 
 class ServiceStorage(NamedTuple):
-    """Where the service keeps code and artifacts, as Welcome says. mark: see `artifact_mark`."""
+    """Location of code and artifacts, as Welcome gives it. mark: see `artifact_mark`."""
 
     url: str = ""
     mark: str = ""

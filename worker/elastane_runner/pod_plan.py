@@ -1,4 +1,4 @@
-"""What the Service and Pods of a launch are created with: a plan and options, put together. Pure.
+"""Manifests of a launch's Service and Pods, from its plan and the runner's options. Pure.
 
 The pods fit the level "restricted" of Pod Security: no root, no privileges, no capabilities, a root that they
 cannot write to. Labels and annotations say which runner, run, attempt and rank a pod is, so that the next
@@ -58,7 +58,7 @@ class Mount(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PodOptions:
-    """How the ranks of an attempt are confined, and what they may use.
+    """Limits of the ranks of an attempt, and what they may use.
 
     fetch_image: with elastane, fetches code; "": image. user: UID or UID:GID, not root. memory_bytes, cpus,
     gpus: requests and limits at once; None: neither. gpu_resource: name of what is counted as GPUs; "": none.

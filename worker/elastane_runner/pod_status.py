@@ -1,4 +1,4 @@
-"""What a Pod's status says of its rank: has it started, from which image, how has it ended, and why. Pure.
+"""A rank's state from its Pod's status: started or not, the image, how it ended, and why. Pure.
 
 A pod that was deleted, evicted or preempted, or whose node is lost, is disrupted: its exit code says nothing
 about the rank. What had ended before that keeps its code.
@@ -37,7 +37,7 @@ _UNKNOWN: Final = "ContainerStatusUnknown"
 
 
 class Start(NamedTuple):
-    """How far the start of a rank has come.
+    """Progress of a rank's start.
 
     refusal: it will not start. waits_for: what it waits for, in words. has_image_trouble: its image cannot be
     pulled at present. is_pulling: its node has all that it needs but an image, or fetches the code.

@@ -1,4 +1,4 @@
-"""What a launch is at that takes long: told where the work is done, read where the master is told."""
+"""Progress of a launch's slow parts: set where the work is done, read for the master."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def untold(words: str) -> None:
 
 
 class Progress:
-    """Whether a launch has moved on since the last look, and what it is at."""
+    """Whether a launch has progressed since the last look, and its present step."""
 
     def __init__(self) -> None:
         self._words = ""

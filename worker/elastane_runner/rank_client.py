@@ -1,4 +1,4 @@
-"""What an engine for ranks in containers or pods asks of whatever runs them.
+"""Interface to whatever runs ranks in containers or pods.
 
 A pod counts as a container here: it has one that runs the rank. All functions block; the engine calls them in
 threads. Whatever goes wrong is an EngineError, of a class that says whether it may pass.
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 
 class ContainerState(NamedTuple):
-    """What the engine says of a container.
+    """State of a container as the engine reports it.
 
     is_running: also before it has run. started_at, ended_at: seconds since the Unix epoch; None: not yet.
     exit_code: of one that has ended, 128 and more for a signal; None: it has none. is_disrupted: something

@@ -1,4 +1,4 @@
-"""Which GPUs of its machine a rank has: as many as its slots are worth, and free ones while there are some.
+"""Assignment of a machine's GPUs to ranks: as many as its slots are worth, free ones first.
 
 A script of stock DDP or Horovod takes the GPU that LOCAL_RANK numbers. So those ranks see the GPUs of all
 ranks of their launch here, each one's first GPU at its local rank; others see their own alone. Pure.

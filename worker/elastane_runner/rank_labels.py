@@ -1,4 +1,4 @@
-"""What marks a rank's container or pod, so that nothing else has to be known for it to be adopted. Pure."""
+"""Labels of a rank's container or pod, which suffice to adopt it. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIGNAL_MAX: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RankLabels:
-    """What the labels of a container say. ranks: all that were launched with it."""
+    """Contents of a container's labels. ranks: all that were launched with it."""
 
     run: str
     attempt: int

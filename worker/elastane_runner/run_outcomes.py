@@ -1,4 +1,4 @@
-"""What ended ranks have left: stored at the artifact URL in the background, until that has worked.
+"""Results of ended ranks, uploaded to the artifact URL in the background until that succeeds.
 
 Logs of a launch are stored when nothing of it lives. When the master says that a launch can be forgotten, the
 runner of rank 0 asks for the run, and writes the run's record if it is over. Nothing waits for either.

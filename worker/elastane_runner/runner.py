@@ -72,7 +72,7 @@ _STATES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
-    """What a runner tells the master of itself. folder: of all that it keeps; no other runner uses it.
+    """A runner's description of itself to the master. folder: for its records; no other runner uses it.
 
     device_type: of its slots; empty: cpu. memory_bytes: of one device; 0: unknown.
     """

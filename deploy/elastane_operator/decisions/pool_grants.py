@@ -1,4 +1,4 @@
-"""What each job's pods may be now, on the way to the plan.
+"""Pods that each job may have now, on the way to the plan.
 
 A device is granted again only when nobody can have a pod on it any more: not by a grant, not by what a job
 has acknowledged in its status, not by a pod that still terminates. So the pods of a pool are never more than

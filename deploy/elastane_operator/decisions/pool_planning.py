@@ -1,4 +1,4 @@
-"""Which devices each job of a pool should have: a view of the pool, a policy, and reasons.
+"""Devices that each job of a pool should have: a view of the pool, a policy, and reasons.
 
 A policy is made anew for each plan, so the plan follows from what is observed and from the status alone: a
 successor, or a second operator, comes to the same one.
@@ -124,7 +124,7 @@ def _policy(spec: PoolSpec, quiet: bool) -> Policy:
 
 
 def _state(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod], now: datetime) -> JobState:
-    """What a policy is told of a job. Raises InvalidSettings for one that can never train here."""
+    """Return a job as a policy sees it. Raises InvalidSettings for one that can never train here."""
     seconds = job.est_seconds or EST_SECONDS
     usable = [kind not in job.unusable and _may_use(share, kind) for kind in pool.types]
     if not any(usable):
@@ -221,7 +221,7 @@ def _inactive(job: PoolJob, now: datetime) -> str:
 
 
 def _finish(job: PoolJob, counts: Counts, state: JobState, now: datetime) -> datetime | None:
-    """When the job ends on these devices; None where steps or speed are not known yet."""
+    """Return when the job ends on these devices; None where steps or speed are not known yet."""
     if not state.job.known or not any(counts):
         return None
     step = state.shape.step_seconds(counts)

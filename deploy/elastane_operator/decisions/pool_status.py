@@ -22,7 +22,7 @@ class _Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class Share(_Part, frozen=True):
-    """What a job has of the pool.
+    """A job's share of the pool.
 
     planned: by the policy. granted: what its pods may be now; it rises to the plan as others' pods go.
     at: when the plan changed. taken_at: when the plan last became smaller. started_on: the type on which it

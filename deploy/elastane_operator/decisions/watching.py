@@ -1,4 +1,4 @@
-"""What a list and the watch after it mean: which objects have changed, and where the next watch starts.
+"""Interpretation of a list and the watch after it: changed objects, and where the next watch starts.
 
 A list is of one resourceVersion, and a watch from there delivers every later change. The server forgets old
 versions (410, or an event ERROR), and then only a new list tells what happened: what is missing in it was
@@ -34,7 +34,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What is kept of an object: its last essence, and what is told of it when it is gone."""
+    """Kept form of an object: its last essence, and what is reported when it is gone."""
 
     essence: object
     metadata: dict[str, Any]
@@ -120,7 +120,7 @@ class WatchState:
 
 
 def job_essence(job: Object) -> str:
-    """What of an ElasticJob calls for a look: all but its status.
+    """The parts of an ElasticJob whose change calls for a look: all but its status.
 
     The operator's own updates of the status come back as events; reacting to them would never end.
     """
@@ -135,6 +135,6 @@ def _key(item: Object) -> Key:
 
 
 def _refusal(status: Object) -> str:
-    """What an ERROR event says, which has a metav1.Status as its object."""
+    """Return the message of an ERROR event, which has a metav1.Status as its object."""
     words = (status.get("code"), status.get("reason"), status.get("message"))
     return " ".join(str(word) for word in words if word) or "the server ended the watch with an error"

@@ -37,10 +37,10 @@ QUEUE_SECONDS: Final = 1.0
 LOG_SECONDS: Final = 0.8
 STORED_LOG_SECONDS: Final = 3.0
 ARTIFACT_SECONDS: Final = 10.0
-"""What was gathered is shown again for so long."""
+"""Time for which gathered facts are shown again."""
 
 READ_SECONDS: Final = 3.0
-"""How long a page waits for storage or a runner."""
+"""Time that a page waits for storage or a runner."""
 
 READINGS_MAX: Final = 64
 

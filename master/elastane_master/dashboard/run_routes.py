@@ -38,7 +38,7 @@ NUMBER_MAX: Final = 2**31 - 1
 
 
 class Site(Protocol):
-    """What the pages of runs need of the dashboard."""
+    """Parts of the dashboard that the pages of runs use."""
 
     @property
     def gate(self) -> Gate: ...

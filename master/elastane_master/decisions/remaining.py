@@ -1,4 +1,4 @@
-"""How long a job will take yet, by what its workers have measured. Pure."""
+"""Time left for a job, from its workers' measurements. Pure."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ E = TypeVar("E")
 
 
 class Decided(Protocol):
-    """What a server needs of a decision. result: the answer to a request."""
+    """A decision as a server handles it. result: the answer to a request."""
 
     @property
     def result(self) -> object: ...

@@ -69,7 +69,7 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class Companion(Protocol):
-    """What a master serves beside its jobs, taken over and given up together with them.
+    """A service of the master beside its jobs, taken over and given up together with them.
 
     name: by which it is repaired; no job can have it.
     """

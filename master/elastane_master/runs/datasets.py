@@ -1,4 +1,4 @@
-"""Where the dataset of a run is, asked in a thread: storage may be slow, or away."""
+"""Resolves the dataset of a run, in a thread: storage may be slow or unreachable."""
 
 from __future__ import annotations
 

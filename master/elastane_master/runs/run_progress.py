@@ -1,4 +1,4 @@
-"""What the jobs of elastic runs have measured and done, for scheduling policies."""
+"""Progress and measurements of elastic runs' jobs, for scheduling policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who calls the rpc being served: set by the gate, used where an answer depends on it.
+"""Caller of the rpc being served: set by the gate, used where an answer depends on it.
 
 The gate removes other people's jobs from every list that it passes on. A page must take that into account
 before: the token of the next page names the last job, and a page may not consist of jobs that are removed.

@@ -89,7 +89,7 @@ def service_message(view: ServiceView, liveness: Liveness) -> training_pb2.Train
 def scheduling_message(
     policy: str, decisions: tuple[RunDecision, ...]
 ) -> training_pb2.TrainingServiceGetSchedulingResponse:
-    """What the scheduling policy has decided. policy: of the service."""
+    """Return the policy's decision as a message. policy: of the service."""
     response = training_pb2.TrainingServiceGetSchedulingResponse(policy=policy)
     for decision in decisions:
         message = response.decisions.add(
@@ -191,7 +191,7 @@ def _prepare(
 def runner_response(
     message: RunnerMessage | training_pb2.RunnerReadLog, urls: Callable[[int], tuple[str, str]]
 ) -> training_pb2.RunnerServiceAttendResponse:
-    """What is sent to a runner. urls: of a run's artifacts and checkpoints."""
+    """Return an effect as the runner's message. urls: of a run's artifacts and checkpoints."""
     response = training_pb2.RunnerServiceAttendResponse()
     match message:
         case training_pb2.RunnerReadLog():

@@ -92,7 +92,7 @@ def backfill(view: View) -> Allocation:
 
 
 def _reservation(view: View, allocation: Allocation, request: Counts, free: Counts) -> tuple[float, Counts]:
-    """When the first waiting job can start, and the devices that are free then beside its own."""
+    """Return when the first waiting job can start, and the devices that are free then beside its own."""
     ends = []
     for state, devices in zip(view.jobs, allocation, strict=True):
         if any(devices):

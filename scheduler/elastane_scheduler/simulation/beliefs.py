@@ -1,4 +1,4 @@
-"""What a policy is told of the steps that are left: all, something wrong, or nothing. Pure."""
+"""A policy's knowledge of the steps left: exact, wrong, or none. Pure."""
 
 from __future__ import annotations
 

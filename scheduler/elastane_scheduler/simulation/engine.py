@@ -56,7 +56,7 @@ class Ended:
 
 @dataclass
 class Outcome:
-    """What came of a trace. device_seconds, offered_seconds: of each device type, until the last end.
+    """Result of a trace. device_seconds, offered_seconds: of each device type, until the last end.
 
     unfinished: jobs that cannot run on what is offered. held: with `record`, (time, job, devices) at each
     change.

@@ -1,4 +1,4 @@
-"""Which trace is this? By its header. Pure."""
+"""Trace formats, recognized by their header. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARKS = {
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a trace is read. jobs_max: the first jobs alone. ests_per_device: of traces that know devices
+    """How to read a trace. jobs_max: the first jobs alone. ests_per_device: of traces that know devices
     alone.
 
     merge: rows of one name are one job, as EasyScale's published simulator has it.

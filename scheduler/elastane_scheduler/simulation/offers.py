@@ -13,7 +13,7 @@ from elastane_scheduler.pool import Counts, Pool
 
 @dataclass(frozen=True)
 class Offers:
-    """What is offered, from each time on; ascending times, the first is 0."""
+    """Devices offered from each time on; ascending times, the first is 0."""
 
     changes: tuple[tuple[float, Counts], ...]
 

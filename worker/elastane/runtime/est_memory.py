@@ -1,4 +1,4 @@
-"""How many ESTs this worker's memory can carry, for ranges by speed.
+"""Number of ESTs that this worker has memory for, used for ranges by speed.
 
 Each EST that a worker hosts adds one copy of all gradients, which is kept until the step's sums are made.
 """

@@ -17,7 +17,7 @@ from elastane.rng_draws import advance
 from elastane_proto.v1 import ring_pb2
 
 Change = int | bytes
-"""What the code did to a generator or item: its number of raw draws, or its new state."""
+"""Effect of the code on a generator or item: its number of raw draws, or its new state."""
 
 _BEHIND: Final = "item/@interval"
 _STEP: Final = struct.Struct("<q")

@@ -1,4 +1,4 @@
-"""What the script's code between two epochs drew from the generators of one worker, and for which ESTs. Pure.
+"""Random numbers drawn between two epochs by one worker's script, and the ESTs they count for. Pure.
 
 The code runs once, with the generators and registered items of the worker's first EST (EST 0 on the leader),
 whose resulting states are kept. The other ESTs would have drawn as many raw values, each from its own state:

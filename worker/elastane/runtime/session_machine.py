@@ -199,7 +199,7 @@ Action = Connect | CheckLeader | LeaveRing | SendBye | Probe | SwitchTo | End
 
 
 class Stage(Enum):
-    """Where the session is; see the module."""
+    """Stage of the session; see the module."""
 
     CONNECTING = "connecting"
     OPEN = "open"

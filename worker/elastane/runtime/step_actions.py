@@ -1,4 +1,4 @@
-"""What a trainer does within a step as its body decides: session, generators, loader, model and figures.
+"""A trainer's actions within a step, as its body decides: session, generators, loader, model and figures.
 
 Every action ends before it returns: coroutines block the script's thread and never suspend.
 """

@@ -1,4 +1,4 @@
-"""What a worker decides within a global step: when it reports, applies or gives up the step.
+"""A worker's decisions within a global step: when it reports, applies or gives up the step.
 
     begin ─▶ mini_batches: each EST's turn ─▶ end_batch
                   │  the last: first_gradient   the step is reported, if its outcome is known by then
@@ -36,7 +36,7 @@ T_contra = TypeVar("T_contra", bound=Turn, contravariant=True)
 
 
 class Actions(Protocol[T_contra]):
-    """What the surroundings of a step do for it. Changes of the protocol's state are atomic."""
+    """Interface of a step to its surroundings. Changes of the protocol's state are atomic."""
 
     @property
     def failure(self) -> Exception | None:

@@ -1,4 +1,4 @@
-"""What a worker does between two steps: ring changes with their hand-over, loading, checkpoints, intervals.
+"""A worker's actions between two steps: ring changes with their hand-over, loading, checkpoints, intervals.
 
     checkpoint ─▶ the master's request ─▶ Load: load, or keep the initial state ──────────▶┐
         ▲                              ─▶ Go: form the group, hand over state, start ESTs ─▶┤
@@ -52,7 +52,7 @@ class Restored(Protocol):
 
 
 class Actions(Protocol):
-    """What the surroundings of a step boundary do for it. Changes of the protocol's state are atomic."""
+    """Interface of a step boundary to its surroundings. Changes of the protocol's state are atomic."""
 
     def tell(self, change: Callable[[], Outcome], /) -> object:
         """Change the protocol's state, and send the messages that follow."""

@@ -1,4 +1,4 @@
-"""How fast this worker's device is: time of one EST's part of a step, for plans (`elastane plan`).
+"""Speed of this worker's device: time of one EST's part of a step, for plans (`elastane plan`).
 
 An EST's part ends with its backward; what follows depends on the ring. On a GPU the device's own clock
 counts, and a step is measured when its events have passed, without waiting for them.

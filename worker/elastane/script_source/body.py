@@ -22,7 +22,7 @@ Role = Literal["model", "optimizer", "other"]
 another prepared or registered object, or the job."""
 
 Kind = Literal["setting", "loss", "steps", "clipping", "model", "stop", "weights", "attribute", "kept"]
-"""What is decided: a hyperparameter, the loss, whether the step's calls are made, how gradients are clipped,
+"""Decided in a loop: hyperparameter, the loss, whether the step's calls are made, how gradients are clipped,
 what the model does; when the loop ends, which weights are loaded, an attribute of the model or its dataset
 that is set between epochs, which weights are saved."""
 

@@ -1,4 +1,4 @@
-"""How a command tells a run of the training service from a job: by the form of its name."""
+"""Tells runs of the training service from jobs by the form of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `elastane submit` sends: the spec of a run, from options and from the run that it is like.
+"""The spec that `elastane submit` sends, from options and from the run that it is like.
 
 The options are parsed before anything is sent; every error is a BadParameter. What only the master knows
 (reserved names, limits, rights) it refuses itself.

@@ -47,7 +47,7 @@ def _pod_option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class ContainerChoices:
-    """What the command line says of containers; `options` checks it."""
+    """Options for containers as given on the command line; `options` checks them."""
 
     image: Annotated[
         str | None,
@@ -144,7 +144,7 @@ class ContainerChoices:
 
 @dataclass(frozen=True)
 class PodChoices:
-    """What the command line says of pods; `options` checks it."""
+    """Options for pods as given on the command line; `options` checks them."""
 
     namespace: Annotated[str, _pod_option("--namespace", "NAME", "Where the pods are created.")] = "default"
     kubeconfig: Annotated[

@@ -1,4 +1,4 @@
-"""What the demo of the training service has found, and the lines of its table. Pure."""
+"""Findings of the training service's demo, and the lines of its table. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAST_LINES: Mapping[str, str] = {
     STOCK: "the training is over",
     TENSORFLOW: "know the same cluster",
 }
-"""What the last three lines of each rank's log contain, by run: a regular expression.
+"""Regular expression for the last three lines of each rank's log, by run.
 
 In an elastic run the agent writes them: that the job succeeded, or, if the service stops the agent before it
 knows that, that it was stopped and its worker left.

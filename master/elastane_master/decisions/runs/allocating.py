@@ -208,7 +208,7 @@ def _damped(
 
 
 def _wait_seconds(ctx: RunsContext, run: Run) -> float:
-    """How long a running run is still left alone."""
+    """Return the seconds for which a running run may not be changed yet."""
     if run.launch is None:
         return 0.0
     allocation = ctx.state.allocation

@@ -1,4 +1,4 @@
-"""What a scheduling policy has decided: instances of each run by device type, and why. Plain values."""
+"""Decision of a scheduling policy: instances of each run by device type, and why. Plain values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REJECTED_MAX = 10
 
 
 class Target(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a policy wants a run to have. instances: none of them, for a run that waits. reason: in words."""
+    """A run's share by a policy. instances: empty for a run that waits. reason: in words."""
 
     run_id: int
     instances: Instances = {}

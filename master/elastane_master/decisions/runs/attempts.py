@@ -34,7 +34,7 @@ def exit_text(rank: int, exit_code: int) -> str:
 
 
 def after_failure(run: Run, what: str, passing: bool) -> Ending:
-    """What becomes of a run of which an attempt has failed. passing: a further one may do better."""
+    """Decide the next state of a run after a failed attempt. passing: another attempt may succeed."""
     # Only the peers of a black box end because a runner is lost.
     by_exit, retries_max = not run.demand.elastic, run.demand.retries_max
     if not passing:
@@ -61,5 +61,5 @@ def relaunch_delay_seconds(settings: ServiceSettings, failures: int) -> float:
 
 
 def pause_seconds(settings: ServiceSettings, pauses: int) -> float:
-    """How long a runner is paused, the so manyth time in a row."""
+    """Return the length of a runner's next pause. pauses: in a row so far."""
     return backoff_seconds(settings.pause_seconds, settings.pause_seconds_max, pauses)

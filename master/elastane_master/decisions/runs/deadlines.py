@@ -1,4 +1,4 @@
-"""What is due of a run: its next attempt, its launch, its stop, its time, the end of its job."""
+"""Deadlines of a run: of its next attempt, its launch, its stop, its time limit, the end of its job."""
 
 from __future__ import annotations
 

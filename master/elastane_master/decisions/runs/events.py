@@ -33,7 +33,7 @@ class AttemptKey(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a rank listens."""
+    """Address at which a rank listens."""
 
     rank: int
     host: str
@@ -214,7 +214,7 @@ class RecordWritten(RunsEvent, frozen=True, tag=True):
 
 
 class AllocationDecided(RunsEvent, frozen=True, tag=True):
-    """What the scheduling policy wants. revision: of the state that it decided about.
+    """A decision of the scheduling policy. revision: of the state that it decided about.
 
     choice, rejected: how it came about, and alternatives with their scores. targets: in the order in which
     they get what is free. failure: the policy did not decide, and why. unlike: runners that count as another

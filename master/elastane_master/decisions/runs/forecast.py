@@ -1,4 +1,4 @@
-"""When runs that wait could start, if nothing came but the ends of those that run. Pure.
+"""Earliest starts of waiting runs, if nothing else is submitted and running ones end as expected. Pure.
 
 The queue is played forward: at the end of each run that has a launch, in the order of the ends, its slots are
 free, and the policy gives them to the runs that wait. How long a run of the queue will take is not known, so
@@ -44,7 +44,7 @@ class SlotHolder(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """When a waiting run could start.
+    """Earliest start of a waiting run.
 
     earliest_at: seconds since the Unix epoch; None: unknown. holders: whose ends it waits for, the first to
     end first. reason: what it waits for, or why nothing is known; "": no end makes room for it, as
@@ -58,7 +58,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class _Held:
-    """What becomes free at a run's end. ends_at: infinite: unknown."""
+    """Slots that become free at a run's end. ends_at: infinite: unknown."""
 
     run_id: int
     ends_at: float
@@ -169,7 +169,7 @@ class _Play:
 
 
 class _Holders:
-    """Who holds slots that a run may use, by the run's shape."""
+    """Holders of slots that a run may use, by the run's shape."""
 
     def __init__(self, state: RunsState, held: list[_Held]) -> None:
         self._state, self._held = state, held

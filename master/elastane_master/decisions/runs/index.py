@@ -1,4 +1,4 @@
-"""What is found quickly: runs that wait, by age and by owner, and deadlines. Made of the state, never stored.
+"""Index of waiting runs, by age and by owner, and of deadlines. Derived from the state, never stored.
 
 No decision may depend on anything here that the state does not tell: a restored machine has a new index.
 """
@@ -82,7 +82,7 @@ class Waiting:
             yield run_id
 
     def next_starving(self, after: float, starvation_seconds: float) -> float | None:
-        """When the next run after a time will have waited for so long."""
+        """Return when the next run will have waited for so long."""
         place = bisect_right(self.by_wait, (after - starvation_seconds, math.inf))
         while place < len(self.by_wait):
             at = self.by_wait[place][0] + starvation_seconds

@@ -1,4 +1,4 @@
-"""Which runner carries which instances. Pure functions of the runners and of what is free on them.
+"""Placement of instances on runners. Pure functions of the runners and their free slots.
 
 A gang of a black box is placed whole, on runners of one kind: on the fullest runner that has room for all,
 else on as few as possible. An elastic run takes what it needs to start; the rest is added as slots come free.
@@ -17,7 +17,7 @@ Assignment = dict[str, tuple[int, ...]]
 Free = dict[str, int]
 """Free slots by runner; only runners that have some."""
 Shape = tuple[object, ...]
-"""What decides where a run fits: runs of one shape fit where one of them does."""
+"""Everything that decides where a run fits: runs with equal values fit in the same places."""
 
 
 def free_slots(runners: Mapping[str, Runner]) -> Free:

@@ -1,4 +1,4 @@
-"""What a scheduling policy is shown of the service: runs as jobs, slots as devices. Pure.
+"""The service as a scheduling policy sees it: runs as jobs, slots as devices. Pure.
 
 A device is a slot of a runner; its type is the runner's. A run whose instances take several slots counts as
 so many times the ESTs: with s slots each, n slots host ceil(N s / n) of them, as long a step as floor(n / s)
@@ -43,7 +43,7 @@ _EARLIEST_SECONDS = 1e-6
 
 @dataclass(frozen=True)
 class Progress:
-    """What the job of an elastic run says. est_seconds: of an EST's part of a step, by device type.
+    """Measurements of an elastic run's job. est_seconds: of an EST's part of a step, by device type.
 
     steps: committed. steps_all: 0: unknown. step_seconds: of a step of its present ring; 0.0: unknown.
     ests_max: that one instance has memory for, by device type; without an entry: unknown.

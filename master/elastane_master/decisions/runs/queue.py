@@ -24,7 +24,7 @@ from elastane_master.decisions.runs.state import RunsState
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a policy says of one run.
+    """A policy's verdict on one run.
 
     verdict: it starts, with the assignment; or slots are reserved for it; or it waits. reserved: it starts
     since slots were reserved. needs: slots that are reserved, by runner, as soon as they are free.
@@ -254,7 +254,7 @@ def _owner_key(
 
 
 class _Quotas:
-    """What owners may still take, as of the beginning of an order and of what it has given since."""
+    """Slots that owners may still take: their quotas less what they hold and what this order has granted."""
 
     def __init__(self, state: RunsState) -> None:
         self._most = state.slots_max

@@ -1,4 +1,4 @@
-"""What instances do: start, end, get lost.
+"""Events of instances: they start, end, get lost.
 
 When all instances of a black box have ended with 0, the run has succeeded.
 """

@@ -43,7 +43,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "failed": frozenset({"queued", "waiting_data"}),
     "cancelled": frozenset({"queued", "waiting_data"}),
 }
-"""Which state may follow which; `Run.enter` raises for every other.
+"""Allowed transitions; `Run.enter` raises for every other one.
 
 The job of an elastic run may end while the run waits or is launched anew.
 """
@@ -79,7 +79,7 @@ class RankRecord(msgspec.Struct, omit_defaults=True):
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What becomes of a run once its launch is gone, and why.
+    """The next state of a run once its launch is gone, and why.
 
     by_exit: for an instance's exit code. If a runner turns out to be lost meanwhile, that was the cause.
     """

@@ -74,7 +74,7 @@ class Runner(msgspec.Struct, omit_defaults=True):
 
     @property
     def computes_on(self) -> str:
-        """What its slots count as: the device type that it says, unless it was measured to be unlike."""
+        """The device type of its slots: the one it reports, unless measurements contradict it."""
         return self.measured_type or self.device_type
 
     @property

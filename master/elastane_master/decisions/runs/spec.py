@@ -1,4 +1,4 @@
-"""What a user submits, and every reason to refuse it.
+"""Spec of a run as a user submits it, and its validation.
 
 The structs have the fields of training.proto by name. A spec never changes; `resolved` fills in its defaults.
 """
@@ -94,7 +94,7 @@ class GitCommit(msgspec.Struct, frozen=True):
 
 
 class CodeRef(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an instance executes; exactly one of the first three is not None."""
+    """Program of an instance; exactly one of the first three is not None."""
 
     archive_sha256: str | None = None
     git: GitCommit | None = None
@@ -111,7 +111,7 @@ class SecretRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RunSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a user submits, as the proto's RunSpec. 0, empty and None mean the default."""
+    """A submitted spec, as the proto's RunSpec. 0, empty and None mean the default."""
 
     algorithm: str = ""
     name: str = ""
@@ -159,7 +159,7 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class SpecLimits(msgspec.Struct, frozen=True):
-    """What the operator allows. owners: who may own runs; empty: everybody."""
+    """Limits set by the operator. owners: who may own runs; empty: everybody."""
 
     instances_max: int = 4096
     parameters_bytes_max: int = PARAMETERS_BYTES_MAX

@@ -20,7 +20,7 @@ PREPARE_SECONDS: Final = 120.0
 
 
 class ServiceSettings(msgspec.Struct, frozen=True):
-    """What the operator has set; part of the state, as decisions depend on it.
+    """Settings of the operator; part of the state, as decisions depend on them.
 
     lease_seconds: without a message for so long a runner is lost. prepare_seconds: to get ready for a launch,
     and again to start it, since the runner has last said that it gets on with that. starvation_seconds: a run

@@ -37,7 +37,7 @@ def step_of(now: float) -> int:
 
 
 def decay(amount: float, steps: int) -> float:
-    """What is left of an amount after so many minutes."""
+    """Return an amount after so many minutes of decay."""
     if steps <= 0:
         return amount
     if steps > _STEPS_MAX:

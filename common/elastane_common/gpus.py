@@ -27,7 +27,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = DEVICES) -> lis
 
 
 def least_used(gpus: Sequence[str], taken: Collection[str], count: int = 1) -> list[str]:
-    """Return so many of the GPUs, those that the fewest others have, in the order of `gpus`.
+    """Return `count` of the GPUs, those that the fewest others have, in the order of `gpus`.
 
     taken: the GPUs of others; one that two of them have is in it twice.
     """

@@ -91,7 +91,7 @@ class Outbox:
 
 
 def doubling_wait(failures: int) -> float:
-    """Return the seconds to wait after so many failed attempts, from 1."""
+    """Return the delay in seconds after this many failed attempts, from 1."""
     return min(WAIT_SECONDS_FIRST * 2.0 ** min(failures - 1, 16), WAIT_SECONDS_MAX)
 
 
@@ -121,7 +121,7 @@ class OutboxSender:
         self._thread.start()
 
     def stop(self, timeout_seconds: float = 0.0) -> None:
-        """Stop before the next entry; wait for the current one for so long. The rest stays in the folder."""
+        """Stop before the next entry; wait at most this long for the current one. The others stay stored."""
         self._stopping.set()
         self._outbox.news.set()
         self._thread.join(timeout_seconds)

@@ -151,7 +151,7 @@ def _devices(speeds: Sequence[WorkerSpeed]) -> tuple[DeviceSpeed, ...]:
 
 @dataclass(frozen=True)
 class _Step:
-    """Time that so many workers need for their ESTs; see Rung."""
+    """Time that `workers` workers need for their ESTs; see Rung."""
 
     workers: int
     ests_most: int

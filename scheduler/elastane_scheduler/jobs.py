@@ -14,7 +14,7 @@ Stage = tuple[float, Counts]
 """From that time on these devices train."""
 
 Segment = tuple[float, float]
-"""From that time on so many steps are done in a second."""
+"""Steps per second from that time on."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -131,7 +131,7 @@ TRANSITIONS: Final[Mapping[Stage, frozenset[Stage]]] = {
 class AttendingMachine:
     """The decisions of one runner's session. Not thread-safe.
 
-    now: the current time of any monotonic clock, in seconds. backoff: the wait after an outage of so many
+    now: the current time of any monotonic clock, in seconds. backoff: the wait after an outage of this many
     seconds.
     """
 

@@ -38,7 +38,7 @@ class _Reader:
         self.news.set()
 
     async def room(self, wanted_bytes: int) -> None:
-        """Wait until so many bytes may be sent."""
+        """Wait until this many bytes may be sent."""
         while self.sent_bytes - self.taken_bytes + wanted_bytes > WINDOW_BYTES:
             self.news.clear()
             await self.news.wait()

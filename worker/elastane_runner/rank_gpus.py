@@ -16,7 +16,7 @@ def gpus_for(gpus: Sequence[str], taken: Iterable[str], *, slots: int, slots_of_
     """Return the GPUs of a rank that begins.
 
     gpus: of the runner. taken: of the ranks that it has. slots: of the runner. slots_of_rank: of which this
-    rank takes so many. With more slots than GPUs some ranks share one.
+    rank takes several. With more slots than GPUs some ranks share one.
     """
     count = max(1, len(gpus) * slots_of_rank // max(1, slots))
     return least_used(gpus, list(taken), count)

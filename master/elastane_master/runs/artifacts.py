@@ -86,7 +86,7 @@ class RunArtifacts:
     ) -> AsyncGenerator[tuple[int, bytes]]:
         """Yield a stored log in chunks of at most CHUNK_BYTES, each with its offset.
 
-        offset: where to begin; negative: so many bytes before the end. Raises Rejection, also if the log is
+        offset: where to begin; negative: counted from the end. Raises Rejection, also if the log is
         not stored.
         """
         name = layout.rank_log(attempt, rank)

@@ -17,7 +17,7 @@ from elastane_master.jobs.job_servers import JobServers
 from elastane_master.runs.run_server import RunServer
 
 FORECAST_SECONDS: Final = 1.0
-"""Forecasts are shown again for so long."""
+"""Time for which a forecast is shown again."""
 
 LOOP_FRACTION: Final = 0.05
 """Part of the event loop's time that computing them may take: longer ones are shown for longer."""

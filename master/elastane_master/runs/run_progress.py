@@ -12,7 +12,7 @@ from elastane_master.decisions.runs.state import RunsState
 from elastane_master.decisions.state import JobState
 
 UNLIKE_FACTOR = 1.5
-"""A runner that is so many times slower or faster than others of its type counts by itself."""
+"""A runner slower or faster than others of its type by this factor counts by itself."""
 ALIKE_FACTOR = 1.25
 """One that counts by itself is like the others again below this: measurements vary, and runs move with it."""
 

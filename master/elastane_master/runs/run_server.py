@@ -50,7 +50,7 @@ HEARTBEAT_SECONDS = 5.0
 """Interval of runners' heartbeats."""
 
 SILENT_SECONDS = 20.0
-"""A runner that has sent nothing for so long counts as disconnected; its lease runs on."""
+"""A runner silent for longer counts as disconnected; its lease runs on."""
 
 PLAN_SECONDS = 0.02
 """Minimum interval between checks for deadlines."""

@@ -148,7 +148,7 @@ class Strangers:
         return [key for key, one in self._strangers.items() if now - one.since > limit]
 
     def unheard(self, now: float) -> dict[int, bool]:
-        """Connections paused for so long that gRPC's side must be closed; each is returned once.
+        """Connections paused so long that gRPC's side must be closed; each is returned once.
 
         True: the gate has refused it, so it must be ended. False: it stays open and silent for
         `silent_seconds`, because it would reconnect at once if ended.

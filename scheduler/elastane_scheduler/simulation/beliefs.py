@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from elastane_scheduler.jobs import Job, JobState
 
-#: A job of unknown length is believed to have at least so many seconds left at its best speed.
+#: A job of unknown length is believed to have at least this many seconds left at its best speed.
 GUESS_SECONDS_MIN = 60.0
 
 

@@ -140,7 +140,7 @@ def _ran(
     shapes: Shapes,
     ests_per_device: int,
 ) -> Job:
-    """A job that ran for `duration` seconds on so many devices of one speed."""
+    """A job that ran for `duration` seconds on `devices` devices of one speed."""
     try:
         seconds = [STEP_SECONDS / ests_per_device] * len(pool.types)
         shape = shapes.get(devices * ests_per_device, seconds, mixes=len(pool.types) > 1)

@@ -225,7 +225,7 @@ class SessionMachine:
 
     masters: addresses as the user gave them, for texts. timeout_seconds: a master unreachable for longer
     ends the session. now: the current time of any monotonic clock, in seconds. backoff: the wait after an
-    outage of so many seconds. unreachable_hint: of the error that says so.
+    outage of this many seconds. unreachable_hint: of the error that says so.
     """
 
     def __init__(

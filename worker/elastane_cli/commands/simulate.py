@@ -97,7 +97,7 @@ def simulate(
         typer.Option("--noise", min=0.0, help="Policies see remaining work times exp(NOISE x normal)."),
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of noise and of a generated trace.")] = 0,
-    dense: Annotated[float, typer.Option("--dense", help="Arrivals so many times as dense.")] = 1.0,
+    dense: Annotated[float, typer.Option("--dense", help="Factor by which arrivals are denser.")] = 1.0,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", min=1, help="The first jobs alone; of a generated trace: how many."),

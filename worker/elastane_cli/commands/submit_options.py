@@ -166,7 +166,7 @@ class SubmitOptions:
         _option(
             "--parameter-servers",
             "N",
-            "Of a TensorFlow run: so many of its processes, the last ones, are parameter servers.",
+            "TensorFlow: number of processes, the last ones, that are parameter servers.",
             _PROCESSES,
             "0",
             min=0,

@@ -36,7 +36,7 @@ TASKS: Final = 2
 """Instances of the TensorFlow run."""
 GRACE_SECONDS: Final = 3
 KILL_STEP: Final = 3
-"""A rank is killed once the elastic run has committed so many steps."""
+"""A rank is killed once the elastic run has committed this many steps."""
 _END_SECONDS: Final = 600.0
 _RECORD_SECONDS: Final = 60.0
 

@@ -146,7 +146,7 @@ def _slots(run: Run, instances: Instances) -> Instances:
 
 
 def _least(has: Instances, least: int) -> Instances:
-    """Return so many of the instances, of the types with the most first."""
+    """Return `least` of the instances, taken from the types with the most first."""
     kept: Instances = {}
     for name in sorted(has, key=lambda name: (-has[name], name)):
         if least <= 0:

@@ -46,17 +46,17 @@ def after_failure(run: Run, what: str, passing: bool) -> Ending:
 
 
 def backoff_seconds(first_seconds: float, seconds_max: float, failures: int) -> float:
-    """Wait after so many failures in a row: doubled each time, up to a maximum."""
+    """Return the delay after this many failures in a row: doubled each time, up to a maximum."""
     return float(min(first_seconds * 2.0 ** min(max(failures - 1, 0), 60), seconds_max))
 
 
 def retry_delay_seconds(settings: ServiceSettings, failures: int) -> float:
-    """Wait before the attempt after so many that failed."""
+    """Return the delay before the next attempt, after this many failed ones."""
     return backoff_seconds(settings.retry_seconds, settings.retry_seconds_max, failures)
 
 
 def relaunch_delay_seconds(settings: ServiceSettings, failures: int) -> float:
-    """Wait before the launch after so many in a row that were taken back."""
+    """Return the delay before the next launch, after this many in a row were taken back."""
     return backoff_seconds(settings.relaunch_seconds, settings.relaunch_seconds_max, failures)
 
 

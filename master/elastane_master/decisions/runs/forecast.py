@@ -65,7 +65,7 @@ class _Held:
     slots: Mapping[str, int]
 
     def holder(self, slots: int) -> SlotHolder:
-        """Return it as one of so many slots that are waited for."""
+        """Return it as a holder of `slots` awaited slots."""
         return SlotHolder(self.run_id, slots, None if self.ends_at == math.inf else self.ends_at)
 
 

@@ -95,7 +95,7 @@ def _uncharge(ctx: RunsContext, holding: Holding, instances: int) -> None:
 
 
 def _charge(ctx: RunsContext, run: Run, slots: int) -> None:
-    """Charge a run and its owner up to now, and for so many slots more from now on."""
+    """Charge a run and its owner up to now, and for `slots` more from now on."""
     use = ctx.state.uses.get(run.owner)
     if use is None:
         use = ctx.state.uses[run.owner] = Use(step=usage.step_of(ctx.now), charged_at=ctx.now)

@@ -75,14 +75,14 @@ class Waiting:
             del self.by_priority[priority]
 
     def starving(self, now: float, starvation_seconds: float) -> Iterator[int]:
-        """Yield the runs that have waited for so long, the oldest first."""
+        """Yield the runs that have waited at least this long, oldest first."""
         for since, run_id in self.by_wait:
             if now - since < starvation_seconds:
                 return
             yield run_id
 
     def next_starving(self, after: float, starvation_seconds: float) -> float | None:
-        """Return when the next run will have waited for so long."""
+        """Return when the next run will have waited this long."""
         place = bisect_right(self.by_wait, (after - starvation_seconds, math.inf))
         while place < len(self.by_wait):
             at = self.by_wait[place][0] + starvation_seconds

@@ -22,9 +22,9 @@ PREPARE_SECONDS: Final = 120.0
 class ServiceSettings(msgspec.Struct, frozen=True):
     """Settings of the operator; part of the state, as decisions depend on them.
 
-    lease_seconds: without a message for so long a runner is lost. prepare_seconds: to get ready for a launch,
+    lease_seconds: a runner silent for longer is lost. prepare_seconds: limit for the preparation of a launch,
     and again to start it, since the runner has last said that it gets on with that. starvation_seconds: a run
-    that has waited for so long gets slots reserved.
+    that has waited for longer gets slots reserved.
     retry_seconds, retry_seconds_max: before the attempt after the first failure; doubled with each further
     one. relaunch_seconds, relaunch_seconds_max: the same, of launches that were taken back.
     launch_failures_max: launches in a row, after which the attempt has failed. runner_failures_max: failed
@@ -33,7 +33,7 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     runner_keep_seconds: how long a lost runner is shown. runs_waiting_max: further ones are refused.
     weights: of owners; 1 if not there. scheduling_policy: who decides which runs have which slots:
     `FAIR_SHARE`, or a policy of elastane_scheduler. reshape_seconds: after a change of a running run's
-    instances the policy changes them no further for so long.
+    instances the policy changes them no further for this time.
     """
 
     lease_seconds: float = 60.0

@@ -16,7 +16,7 @@ STEP_SECONDS = 60.0
 _STEP_FACTOR = 0.9885140203528962
 """2 ** -(1 / 60), to the power of 60 a half."""
 _STEPS_MAX = 60 * 64
-"""After so many steps less than 2 ** -64 is left: nothing."""
+"""After this many steps less than 2 ** -64 is left, which counts as nothing."""
 
 
 class Use(msgspec.Struct):
@@ -37,7 +37,7 @@ def step_of(now: float) -> int:
 
 
 def decay(amount: float, steps: int) -> float:
-    """Return an amount after so many minutes of decay."""
+    """Return an amount after this many minutes of decay."""
     if steps <= 0:
         return amount
     if steps > _STEPS_MAX:

@@ -27,6 +27,10 @@ PRICE_MICROS_MAX: Final = 10**12
 Determinism = Literal["d0", "d1", "d2"]
 #: With how many workers a job trains: any number in its range, or only the full one.
 Recovery = Literal["elastic", "fixed"]
+#: What becomes of a job that has spent its budget.
+OverBudget = Literal["cheapest", "suspend"]
+#: How a deadline is met with workers that may be reclaimed.
+SpotPolicy = Literal["wide", "uniform"]
 
 Group = Literal["job", "limits"]
 
@@ -235,6 +239,49 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
             at_least=0,
         ),
     ] = 0
+    scaling: Annotated[
+        str,
+        Setting(
+            "The master chooses the number of workers within MIN and MAX: efficiency[=THETA]; utility=Y0,X0 "
+            "or utility=T1:U1,T2:U2,...; budget=MONEY; deadline=TIME, as 2026-12-04T18:00+01:00, 18:00 or "
+            "+2h; off.",
+            "--auto",
+            "MODE",
+            default_text="off",
+        ),
+    ] = ""
+    over_budget: Annotated[
+        OverBudget,
+        Setting(
+            "Once a budget is spent: cheapest: train with the number of workers that costs least; suspend: "
+            "suspend the job.",
+            "--over-budget",
+        ),
+    ] = "cheapest"
+    on_demand_workers: Annotated[
+        int,
+        Setting(
+            "Maximum number of on-demand workers that a deadline may ask for; 0: none.",
+            "--on-demand-workers",
+            "COUNT",
+            at_least=0,
+            at_most=ESTS_MAX,
+        ),
+    ] = 0
+    spot_policy: Annotated[
+        SpotPolicy,
+        Setting(
+            "How a deadline is met: wide: all useful spot workers, and on demand only when time runs out; "
+            "uniform: Uniform Progress.",
+            "--spot-policy",
+        ),
+    ] = "wide"
+    cold_start_seconds: Annotated[
+        float,
+        _limit(
+            "Time from the request for a worker until it trains, for a deadline.", "--cold-start", at_least=0
+        ),
+    ] = 120.0
 
 
 def _of_struct() -> Iterator[tuple[str, type, Setting]]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from elastane_proto.job_settings import OverBudget, SpotPolicy
 from elastane_shards.settings import QueueSettings
 
 Parts = dict[str, bytes]
@@ -265,11 +266,19 @@ class StateDetailed(Event, frozen=True, tag=True):
 
 
 class ScaleRequested(Event, frozen=True, tag=True):
-    """workers_min: 0: as it is, or workers_max where that is less."""
+    """workers_min: 0: as it is, or workers_max where that is less. workers_max: 0: as it is.
+
+    scaling: "off": the job scales no longer by itself. None: as it is.
+    """
 
     request_id: str
     workers_min: int
     workers_max: int
+    scaling: str | None = None
+    over_budget: OverBudget | None = None
+    on_demand_workers: int | None = None
+    spot_policy: SpotPolicy | None = None
+    cold_start_seconds: float | None = None
 
 
 class SuspendRequested(Event, frozen=True, tag=True):

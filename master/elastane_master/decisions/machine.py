@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from elastane_master.decisions import (
+    autoscaling,
     cost,
     datasets,
     endings,
@@ -120,6 +121,7 @@ class JobMachine:
                 field="name",
             )
         life.check_settings(settings)
+        settings = autoscaling.checked(settings, now)
         state = JobState(name=name, original=settings, settings=settings, created_at=now, decided_at=now)
         waiting.begin(state, now)
         return cls(state, Queues())

@@ -11,7 +11,7 @@ from itertools import islice
 
 import msgspec
 
-from elastane_master.decisions import balance, held_state, quarantine
+from elastane_master.decisions import autoscaling, balance, held_state, quarantine
 from elastane_master.decisions.assignment import (
     Candidate,
     Choice,
@@ -61,7 +61,7 @@ def next_members(
         candidates,
         ests=state.settings.ests,
         workers_min=state.workers_needed,
-        workers_max=state.settings.workers_max,
+        workers_max=most_members(state),
         planned=planned,
         capacities=partial(balance.next_capacities, state) if by_speed else None,
     )
@@ -113,9 +113,10 @@ def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:
 
 
 def most_members(state: JobState) -> int:
-    """Number of workers that may train; further ones stand by."""
+    """Number of workers that may train; further ones stand by. The target of a job that scales by itself."""
     settings = state.settings
-    return min(settings.workers_max or settings.ests, settings.ests)
+    most = min(settings.workers_max or settings.ests, settings.ests)
+    return autoscaling.workers_target(state) if settings.scaling else most
 
 
 def is_full(state: JobState, choice: Choice) -> bool:

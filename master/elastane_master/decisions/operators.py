@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions import cost, life, ring, sessions
+from elastane_master.decisions import autoscaling, cost, life, ring, sessions
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
     CancelRequested,
@@ -63,14 +63,23 @@ def request(ctx: DecisionContext, event: Request) -> None:
 def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
     state = ctx.state
     _require_not_over(ctx)
+    settings = autoscaling.asked(state.settings, event, ctx.now)
+    if settings != state.settings:
+        life.check_settings(settings)
     most = event.workers_max
+    if not most and settings != state.settings:  # only the scaling is set
+        most = settings.workers_max or settings.ests
     # If only the maximum is given, the minimum is lowered to it, so that the job does not wait for more
     # workers than allowed.
-    least = event.workers_min or min(max(state.settings.workers_min, 1), most)
-    life.check_workers(state.settings.ests, least, most)
+    least = event.workers_min or min(max(settings.workers_min, 1), most)
+    life.check_workers(settings.ests, least, most)
     ctx.touch()
-    state.settings = msgspec.structs.replace(state.settings, workers_min=least, workers_max=most)
-    ctx.note(history.RingScaled(least, most))
+    if event.scaling is None:
+        ctx.note(history.RingScaled(least, most))
+    else:
+        ctx.note(history.ScalingSet(settings.scaling, least, most))
+        autoscaling.begin(state)
+    state.settings = msgspec.structs.replace(settings, workers_min=least, workers_max=most)
     ring.form_if_due(ctx)
 
 

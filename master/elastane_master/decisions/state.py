@@ -207,6 +207,21 @@ class BalanceBook(msgspec.Struct):
     ests_max: dict[str, int] = {}
 
 
+class ScalingBook(msgspec.Struct):
+    """How many workers a job that scales by itself should have (autoscaling.py).
+
+    target: workers, 0: not decided, so as many as may train. on_demand_target: of these, on demand. reason:
+    why. changed_at: of the targets. predicted_finish_at, predicted_cost_micros: of the whole job.
+    """
+
+    target: int = 0
+    on_demand_target: int = 0
+    reason: str = ""
+    changed_at: float | None = None
+    predicted_finish_at: float | None = None
+    predicted_cost_micros: int | None = None
+
+
 class JobState(msgspec.Struct):
     """State of one job.
 
@@ -263,6 +278,7 @@ class JobState(msgspec.Struct):
     balance: BalanceBook = msgspec.field(default_factory=BalanceBook)
     processes: dict[str, tuple[bytes, ...]] = {}
     process_starts: dict[str, tuple[str, float]] = {}
+    scaling: ScalingBook = msgspec.field(default_factory=ScalingBook)
 
     @property
     def workers_needed(self) -> int:

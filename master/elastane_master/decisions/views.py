@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from elastane_master.decisions import cost
+from elastane_master.decisions import autoscaling, cost
 from elastane_master.decisions.contexts import parts_bytes, parts_sha256
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Member
@@ -61,6 +61,7 @@ class JobView(msgspec.Struct, frozen=True):
     revision: int
     cost: cost.CostView
     datasets: int
+    scaling: autoscaling.ScalingView | None = None
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -126,6 +127,7 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
         revision=state.revision,
         cost=cost.view(state, state.decided_at if now is None else now),
         datasets=len(state.datasets.task_sizes),
+        scaling=autoscaling.view(state),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import structlog
 
 from elastane_master.cancellation import cancel, to_its_end
+from elastane_master.decisions import autoscaling
 from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
@@ -45,6 +46,7 @@ from elastane_proto.job_settings import JobSettings
 logger = structlog.get_logger(__name__)
 
 _PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
+_SCALING = frozenset(autoscaling.SETTINGS)
 
 
 class LeaseOver(Exception):  # noqa: N818 - says what happened
@@ -490,11 +492,11 @@ def _require_equal_server(server: JobServer, settings: JobSettings) -> None:
 def _require_equal(name: str, original: JobSettings, current: JobSettings, settings: JobSettings) -> None:
     """Raise Rejection unless the job was created with these settings.
 
-    The numbers of workers may also be those the job was scaled to since. Prices are not compared: they change
-    by the hour, and the current ones stay in force.
+    The numbers of workers may also be those the job was scaled to since. Prices and scaling are not compared:
+    they decide no bit and may have changed, and the current ones stay in force.
     """
     for field in JobSettings.__struct_fields__:
-        if field in _PRICES:
+        if field in _PRICES or field in _SCALING:
             continue
         asked = getattr(settings, field)
         if field == "workers_max":

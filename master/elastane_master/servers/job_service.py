@@ -30,6 +30,7 @@ from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
     checked_name,
     checked_request_id,
+    invalid_field,
     shown,
     timestamp,
 )
@@ -40,6 +41,7 @@ from elastane_master.servers.translate_job import (
     job_settings,
 )
 from elastane_master.store.keys import RUNS, checked_job_name
+from elastane_proto import message_codec
 from elastane_proto.v1 import job_pb2
 
 WATCH_SECONDS_MIN = 0.05
@@ -118,8 +120,11 @@ class JobServicer:
     async def Scale(
         self, request: job_pb2.JobServiceScaleRequest, context: Context
     ) -> job_pb2.JobServiceScaleResponse:
-        request_id = checked_request_id(request.request_id)
-        event = ScaleRequested(request_id, request.workers_min, request.workers_max)
+        checked_request_id(request.request_id)
+        try:
+            event = message_codec.read(ScaleRequested, request)
+        except message_codec.InvalidFieldError as error:
+            raise invalid_field(error) from None
         return job_pb2.JobServiceScaleResponse(job=await self._ask(request.name, event))
 
     async def Suspend(

@@ -303,6 +303,34 @@ def _(event: e.RingScaled) -> str:
     return f"scaled by an operator to {event.workers_min} to {event.workers_max} workers, at a step boundary"
 
 
+@_says(e.ScalingSet)
+def _(event: e.ScalingSet) -> str:
+    bounds = f"{event.workers_min} to {event.workers_max} workers"
+    if not event.mode:
+        return f"scales no longer by itself: {bounds}, as an operator asked"
+    return f"scales by itself from now on, within {bounds}: {event.mode}"
+
+
+@_says(e.JobAutoscaled)
+def _(event: e.JobAutoscaled) -> str:
+    on_demand = f", {event.on_demand} of them on demand" if event.on_demand else ""
+    rates = _rates(event.rate_before, event.rate_predicted, "predicted")
+    return f"scaled from {event.workers_before} to {event.workers} workers{on_demand}{rates}: {event.why}"
+
+
+@_says(e.ScaleRolledBack)
+def _(event: e.ScaleRolledBack) -> str:
+    rates = _rates(event.rate_before, event.rate_after, "measured")
+    barred = f"; not tried again for {event.barred_seconds:.0f} s" if event.barred_seconds else ""
+    return f"scaled back from {event.workers_tried} to {event.workers} workers{rates}: {event.why}{barred}"
+
+
+def _rates(before: float, after: float, how: str) -> str:
+    if not before or not after:
+        return ""
+    return f", {before:.3g} steps/s before and {after:.3g} {how}"
+
+
 @_says(e.RingFormed)
 def _(event: e.RingFormed) -> str:
     who = "1 worker goes" if event.workers == 1 else f"{event.workers} workers go"

@@ -413,6 +413,54 @@ class RingScaled(HistoryEvent, frozen=True):
     workers_max: int
 
 
+class ScalingSet(HistoryEvent, frozen=True):
+    """An operator set how the master chooses the number of workers. Written by `operators`.
+
+    mode: "": workers_max decides again. A mark of `fold`.
+    """
+
+    kind = "scaling_set"
+    facts = ("mode", "workers_min", "workers_max")
+    mode: str
+    workers_min: int
+    workers_max: int
+
+
+class JobAutoscaled(HistoryEvent, frozen=True):
+    """The master asks for another number of workers. Written by `autoscaling`; a mark of `fold`, explained.
+
+    on_demand: of the workers, on demand. rate_before: steps a second as measured; rate_predicted: with the
+    new number. 0: unknown.
+    """
+
+    kind = "scaled"
+    facts = ("workers_before", "workers", "on_demand", "mode", "rate_before", "rate_predicted")
+    workers_before: int
+    workers: int
+    on_demand: int
+    mode: str
+    why: str
+    rate_before: float = 0.0
+    rate_predicted: float = 0.0
+
+
+class ScaleRolledBack(HistoryEvent, frozen=True):
+    """A number of workers did not give what was predicted. Written by `autoscaling`; a mark of `fold`.
+
+    rate_before, rate_after: steps a second as measured with `workers` and with `workers_tried`.
+    """
+
+    kind = "scale_rolled_back"
+    facts = ("workers_tried", "workers", "mode", "rate_before", "rate_after")
+    workers_tried: int
+    workers: int
+    mode: str
+    why: str
+    rate_before: float
+    rate_after: float
+    barred_seconds: float
+
+
 class RingFormed(HistoryEvent, frozen=True):
     """Every member is ready: Go is out. Written by `ring`; read by `fold`, metrics and spans.
 
@@ -702,6 +750,9 @@ AnyHistoryEvent = (
     | NoticeOverUnsaved
     | RingAnnounced
     | RingScaled
+    | ScalingSet
+    | JobAutoscaled
+    | ScaleRolledBack
     | RingFormed
     | CheckpointLoaded
     | HistoryRewound

@@ -34,6 +34,9 @@ _MARKS: Final[dict[type[HistoryEvent], Cause]] = {
     e.WorkerLost: "loss",
     e.WorkerEvicted: "eviction",
     e.RingScaled: "scale",
+    e.ScalingSet: "scale",
+    e.JobAutoscaled: "scale",
+    e.ScaleRolledBack: "scale",
 }
 
 #: The job is over.

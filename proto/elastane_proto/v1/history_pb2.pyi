@@ -326,6 +326,52 @@ class RingScaled(_message.Message):
     workers_max: int
     def __init__(self, workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ...) -> None: ...
 
+class ScalingSet(_message.Message):
+    __slots__ = ("mode", "workers_min", "workers_max")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    workers_min: int
+    workers_max: int
+    def __init__(self, mode: _Optional[str] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ...) -> None: ...
+
+class JobAutoscaled(_message.Message):
+    __slots__ = ("workers_before", "workers", "on_demand", "mode", "why", "rate_before", "rate_predicted")
+    WORKERS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    RATE_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RATE_PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    workers_before: int
+    workers: int
+    on_demand: int
+    mode: str
+    why: str
+    rate_before: float
+    rate_predicted: float
+    def __init__(self, workers_before: _Optional[int] = ..., workers: _Optional[int] = ..., on_demand: _Optional[int] = ..., mode: _Optional[str] = ..., why: _Optional[str] = ..., rate_before: _Optional[float] = ..., rate_predicted: _Optional[float] = ...) -> None: ...
+
+class ScaleRolledBack(_message.Message):
+    __slots__ = ("workers_tried", "workers", "mode", "why", "rate_before", "rate_after", "barred_seconds")
+    WORKERS_TRIED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    RATE_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RATE_AFTER_FIELD_NUMBER: _ClassVar[int]
+    BARRED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    workers_tried: int
+    workers: int
+    mode: str
+    why: str
+    rate_before: float
+    rate_after: float
+    barred_seconds: float
+    def __init__(self, workers_tried: _Optional[int] = ..., workers: _Optional[int] = ..., mode: _Optional[str] = ..., why: _Optional[str] = ..., rate_before: _Optional[float] = ..., rate_after: _Optional[float] = ..., barred_seconds: _Optional[float] = ...) -> None: ...
+
 class RingFormed(_message.Message):
     __slots__ = ("workers", "receivers", "resume_step", "donors")
     WORKERS_FIELD_NUMBER: _ClassVar[int]

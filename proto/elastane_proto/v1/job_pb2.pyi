@@ -31,6 +31,18 @@ class RecoveryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RECOVERY_POLICY_ELASTIC: _ClassVar[RecoveryPolicy]
     RECOVERY_POLICY_FIXED: _ClassVar[RecoveryPolicy]
 
+class OverBudget(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OVER_BUDGET_UNSPECIFIED: _ClassVar[OverBudget]
+    OVER_BUDGET_CHEAPEST: _ClassVar[OverBudget]
+    OVER_BUDGET_SUSPEND: _ClassVar[OverBudget]
+
+class SpotPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SPOT_POLICY_UNSPECIFIED: _ClassVar[SpotPolicy]
+    SPOT_POLICY_WIDE: _ClassVar[SpotPolicy]
+    SPOT_POLICY_UNIFORM: _ClassVar[SpotPolicy]
+
 class DeterminismLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DETERMINISM_LEVEL_UNSPECIFIED: _ClassVar[DeterminismLevel]
@@ -59,6 +71,12 @@ JOB_PHASE_TOO_NEW: JobPhase
 RECOVERY_POLICY_UNSPECIFIED: RecoveryPolicy
 RECOVERY_POLICY_ELASTIC: RecoveryPolicy
 RECOVERY_POLICY_FIXED: RecoveryPolicy
+OVER_BUDGET_UNSPECIFIED: OverBudget
+OVER_BUDGET_CHEAPEST: OverBudget
+OVER_BUDGET_SUSPEND: OverBudget
+SPOT_POLICY_UNSPECIFIED: SpotPolicy
+SPOT_POLICY_WIDE: SpotPolicy
+SPOT_POLICY_UNIFORM: SpotPolicy
 DETERMINISM_LEVEL_UNSPECIFIED: DeterminismLevel
 DETERMINISM_LEVEL_D0: DeterminismLevel
 DETERMINISM_LEVEL_D1: DeterminismLevel
@@ -71,7 +89,7 @@ WORKER_STATE_TASKS_ONLY: WorkerState
 WORKER_STATE_AWAITED: WorkerState
 
 class JobSettings(_message.Message):
-    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps")
+    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start")
     ESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +113,11 @@ class JobSettings(_message.Message):
     ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_STEPS_FIELD_NUMBER: _ClassVar[int]
     SENTINEL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
+    OVER_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_POLICY_FIELD_NUMBER: _ClassVar[int]
+    COLD_START_FIELD_NUMBER: _ClassVar[int]
     ests: int
     workers_min: int
     workers_max: int
@@ -118,7 +141,32 @@ class JobSettings(_message.Message):
     on_demand_price_micros: int
     fingerprint_steps: int
     sentinel_steps: int
-    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ...) -> None: ...
+    scaling: str
+    over_budget: OverBudget
+    on_demand_workers: int
+    spot_policy: SpotPolicy
+    cold_start: _duration_pb2.Duration
+    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Scaling(_message.Message):
+    __slots__ = ("mode", "workers_target", "on_demand_target", "reason", "predicted_finish", "predicted_cost_micros", "changed", "deadline")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_TARGET_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FINISH_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_COST_MICROS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    workers_target: int
+    on_demand_target: int
+    reason: str
+    predicted_finish: _timestamp_pb2.Timestamp
+    predicted_cost_micros: int
+    changed: _timestamp_pb2.Timestamp
+    deadline: _timestamp_pb2.Timestamp
+    def __init__(self, mode: _Optional[str] = ..., workers_target: _Optional[int] = ..., on_demand_target: _Optional[int] = ..., reason: _Optional[str] = ..., predicted_finish: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., predicted_cost_micros: _Optional[int] = ..., changed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "useful_seconds", "replayed_seconds", "idle_seconds", "replayed_micros", "idle_micros", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros")
@@ -191,7 +239,7 @@ class Damage(_message.Message):
     def __init__(self, key: _Optional[str] = ..., sequence: _Optional[int] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "closed", "damages")
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "closed", "damages", "scaling")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +265,7 @@ class Job(_message.Message):
     DATASETS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     DAMAGES_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
     name: str
     settings: JobSettings
     phase: JobPhase
@@ -235,7 +284,8 @@ class Job(_message.Message):
     datasets: int
     closed: _timestamp_pb2.Timestamp
     damages: _containers.RepeatedCompositeFieldContainer[Damage]
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ...) -> None: ...
+    scaling: Scaling
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
 
 class JobServiceCreateRequest(_message.Message):
     __slots__ = ("name", "settings", "request_id")
@@ -296,16 +346,26 @@ class JobServiceWatchResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class JobServiceScaleRequest(_message.Message):
-    __slots__ = ("name", "workers_min", "workers_max", "request_id")
+    __slots__ = ("name", "workers_min", "workers_max", "request_id", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
+    OVER_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_POLICY_FIELD_NUMBER: _ClassVar[int]
+    COLD_START_FIELD_NUMBER: _ClassVar[int]
     name: str
     workers_min: int
     workers_max: int
     request_id: str
-    def __init__(self, name: _Optional[str] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+    scaling: str
+    over_budget: OverBudget
+    on_demand_workers: int
+    spot_policy: SpotPolicy
+    cold_start: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., request_id: _Optional[str] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class JobServiceScaleResponse(_message.Message):
     __slots__ = ("job",)

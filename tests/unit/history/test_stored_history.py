@@ -73,10 +73,14 @@ def _made(hint: typing.Any, rng: random.Random) -> typing.Any:
 # ------------------------------------------------------------------ before and now
 
 
+#: Kinds that there are only since events have fields: no release stored them as text.
+NEW = {"scaling_set", "scaled", "scale_rolled_back"}
+
+
 def test_every_kind_that_was_stored_before_is_read_as_what_it_was() -> None:
     read = before()
     kinds = {text.kind for text, _ in read}
-    assert kinds >= {struct.kind for struct in EVERY} and len(read) > 120
+    assert kinds >= {struct.kind for struct in EVERY} - NEW and len(read) > 120
     for text, stored in read:
         note = stored.note
         assert not isinstance(note.event, e.UnknownEvent), text.kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,6 +14,8 @@ from elastane_cli.commands.common import worker_limits
 from elastane_cli.commands.run_options import run_option
 from elastane_common.prices import currency_code, price_micros
 from elastane_proto.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, Setting
+from elastane_scheduler.autoscaling.modes import canonical, parse_mode
+from elastane_scheduler.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2
@@ -48,7 +51,19 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
     return checked
 
 
+def _scaling(text: str) -> str:
+    """Return a mode of scaling as it is sent. A time without a zone is one of this machine."""
+    try:
+        mode = parse_mode(text, time.time(), localize=lambda moment: moment.astimezone())
+    except InvalidSettings as error:
+        raise ValueError(f"{error}. {error.hint}") from error
+    return canonical(mode)
+
+
+scaling_parser: Final = _parsed(_scaling)
+
 _PARSERS: Final = {
+    "scaling": scaling_parser,
     "currency": _parsed(lambda text: currency_code(text) if text else DEFAULTS.currency),
     "spot_price_micros": _parsed(price_micros),
     "on_demand_price_micros": _parsed(price_micros),

@@ -1,4 +1,7 @@
-"""Exit codes of `elastane run`, and the form in which orchestrators learn what is transient: pure.
+"""Exit codes of all commands, and the form in which orchestrators learn what is transient: pure.
+
+A code means the same in every command. The master's own are in `elastane_master.cli`, those that pass between
+workers and their agent in `errors`.
 
 Kubernetes operators read 1-127 as permanent and 128-255 as retryable. Our shell codes do not follow that: 4,
 for a master that does not answer, is transient. A container therefore asks for `pod` codes, in which a
@@ -12,14 +15,33 @@ from typing import Final, Literal
 
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 
-#: Exit codes of the agent itself.
-CODE_OK, CODE_FAILED, CODE_USAGE, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 2, 3, 4
+CODE_OK: Final = 0
+CODE_FAILED: Final = 1
+CODE_USAGE: Final = 2
+CODE_REFUSED: Final = 3
+#: No master answers.
+CODE_UNREACHABLE: Final = 4
 #: Too few workers joined within the job's max wait.
 CODE_MAX_WAIT: Final = 5
 #: No job of that name was created within --job-timeout.
 CODE_NO_JOB: Final = 6
 #: The sentinel has suspended the job: workers compute different bits, and it cannot tell which are right.
 CODE_UNDECIDED: Final = 7
+#: verify, doctor, drill and chaos: a run of the script failed or did not end.
+CODE_RUN_FAILED: Final = 11
+#: submit: the run was cancelled.
+CODE_RUN_CANCELLED: Final = 12
+#: submit: Ctrl-C detached from the run, which goes on; 128 + SIGINT.
+CODE_DETACHED: Final = 130
+
+# verify --reference, of the original script: it raised or did not start; did not end in time; trained nothing
+# with DistributedDataParallel; ran with other ranks; other parameters, or other steps, than the converted one.
+CODE_ORIGINAL_FAILED: Final = 5
+CODE_ORIGINAL_LATE: Final = 6
+CODE_ORIGINAL_EMPTY: Final = 7
+CODE_ORIGINAL_RANKS: Final = 8
+CODE_OTHER_ARCHITECTURE: Final = 9
+CODE_OTHER_STEPS: Final = 10
 
 #: Exit code of drained workers; passed to them in ELASTANE_DRAIN_EXIT_CODE.
 EXIT_DRAINED: Final = 80

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from elastane_cli.commands.common import (
-    CODE_FAILED,
     MASTER_DEFAULT,
     TIMEOUT_DEFAULT,
     JobArgument,
@@ -21,6 +20,7 @@ from elastane_cli.commands.common import (
     console,
     print_json,
 )
+from elastane_common.exit_codes import CODE_FAILED
 
 if TYPE_CHECKING:
     from elastane_cli.audit import AuditResult, EpochAudit

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from elastane_cli.commands.common import CODE_RUN_FAILED, CODE_USAGE, console, print_error
+from elastane_cli.commands.common import console, print_error
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching
 from elastane_cli.commands.run_options import SCRIPT_SETTINGS, ModuleOption, option, require_script
+from elastane_common.exit_codes import CODE_RUN_FAILED, CODE_USAGE
 
 if TYPE_CHECKING:
     from rich.console import Console

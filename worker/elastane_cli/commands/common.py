@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 import typer
 
 from elastane_common.errors import ElastaneError, JobMissingError, MasterUnreachableError, RefusedError
+from elastane_common.exit_codes import CODE_FAILED, CODE_NO_JOB, CODE_REFUSED, CODE_UNREACHABLE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,16 +26,6 @@ if TYPE_CHECKING:
 
 
 _JOBS_SHOWN = 20
-
-CODE_FAILED = 1
-CODE_USAGE = 2
-CODE_REFUSED = 3
-CODE_UNREACHABLE = 4
-CODE_NO_JOB = 6
-CODE_RUN_FAILED = 11
-"""Exit code of verify, doctor, drill and chaos if a run of the script failed or did not end."""
-CODE_RUN_CANCELLED = 12
-"""Exit code of submit if the run was cancelled."""
 
 Parameters = ParamSpec("Parameters")
 

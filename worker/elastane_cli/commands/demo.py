@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from elastane_cli.commands.common import CODE_FAILED, command, console
+from elastane_cli.commands.common import command, console
 from elastane_cli.commands.rehearsals import require_new, working_folder
 from elastane_cli.commands.signals import sigterm_cleans_up
+from elastane_common.exit_codes import CODE_FAILED
 
 if TYPE_CHECKING:
     from rich.console import Console

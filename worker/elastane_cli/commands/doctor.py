@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastane_cli.commands.common import CODE_RUN_FAILED, JsonOption, console, print_json
+from elastane_cli.commands.common import JsonOption, console, print_json
+from elastane_common.exit_codes import CODE_FAILED, CODE_RUN_FAILED
 
 if TYPE_CHECKING:
     from elastane.diagnose.examine import Cost, ScriptFailedError
     from elastane.diagnose.findings import Finding
-
-CODE_FOUND = 1
 
 HELP = "\n\n".join(
     (
@@ -153,7 +152,7 @@ def doctor(
             run = error.report.findings if error.report is not None else []
             findings += [finding for finding in with_source(run, in_source) if finding not in findings]
     findings = by_severity(findings)
-    code = CODE_RUN_FAILED if failure is not None else CODE_FOUND if is_fault(findings) else 0
+    code = CODE_RUN_FAILED if failure is not None else CODE_FAILED if is_fault(findings) else 0
     if as_json:
         print_json(_document(facts, findings, measured, failure, code))
     else:

@@ -89,11 +89,12 @@ def drill(
     require_script(script, is_file=not module)
     require_new(keep)
 
-    from elastane_cli.commands.common import CODE_RUN_FAILED, fail
+    from elastane_cli.commands.common import fail
     from elastane_cli.commands.signals import sigterm_cleans_up
     from elastane_cli.drill.run import Drill
     from elastane_cli.rehearse.watcher import Watcher
     from elastane_common.errors import ElastaneError
+    from elastane_common.exit_codes import CODE_RUN_FAILED
 
     class DatedEvent(Watcher):
         def stage(self, text: str, steps: int | None = None) -> None:

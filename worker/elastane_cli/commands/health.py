@@ -6,14 +6,8 @@ from typing import Annotated
 
 import typer
 
-from elastane_cli.commands.common import (
-    CODE_FAILED,
-    MASTER_DEFAULT,
-    JsonOption,
-    MasterOption,
-    command,
-    print_json,
-)
+from elastane_cli.commands.common import MASTER_DEFAULT, JsonOption, MasterOption, command, print_json
+from elastane_common.exit_codes import CODE_FAILED
 
 SECONDS = 3.0
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from elastane_cli.commands.common import (
-    CODE_FAILED,
-    CODE_RUN_CANCELLED,
     MASTER_DEFAULT,
     TIMEOUT_DEFAULT,
     JsonOption,
@@ -31,12 +29,12 @@ from elastane_cli.commands.run_options import SCRIPT_SETTINGS
 from elastane_cli.commands.run_spec import Plan, combinations, plan, spec_of
 from elastane_cli.commands.submit_options import SubmitOptions
 from elastane_cli.commands.training import connect_training
+from elastane_common.exit_codes import CODE_DETACHED, CODE_FAILED, CODE_RUN_CANCELLED
 
 if TYPE_CHECKING:
     from elastane_common.training_client import TrainingClient
     from elastane_proto.v1 import training_pb2
 
-CODE_DETACHED: Final = 130
 _CODES: Final = {"succeeded": 0, "failed": CODE_FAILED, "cancelled": CODE_RUN_CANCELLED}
 
 #: rich keeps line ends, so a paragraph is one line of text.

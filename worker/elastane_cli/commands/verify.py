@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
-from elastane_cli.commands.common import CODE_RUN_FAILED, CODE_USAGE, console, print_error
+from elastane_cli.commands.common import console, print_error
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching, working_folder
 from elastane_cli.commands.run_options import (
     SCRIPT_SETTINGS,
@@ -21,6 +21,7 @@ from elastane_cli.commands.run_options import (
     option,
     require_script,
 )
+from elastane_common.exit_codes import CODE_RUN_FAILED, CODE_USAGE
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,6 +24,14 @@ from elastane_cli.rehearse.results import Taken
 from elastane_cli.verify.original import read_events
 from elastane_common.determinism import Level, process_environment
 from elastane_common.errors import ElastaneError
+from elastane_common.exit_codes import (
+    CODE_ORIGINAL_EMPTY,
+    CODE_ORIGINAL_FAILED,
+    CODE_ORIGINAL_LATE,
+    CODE_ORIGINAL_RANKS,
+    CODE_OTHER_ARCHITECTURE,
+    CODE_OTHER_STEPS,
+)
 from elastane_common.ports import unused_port
 from elastane_common.processes.child import ChildProcess, ExitStatus
 
@@ -42,42 +50,42 @@ class OriginalError(ElastaneError):
     """The user's own DDP script cannot serve as a reference; exit_code: of `elastane verify`."""
 
     code = "ELA370"
-    exit_code = 5
+    exit_code = CODE_ORIGINAL_FAILED
 
 
 class OriginalLateError(OriginalError):
     """It did not end in time."""
 
     code = "ELA371"
-    exit_code = 6
+    exit_code = CODE_ORIGINAL_LATE
 
 
 class OriginalEmptyError(OriginalError):
     """It succeeded, but trained nothing with DistributedDataParallel."""
 
     code = "ELA372"
-    exit_code = 7
+    exit_code = CODE_ORIGINAL_EMPTY
 
 
 class OriginalRanksError(OriginalError):
     """It ran with a number of ranks other than --ests."""
 
     code = "ELA373"
-    exit_code = 8
+    exit_code = CODE_ORIGINAL_RANKS
 
 
 class OtherArchitectureError(OriginalError):
     """The converted script trains different parameters."""
 
     code = "ELA374"
-    exit_code = 9
+    exit_code = CODE_OTHER_ARCHITECTURE
 
 
 class OtherStepsError(OriginalError):
     """The converted script makes a different number of steps."""
 
     code = "ELA375"
-    exit_code = 10
+    exit_code = CODE_OTHER_STEPS
 
 
 @dataclass(frozen=True, slots=True)

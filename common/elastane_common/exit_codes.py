@@ -35,7 +35,7 @@ CODE_RUN_CANCELLED: Final = 12
 CODE_DETACHED: Final = 130
 
 # verify --reference, of the original script: it raised or did not start; did not end in time; trained nothing
-# with DistributedDataParallel; ran with other ranks; other parameters, or other steps, than the converted one.
+# with DistributedDataParallel; ran with other ranks; other parameters, or other steps, than the converted.
 CODE_ORIGINAL_FAILED: Final = 5
 CODE_ORIGINAL_LATE: Final = 6
 CODE_ORIGINAL_EMPTY: Final = 7

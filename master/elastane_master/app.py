@@ -41,7 +41,7 @@ from elastane_master.servers.training_service import TrainingServicer
 from elastane_master.servers.translate_run import run_message
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
-from elastane_master.store.lease import LeaderLease, LeaseCandidate, place_of
+from elastane_master.store.leader_lease import LeaderLease, LeaseCandidate, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_proto import tracing
 from elastane_proto.channels import server_options

@@ -21,7 +21,7 @@ from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
 from elastane_master.store.keys import JOBS_KEY, STORED_JOBS_KEY, JobKeys
-from elastane_master.store.lease import LEASE_KEY
+from elastane_master.store.leader_lease import LEASE_KEY
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, ring_pb2, shard_pb2, shard_pb2_grpc
 from integration.master_support import Worker, private_store, reason_of
 from slow import slow

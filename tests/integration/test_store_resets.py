@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 
 import patience
 from elastane_master.store.connection import Store, StoreOptions
-from elastane_master.store.lease import LEASE_KEY
+from elastane_master.store.leader_lease import LEASE_KEY
 from integration.master_support import master_process, private_store
 from integration.store_resets import ResettingWay
 from integration.test_master_process import Leaser, create

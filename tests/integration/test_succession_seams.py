@@ -23,7 +23,7 @@ from elastane_master.security.settings import SecuritySettings
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames, Store
 from elastane_master.store.errors import Fenced
-from elastane_master.store.lease import LEASE_KEY, LeaderLease, LeaseCandidate
+from elastane_master.store.leader_lease import LEASE_KEY, LeaderLease, LeaseCandidate
 from elastane_master.store.log import JobLog
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import open_ledger, private_store, reason_of, serving_master

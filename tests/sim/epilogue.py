@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from elastane_master.store import closed
+from elastane_master.store.fenced_scripts import ACQUIRE
 from elastane_master.store.keys import JOBS_KEY, JobKeys
-from elastane_master.store.scripts import ACQUIRE
 from elastane_proto.v1 import job_pb2
 from sim.callers import JOB
 from sim.keepers import Keeper, Latecomer, Visitor

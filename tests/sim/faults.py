@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastane_master.store.closed import TAKE
+from elastane_master.store.fenced_scripts import ACQUIRE
 from elastane_master.store.log import LogOptions
-from elastane_master.store.scripts import ACQUIRE
 from sim import unlike
 from sim.callers import Operator
 from sim.checkers import KEYS, Checkers

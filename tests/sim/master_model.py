@@ -30,7 +30,7 @@ from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, JobDamaged, JobTooNew, StoreError, StoreRefused
-from elastane_master.store.lease import LeaderLease, LeaseCandidate
+from elastane_master.store.leader_lease import LeaderLease, LeaseCandidate
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import ring_pb2
 from sim.checkers import Checkers

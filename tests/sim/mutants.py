@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody looks whether the wait is over",
-        f"{DECISIONS}.leases",
+        f"{DECISIONS}.deadlines",
         "        deadlines.append(state.wait_until)\n",
         "",
     ),
@@ -85,13 +85,13 @@ MUTANTS = (
     ),
     Mutant(
         "a fenced master keeps writing",
-        "elastane_master.store.scripts",
+        "elastane_master.store.fenced_scripts",
         "if holder > token then return",
         "if false then return",
     ),
     Mutant(
         "a store that lost the token fences its own master",
-        "elastane_master.store.scripts",
+        "elastane_master.store.fenced_scripts",
         "if holder > token then return",
         "if holder ~= token then return",
     ),

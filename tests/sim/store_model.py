@@ -19,7 +19,7 @@ from lupa.lua51 import LuaError, LuaRuntime
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, ResponseError, TimeoutError
 
 from elastane_master.store.closed import CHECK, DELETE, TAKE
-from elastane_master.store.scripts import ACQUIRE, WRITE
+from elastane_master.store.fenced_scripts import ACQUIRE, WRITE
 from sim.network import Network
 from sim.process import Process
 from sim.world import World

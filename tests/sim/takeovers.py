@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.store.keys import JOBS_KEY, JobKeys
-from elastane_master.store.lease import LEASE_KEY
+from elastane_master.store.leader_lease import LEASE_KEY
 
 if TYPE_CHECKING:
     from sim.master_model import MasterModel

@@ -18,10 +18,10 @@ from elastane_master.decisions import (
     autoscaling,
     cost,
     datasets,
+    deadlines,
     endings,
     fingerprints,
     intervals,
-    leases,
     life,
     operators,
     ring,
@@ -162,7 +162,7 @@ class JobMachine:
 
     def next_deadline(self) -> float | None:
         """Time at which the next Tick is needed; None while there is no deadline."""
-        return leases.next_deadline(DecisionContext(self.state, self.queues, 0.0))
+        return deadlines.next_deadline(DecisionContext(self.state, self.queues, 0.0))
 
     def snapshot(self) -> bytes:
         """Serialise the full state."""
@@ -183,7 +183,7 @@ _HANDLERS: dict[type[AnyEvent], Callable[[DecisionContext, Any], None]] = {
     StepReported: step_boundary.report_step,
     AppliedReported: step_boundary.applied,
     IntervalReported: intervals.reported,
-    Tick: lambda ctx, event: leases.tick(ctx),
+    Tick: lambda ctx, event: deadlines.tick(ctx),
     ReadyReported: ring.ready,
     CheckReported: verdicts.reported,
     LoadedReported: ring.loaded,

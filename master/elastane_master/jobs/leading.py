@@ -25,7 +25,7 @@ from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import AnotherLeads, Fenced, StoreError, StoreRefused
-from elastane_master.store.lease import LeaderLease
+from elastane_master.store.leader_lease import LeaderLease
 from elastane_master.store.log import LogOptions
 
 logger = structlog.get_logger(__name__)

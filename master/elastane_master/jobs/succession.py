@@ -27,7 +27,7 @@ from elastane_master.decisions.succession import (
     decide,
 )
 from elastane_master.signals import Signal
-from elastane_master.store.lease import LeaderLease, LeaseUnanswered
+from elastane_master.store.leader_lease import LeaderLease, LeaseUnanswered
 
 logger = structlog.get_logger(__name__)
 

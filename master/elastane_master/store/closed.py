@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from elastane_master.store.connection import StoreRedis
+from elastane_master.store.fenced_scripts import require_ours
 from elastane_master.store.format import check_written
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.pinned import Word
-from elastane_master.store.scripts import require_ours
 
 TOMBSTONE_SECONDS = 86_400
 """Time the fence of a deleted job is kept."""

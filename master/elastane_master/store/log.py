@@ -36,11 +36,11 @@ from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Damage, Fenced, JobDamaged, LogBroken, LogClosed, StoreError
+from elastane_master.store.fenced_scripts import DROP, WRITE, require_ours
 from elastane_master.store.format import FORMAT, Chain, Place, encode_batch, encode_snapshot
 from elastane_master.store.kept import Entries, KeptGroups, NumberedEvent
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Readable, Recovered, recover
-from elastane_master.store.scripts import DROP, WRITE, require_ours
 from elastane_master.store.wholeness import show_chain
 
 logger = structlog.get_logger(__name__)

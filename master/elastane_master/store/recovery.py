@@ -10,9 +10,9 @@ from redis.exceptions import ResponseError
 
 from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Damage, Fenced
+from elastane_master.store.fenced_scripts import ACQUIRE
 from elastane_master.store.format import EMPTY, FORMAT, Chain, check_written
 from elastane_master.store.keys import JobKeys
-from elastane_master.store.scripts import ACQUIRE
 from elastane_master.store.streams import Ends, Entry, read_ends, read_stream
 from elastane_master.store.wholeness import Fence, Found, Whole, examine, require_readable
 

@@ -15,7 +15,7 @@ from elastane_master.jobs.job_servers import JobServers, LeaseOver
 from elastane_master.jobs.succession import Follower, SuccessionKeeper
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames
-from elastane_master.store.lease import LeaseReply, LeaseUnanswered
+from elastane_master.store.leader_lease import LeaseReply, LeaseUnanswered
 
 LEASE_SECONDS = 0.15
 OURS = LeaseReply(1)

@@ -1,6 +1,7 @@
 """Calls in an elastic loop body that take effect once a global step, on the worker's last turn.
 
 On all other turns, and on one whose step is lost, they do nothing; the script does not notice.
+`prepared_objects.intercept` puts them in the place of the script's `optimizer.step()` and the others.
 """
 
 from __future__ import annotations

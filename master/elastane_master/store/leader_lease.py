@@ -5,8 +5,8 @@ claim limits the lease to its intended duration. A clean stop releases the lease
 master that listens on the holder's address knows that the holder is gone (only one process can bind an
 address) and need not wait for the expiry: a single master that is restarted continues at once.
 
-The lease provides liveness. Safety comes from the fencing token of each job (scripts.py): a holder that lost
-its lease without noticing cannot write.
+The lease provides liveness. Safety comes from the fencing token of each job (fenced_scripts.py): a holder
+that lost its lease without noticing cannot write.
 """
 
 from __future__ import annotations

@@ -361,13 +361,13 @@ MUTANTS = (
     ),
     Mutant(
         "a takeover that did not come to its end counts",
-        "elastane_master.jobs.succession",
+        "elastane_master.jobs.succession_keeper",
         'if step == "lead" and not await self._follower.lead():',
         'if step == "lead" and not (await self._follower.lead() or True):',
     ),
     Mutant(
         "the lease is counted from the answer and not from the question",
-        "elastane_master.jobs.succession",
+        "elastane_master.jobs.succession_keeper",
         "self._decide(Held(reply.token, now))",
         "self._decide(Held(reply.token, time.monotonic()))",
     ),

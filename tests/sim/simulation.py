@@ -15,7 +15,7 @@ import structlog
 
 import elastane_master.jobs.leading
 import elastane_master.jobs.sessions
-import elastane_master.jobs.succession
+import elastane_master.jobs.succession_keeper
 import elastane_master.servers.job_service
 import elastane_master.servers.translate_shard
 import elastane_master.store.log
@@ -269,7 +269,7 @@ def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
 def _seeded(world: World) -> Iterator[None]:
     """Replace modules' sources of time and randomness by the world's in the block; log nothing."""
     log, sessions = elastane_master.store.log, elastane_master.jobs.sessions
-    timed = log, elastane_master.jobs.leading, elastane_master.jobs.succession
+    timed = log, elastane_master.jobs.leading, elastane_master.jobs.succession_keeper
     services = elastane_master.servers.job_service, elastane_master.servers.translate_shard
     identifiers = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))
     configuration, state = structlog.get_config(), random.getstate()

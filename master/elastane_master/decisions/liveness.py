@@ -1,7 +1,8 @@
 """Time of each session's last message: detects nodes that fell silent without closing their stream.
 
 Not part of the durable state: every message would change it, and after a restart of the master nobody has
-been heard yet. The caller polls `silent` at short intervals and submits a StreamLost for each result.
+been heard yet. The caller polls `silent` at short intervals and submits a StreamLost for each result. A
+worker that is heard but does not go on with its step is found by `deadlines`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.job_servers import JobServers, LeaseOver
 from elastane_master.jobs.limits import Limits
 from elastane_master.jobs.serving import not_leading, stopping
-from elastane_master.jobs.succession import Follower, SuccessionKeeper
+from elastane_master.jobs.succession_keeper import Follower, SuccessionKeeper
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import Store

@@ -12,7 +12,7 @@ import pytest
 import patience
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.job_servers import JobServers, LeaseOver
-from elastane_master.jobs.succession import Follower, SuccessionKeeper
+from elastane_master.jobs.succession_keeper import Follower, SuccessionKeeper
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames
 from elastane_master.store.leader_lease import LeaseReply, LeaseUnanswered

@@ -8,6 +8,8 @@ once as many others run as the run is to have: old ones train until new ones are
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from elastane_master.decisions.runs import launch, placement
 from elastane_master.decisions.runs.context import RunsContext
@@ -23,19 +25,7 @@ def shrink(ctx: RunsContext, run: Run) -> None:
     least = max(run.demand.instances_min, sum(target.values()))
     surplus = _by_type(ctx, run)
     surplus.subtract(target)
-    placed = sum(1 for record in run.ranks if record.placed)
-    running = sum(1 for record in run.ranks if record.state == "running")
-    chosen: list[RankRecord] = []
-    for record in _last_first(run):
-        name = ctx.state.runners[record.runner_id].computes_on
-        runs = record.state == "running"
-        if surplus[name] <= 0 or placed <= least or (runs and running <= least):
-            continue
-        surplus[name] -= 1
-        placed -= 1
-        running -= runs
-        chosen.append(record)
-    _stop(ctx, run, chosen, "the scheduling policy takes it back")
+    _stop(ctx, run, surplus, _type_of(ctx), _Least(least, least), "the scheduling policy takes it back")
 
 
 def move(ctx: RunsContext, run: Run, free: Free) -> None:
@@ -53,19 +43,9 @@ def move(ctx: RunsContext, run: Run, free: Free) -> None:
         if count > has[name]
     )
     room = min(room, len(run.ranks) - run.demand.instances_min)
-    running = sum(1 for record in run.ranks if record.state == "running")
-    chosen: list[RankRecord] = []
-    for record in _last_first(run):
-        name = ctx.state.runners[record.runner_id].computes_on
-        runs = record.state == "running"
-        if len(chosen) >= room or has[name] <= target.get(name, 0):
-            continue
-        if runs and running <= run.demand.instances_min:
-            continue
-        has[name] -= 1
-        running -= runs
-        chosen.append(record)
-    _stop(ctx, run, chosen, "the scheduling policy moves it")
+    has.subtract(target)
+    least = _Least(len(run.ranks) - room, run.demand.instances_min)
+    _stop(ctx, run, has, _type_of(ctx), least, "the scheduling policy moves it")
 
 
 def make_room(ctx: RunsContext, starving: Run, needs: Free) -> None:
@@ -93,21 +73,13 @@ def make_room(ctx: RunsContext, starving: Run, needs: Free) -> None:
 
 def _give(ctx: RunsContext, run: Run, missing: Free, reason: str) -> None:
     """Stop what a run has beyond its least on these runners, and count it there."""
-    least = run.demand.instances_min
-    placed = sum(1 for record in run.ranks if record.placed)
-    running = sum(1 for record in run.ranks if record.state == "running")
-    chosen: list[RankRecord] = []
-    for record in _last_first(run):
-        name, runs = record.runner_id, record.state == "running"
-        if name not in missing or placed <= least or (runs and running <= least):
-            continue
-        placed -= 1
-        running -= runs
-        missing[name] -= run.demand.slots_per_instance
+    least, each = run.demand.instances_min, run.demand.slots_per_instance
+    surplus = {name: -(-slots // each) for name, slots in missing.items()}
+    stopped = _stop(ctx, run, surplus, lambda record: record.runner_id, _Least(least, least), reason)
+    for name, count in stopped.items():
+        missing[name] -= count * each
         if missing[name] <= 0:
             del missing[name]
-        chosen.append(record)
-    _stop(ctx, run, chosen, reason)
 
 
 def _may_shrink(run: Run) -> bool:
@@ -141,13 +113,47 @@ def _last_first(run: Run) -> list[RankRecord]:
     return sorted(placed, key=lambda record: (record.state == "running", -record.rank))
 
 
-def _stop(ctx: RunsContext, run: Run, chosen: list[RankRecord], reason: str) -> None:
-    if not chosen:
-        return
+def _type_of(ctx: RunsContext) -> Callable[[RankRecord], str]:
+    """Return what tells on which device type an instance is."""
+    runners = ctx.state.runners
+    return lambda record: runners[record.runner_id].computes_on
+
+
+class _Least(NamedTuple):
+    """Instances that a run keeps: with a place, and of these, running."""
+
+    placed: int
+    running: int
+
+
+def _stop(
+    ctx: RunsContext,
+    run: Run,
+    surplus: Mapping[str, int],
+    group_of: Callable[[RankRecord], str],
+    least: _Least,
+    reason: str,
+) -> Counter[str]:
+    """Stop as many instances of each group as are surplus there, down to the least; return how many were.
+
+    surplus: by group, which `group_of` tells of an instance.
+    """
+    placed = sum(1 for record in run.ranks if record.placed)
+    running = sum(1 for record in run.ranks if record.state == "running")
+    stopped: Counter[str] = Counter()
     by_runner: dict[str, list[int]] = {}
-    for record in chosen:
+    for record in _last_first(run):
+        group, runs = group_of(record), record.state == "running"
+        if stopped[group] >= surplus.get(group, 0) or placed <= least.placed:
+            continue
+        if runs and running <= least.running:
+            continue
+        stopped[group] += 1
+        placed -= 1
+        running -= runs
         by_runner.setdefault(record.runner_id, []).append(record.rank)
     for name, ranks in by_runner.items():
         launch.take_back(ctx, run, ctx.state.runners[name], sorted(ranks), reason)
-    placed = sum(1 for record in run.ranks if record.placed)
-    run.reason = f"{placed} of {run.demand.instances} instances; {reason}"
+    if by_runner:
+        run.reason = f"{placed} of {run.demand.instances} instances; {reason}"
+    return stopped

@@ -2,6 +2,10 @@
 
 It touches no pod and no job: jobs read their share in the status that is written here. A look is made at
 every change of a pool, its jobs and its pods; looks at one pool never overlap.
+
+A plan for many jobs takes a second of computation, so it is made in a thread: heartbeats of the election and
+all jobs go on meanwhile. It is written only if nobody has changed the pool since it was read, so a plan that
+comes late, or of an operator that does not lead any more, changes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from elastane_common.bounded_thread import BoundedThread, TooSlow
 from elastane_operator.decisions.pod_labels import LABEL_POOL
 from elastane_operator.decisions.pool_jobs import PoolJob, PoolPod, pool_of, read_pool_job, read_pool_pod
 from elastane_operator.decisions.pool_spec import PoolSpec, read_pool_spec
@@ -27,6 +32,9 @@ from elastane_operator.settings import OperatorSettings
 PAUSE_SECONDS = 0.2
 """Changes that follow each other this fast are looked at together."""
 
+PLAN_SECONDS_MAX = 30.0
+"""A plan that takes longer is given up: the pool's jobs keep what they have until one is made."""
+
 _BACKOFF_SECONDS_MAX = 30.0
 _log = structlog.get_logger(__name__)
 
@@ -38,6 +46,7 @@ class _Desk:
         self.wake = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self.failures = 0
+        self.plan: BoundedThread[PoolStatus] = BoundedThread("plan of a pool", PLAN_SECONDS_MAX)
 
 
 class PoolKeeper:
@@ -86,11 +95,13 @@ class PoolKeeper:
         while True:
             desk.wake.clear()
             try:
-                await self._look(name)
+                await self._look(name, desk)
                 desk.failures, after = 0, self._settings.look_seconds
             except _GoneError:
                 break
             except KubeError as error:
+                after = self._failed(name, desk, error)
+            except TooSlow as error:
                 after = self._failed(name, desk, error)
             except Exception as error:  # noqa: BLE001 - one pool's trouble must not end the others'
                 _log.exception("look_failed", pool=name)
@@ -111,8 +122,8 @@ class PoolKeeper:
         _log.warning("look_again", pool=name, error=str(error), wait_seconds=wait)
         return wait
 
-    async def _look(self, name: str) -> None:
-        """Look, decide and write. Raises KubeError, _GoneError."""
+    async def _look(self, name: str, desk: _Desk) -> None:
+        """Look, decide and write. Raises KubeError, TooSlow, _GoneError."""
         try:
             body = await self._kube.get("ElasticPool", "", name)
         except KubeError as error:
@@ -128,7 +139,8 @@ class PoolKeeper:
             return
         # Jobs before pods: a pod that a job makes after it was read is within what it has acknowledged.
         jobs = await self._jobs(name, spec)
-        after = look_at_pool(spec, status, jobs, await self._pods(name), now, generation)
+        pods = await self._pods(name)
+        after = await desk.plan.run(lambda: look_at_pool(spec, status, jobs, pods, now, generation))
         if not await self._write(name, body, after):
             return
         before = {share.uid: share for share in status.shares}

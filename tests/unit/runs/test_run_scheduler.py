@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from elastane_common.bounded_thread import StillBusy, TooSlow
 from elastane_master.decisions.runs import events
 from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_master.metrics.counters import RunCounters
 from elastane_master.runs import scheduler as scheduler_module
-from elastane_master.runs.policy_thread import PolicySlow, PolicyThread
+from elastane_master.runs.policy_thread import PolicyThread
 from elastane_master.runs.run_server import RunServer
 from elastane_master.runs.scheduler import RunScheduler
 from elastane_master.signals import Signal
@@ -147,9 +148,9 @@ async def test_a_policy_that_takes_too_long_is_not_waited_for_and_nothing_is_beg
         return made[-1]
 
     thread = PolicyThread(make, seconds_max=0.05)
-    with pytest.raises(PolicySlow, match=r"longer than 0\.05 s"):
+    with pytest.raises(TooSlow, match=r"longer than 0\.05 s"):
         await thread.decide(VIEW)
-    with pytest.raises(PolicySlow, match="still takes time"):
+    with pytest.raises(StillBusy, match="still takes time"):
         await thread.decide(VIEW)
     assert [policy.decisions for policy in made] == [1, 0]
     go.set()

@@ -1,12 +1,14 @@
 """A scheduling policy at work: running runs grow and shrink, with the bits of stock DDP, and a master that
-is killed between decisions moves none of them.
+is killed between decisions moves none of them. A scheduler that lies costs time, and no bit.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import patience
@@ -18,6 +20,8 @@ from elastane_proto.v1 import training_pb2
 from slow import slow
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
+LYING_MASTER = Path(__file__).parent / "lying_master"
+LIES = {"failed", "too much", "nothing", "wrong lengths and speeds", "wrong c"}
 EPOCHS = 4
 SETTINGS = {"ELASTANE_SCHEDULING_POLICY": "maxmin", "ELASTANE_RESHAPE_SECONDS": "1"}
 WAIT_SECONDS = 3600.0
@@ -25,11 +29,15 @@ WAIT_SECONDS = 3600.0
 
 
 def slow_script(folder: Path) -> Path:
-    """The elastic digits, with steps that last: time in which instances come and go."""
+    """The elastic digits, with steps that last: time in which instances come and go.
+
+    Once the file that UNTIL names is there, they last no longer.
+    """
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     text = (folder / "digits_elastic.py").read_text()
     text = text.replace("import argparse\n", "import argparse\nimport os\nimport time\n")
-    pause = '        time.sleep(float(os.environ["STEP_SECONDS"]))\n'
+    pause = '        if not os.path.exists(os.environ.get("UNTIL", "")):\n'
+    pause += '            time.sleep(float(os.environ["STEP_SECONDS"]))\n'
     text = text.replace("        optimizer.step()\n", f"        optimizer.step()\n{pause}")
     script = folder / "digits_slow.py"
     script.write_text(text)
@@ -113,3 +121,45 @@ def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp
     assert changes[0] == changes[-1] == (kinds.KIND_GRANTED, 4)
     assert (kinds.KIND_TAKEN, 2) in changes
     assert told.policy == "maxmin" and all(f"run {first}" in one.reason for one in told.decisions)
+
+
+def wait_for_changes(service: LocalService, runs: list[int]) -> None:
+    """Wait until workers of these runs have come and gone, with a master killed in between."""
+
+    def changed(joined: int, draining: int) -> bool:
+        jobs = [service.training.get(run_id).job for run_id in runs]
+        try:
+            kinds = Counter(event.kind for job in jobs for event in service.client.events(job))
+        except RequestRefusedError:  # one is being created
+            return False
+        return kinds["worker_joined"] >= joined and kinds["worker_draining"] >= draining
+
+    service.wait_for(lambda: changed(3, 0), "the first workers", WAIT_SECONDS)
+    service.kill("master")
+    service.wait_for(service.attends, "the next master", WAIT_SECONDS)
+    service.wait_for(lambda: changed(6, 2), "further workers, and some that leave", WAIT_SECONDS)
+
+
+@slow
+def test_a_scheduler_that_lies_costs_time_and_no_bit(tmp_path: Path) -> None:
+    script, lies, go = slow_script(tmp_path / "code"), tmp_path / "lies", tmp_path / "go"
+    variables = {
+        "ELASTANE_SCHEDULING_POLICY": "foresight",
+        "ELASTANE_RESHAPE_SECONDS": "0",
+        "ELASTANE_STARVATION_SECONDS": "5",
+        "PYTHONPATH": f"{LYING_MASTER}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".strip(os.pathsep),
+        "LIES": str(lies),
+    }
+    with local_service(tmp_path / "service", slots=4, variables=variables) as service:
+        ddp = ["--framework", "pytorch", "--param", "SEED=7", script.with_name("digits_ddp.py")]
+        reference = record_of(service, submit(service, *ddp, "--epochs", EPOCHS))
+
+        steps = ["--param", "STEP_SECONDS=1", "--param", f"UNTIL={go}"]
+        runs = [submit(service, *steps, "--seed", "7", script, "--epochs", EPOCHS) for _ in range(2)]
+        wait_for_changes(service, runs)
+        service.wait_for(
+            lambda: set(lies.read_text().splitlines()) == LIES, "every kind of lie", WAIT_SECONDS
+        )
+        go.touch()
+        records = [record_of(service, run_id) for run_id in runs]
+    assert {record.weights_sha256 for record in records} == {reference.weights_sha256} != {""}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
@@ -12,7 +12,7 @@ from elastane_scheduler.costs import Costs
 from elastane_scheduler.jobs import Job, JobState
 from elastane_scheduler.plan import Shape
 from elastane_scheduler.policies.catalogue import make_policy
-from elastane_scheduler.pool import Pool
+from elastane_scheduler.pool import Counts, Pool
 from elastane_scheduler.simulation.beliefs import GUESS_SECONDS_MIN
 from elastane_scheduler.simulation.engine import Simulation
 from elastane_scheduler.view import Allocation, Decision, Policy, View
@@ -53,35 +53,69 @@ class SmallJob:
 class Measured:
     """Measurements of a probe, in seconds.
 
-    start: from the submission to a worker that trains. stall: of a ring while one joins. restore: more than a
-    start, of a job that had lost all its workers. est: of an EST's part of a step. exchange: more, of a step
-    on several workers. end: from the last step to the run's end.
+    first_start: from the first submission to a worker that joins: code is unpacked, files are read from disk.
+    It is shown, and charged to nobody: the services of the policies find all that as the probe has left it.
+    starts: the same of later workers, by how many start at once. They load libraries meanwhile, and share the
+    processors. stall: of a ring while one joins. restore: more than a start, of a job that had lost all its
+    workers. est: of an EST's part of a step. exchange: more, of a step on several workers. end: from the last
+    step to the run's end.
     """
 
-    start: float
+    first_start: float
+    starts: Mapping[int, float]
     stall: float
     restore: float
     est: float
     exchange: float
     end: float
 
-    def costs(self) -> Costs:
-        """Return the costs of changes."""
-        return Costs(self.start, self.stall, self.restore)
+    def start(self, at_once: int) -> float:
+        """Return the start of a worker while so many start, itself among them: between what was measured."""
+        known = sorted(self.starts)
+        above = next((count for count in known if count >= at_once), known[-1])
+        below = max((count for count in known if count <= at_once), default=known[0])
+        if above <= below:
+            return self.starts[above]
+        part = (at_once - below) / (above - below)
+        return self.starts[below] + part * (self.starts[above] - self.starts[below])
+
+    def costs(self, at_once: int = 1) -> Costs:
+        """Return the costs of changes while so many workers start."""
+        return Costs(self.start(at_once), self.stall, self.restore)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What the simulator says: completion times by job, changes after the first start, and first starts."""
+
+    times: Mapping[str, float]
+    changes: int
+    starts: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
 class Played:
     """One policy: completion times by job, measured and simulated, and the weights that each job has left.
 
-    changes: of workers' number, after the first start, as the simulator has them.
+    starts: of each job's first worker, from the grant to the join, as measured. simulation: what the
+    simulator says of this and of changes.
     """
 
     policy: str
     measured: Mapping[str, float]
-    simulated: Mapping[str, float]
+    simulation: Simulated
     weights: Mapping[str, str] = field(default_factory=dict)
-    changes: int = 0
+    starts: Sequence[float] = ()
+
+    @property
+    def simulated(self) -> Mapping[str, float]:
+        """The simulated completion times."""
+        return self.simulation.times
+
+    @property
+    def changes(self) -> int:
+        """Changes of workers' number, after the first start, as the simulator has them."""
+        return self.simulation.changes
 
     @property
     def measured_average(self) -> float:
@@ -133,6 +167,38 @@ def _believed(state: JobState, now: float) -> JobState:
     return believed
 
 
+class OneHost(Simulation):
+    """The simulator, where workers that start at the same time slow each other down.
+
+    A start is charged by those that start when it begins: later ones would make it longer, and it becomes
+    shorter when others are done, so over many starts both cancel out. first_starts: what the first start of
+    each job was charged.
+    """
+
+    def __init__(self, jobs: Sequence[Job], policy: Policy, pool: Pool, measured: Measured) -> None:
+        super().__init__(jobs, policy, pool, measured.costs())
+        self._measured = measured
+        self.first_starts: dict[str, float] = {}
+
+    def costs_of(self, allocation: Allocation, now: float) -> Costs:
+        """Return the costs for all workers that start now, and those that still do."""
+        starting = sum(_starting(state, devices, now) for state, devices in self._each(allocation))
+        costs = self._measured.costs(max(1, starting))
+        for state, devices in self._each(allocation):
+            if any(devices):
+                self.first_starts.setdefault(state.name, costs.start_seconds)
+        return costs
+
+    def _each(self, allocation: Allocation) -> Iterator[tuple[JobState, Counts]]:
+        return zip(self._jobs, allocation, strict=True)
+
+
+def _starting(state: JobState, devices: Counts, now: float) -> int:
+    """Count the workers of a job that start, or still do, once it has these devices."""
+    training = next((there for start, there in reversed(state.stages) if start <= now), (0,) * len(devices))
+    return sum(max(0, wanted - has) for wanted, has in zip(devices, training, strict=True))
+
+
 def small_jobs(count: int, seed: int) -> list[SmallJob]:
     """Return so many jobs: the same for the same seed."""
     rng = random.Random(seed)
@@ -143,10 +209,8 @@ def small_jobs(count: int, seed: int) -> list[SmallJob]:
     return found
 
 
-def simulate(
-    jobs: Sequence[SmallJob], policy: str, measured: Measured, slots: int
-) -> tuple[dict[str, float], int]:
-    """Play the jobs through a policy; return the completion time of each, and how often workers changed."""
+def simulate(jobs: Sequence[SmallJob], policy: str, measured: Measured, slots: int) -> Simulated:
+    """Play the jobs through a policy."""
     shapes: dict[int, Shape] = {}
     pool = Pool(("slot",), (slots,))
     played = []
@@ -158,9 +222,10 @@ def simulate(
         request = (min(ests, slots),)
         steps = job.training.steps + measured.end / shape.step_seconds(request)
         played.append(Job(job.name, shape, steps, job.arrival_seconds, request))
-    outcome = Simulation(played, AsInService(make_policy(policy)), pool, measured.costs()).run()
+    simulation = OneHost(played, AsInService(make_policy(policy)), pool, measured)
+    outcome = simulation.run()
     times = {ended.name: ended.completion_seconds for ended in outcome.ended}
-    return times, outcome.changes - len(times)
+    return Simulated(times, outcome.changes - len(times), list(simulation.first_starts.values()))
 
 
 def faults(
@@ -206,6 +271,8 @@ def as_plain(
                 "simulated_average": round(one.simulated_average, 3),
                 "ratio": round(one.ratio, 4),
                 "changes": one.changes,
+                "first_starts_measured": [round(seconds, 3) for seconds in one.starts],
+                "first_starts_simulated": [round(seconds, 3) for seconds in one.simulation.starts],
                 "jobs": [
                     {
                         "name": job.name,

@@ -2,9 +2,9 @@
 
 A probe measures what the simulator has to know:
 
-    two runs of 1 and 2 ESTs start at once   when their workers train (start), how long steps take
-    two more start beside them               start again, now beside others
-    a run of 4 ESTs starts alone             how long its ring stalls when the last workers join
+    two runs of 1 and 2 ESTs                 the first start on this service; how long steps take
+    runs of 1, 2 and 4 ESTs, each alone,     when their workers join (starts, by how many there are at once),
+    three times                              how long rings stall when one joins
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ from elastane_proto.v1 import ring_pb2, training_pb2
 SCRIPT: Final = Path(__file__).parent / "peer_scripts" / "waiting_job.py"
 SLOTS: Final = 4
 SEED: Final = 7
+STARTS: Final = (1, 2, SLOTS)
+"""Workers that the probe starts at once."""
+TURNS: Final = 3
+"""How often it does so."""
 _END_SECONDS: Final = 1200.0
 _RECORD_SECONDS: Final = 300.0
 _ENDED: Final = frozenset(
@@ -116,6 +120,16 @@ class FollowedService:
         """Return the events of a run's job."""
         return list(self.service.client.events(self.run(run_id).job))
 
+    def first_start(self, run_id: int) -> float:
+        """Return the seconds from a run's first grant to the join of its first worker."""
+        decisions = self.service.training.get_scheduling(run_id).decisions
+        granted = training_pb2.SchedulingDecision.KIND_GRANTED
+        created = _created(self.run(run_id))
+        since = min(
+            (one.time.ToNanoseconds() / 1e9 for one in decisions if one.kind == granted), default=created
+        )
+        return min(_time(one) for one in self.events(run_id) if one.kind == "worker_joined") - since
+
     def weights(self, run_id: int) -> str:
         """Return the sha256 of a run's model, once its record is written."""
         url = self.run(run_id).artifact_url
@@ -134,8 +148,11 @@ def _words(training: Training, est_seconds: float) -> list[str]:
 
 def play_trace(
     folder: Path, jobs: Sequence[SmallJob], policy: str, say: Say
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Submit the jobs at their times, and wait for all; return completion times and weights by name."""
+) -> tuple[dict[str, float], dict[str, str], list[float]]:
+    """Submit the jobs at their times, and wait for all.
+
+    Return completion times and weights by name, and what the first start of each took.
+    """
     with followed_service(folder, say, policy) as followed:
         runs: dict[str, int] = {}
         began = 0.0
@@ -148,7 +165,8 @@ def play_trace(
         followed.wait_for_end(*runs.values())
         ended = {name: followed.run(run_id) for name, run_id in runs.items()}
         times = {name: _ended(run) - _created(run) for name, run in ended.items()}
-        return times, {name: followed.weights(run_id) for name, run_id in runs.items()}
+        starts = [followed.first_start(run_id) for run_id in runs.values()]
+        return times, {name: followed.weights(run_id) for name, run_id in runs.items()}, starts
 
 
 def _created(run: training_pb2.Run) -> float:
@@ -222,25 +240,28 @@ class Probe:
 
     def __init__(self, followed: FollowedService) -> None:
         self._followed = followed
-        self._starts: list[float] = []
+        self._starts: dict[int, list[float]] = {count: [] for count in STARTS}
         self._stalls: list[float] = []
         self._ends: list[float] = []
 
     def measure(self) -> Measured:
         """Run the probe's runs; see the module."""
         one = self._followed.submit(Training(1, 40), "probe of 1 EST")
+        self._wait_until_trains(one)
         two = self._followed.submit(Training(2, 40), "probe of 2 ESTs")
-        self._wait_until_trains(one, two)
-        three = self._followed.submit(Training(1, 8), "probe of 1 EST beside others")
-        self._followed.wait_for_end(one, two, three)
-        four = self._followed.submit(Training(4, 16), "probe of 4 ESTs")
-        self._followed.wait_for_end(four)
-        for run_id in (one, two, three, four):
-            self._note(run_id)
+        self._followed.wait_for_end(one, two)
+        (first_start,) = self._joins(one)
+        for turn in range(1, TURNS + 1):
+            for count in STARTS:
+                run_id = self._followed.submit(Training(count, 12), f"probe of {count} ESTs, {turn}")
+                self._followed.wait_for_end(run_id)
+                self._starts[count] += self._joins(run_id)
+                self._note(run_id)
         est = self._step_seconds(one)
         exchange = max(0.0, self._step_seconds(two) - est)
         return Measured(
-            start=statistics.mean(self._starts),
+            first_start=first_start,
+            starts={count: statistics.mean(joins) for count, joins in self._starts.items()},
             stall=statistics.mean(self._stalls) if self._stalls else 0.0,
             restore=0.0,
             est=est,
@@ -255,10 +276,14 @@ class Probe:
 
         self._followed.service.wait_for(train, "the first steps of the probe")
 
+    def _joins(self, run_id: int) -> list[float]:
+        """Return the seconds from a run's submission to each join of a worker."""
+        created = _created(self._followed.run(run_id))
+        return [_time(one) - created for one in self._followed.events(run_id) if one.kind == "worker_joined"]
+
     def _note(self, run_id: int) -> None:
-        """Note the starts, stalls and the end of a run."""
+        """Note the stalls and the end of a run."""
         run, events = self._followed.run(run_id), self._followed.events(run_id)
-        self._starts += [_time(one) - _created(run) for one in events if one.kind == "worker_joined"]
         changes = [one for one in events if one.kind in ("ring_change", "ring_formed")]
         for before, after in itertools.pairwise(changes):
             if (before.kind, after.kind) == ("ring_change", "ring_formed") and after.step > 0:

@@ -20,7 +20,7 @@ from elastane_scheduler.jobs import Job, JobState, arrived
 from elastane_scheduler.pool import Counts, Pool
 from elastane_scheduler.simulation.beliefs import Beliefs
 from elastane_scheduler.simulation.offers import Offers, steady
-from elastane_scheduler.view import Policy, View
+from elastane_scheduler.view import Allocation, Policy, View
 
 _SAME_TIME = 1e-9
 Progress = Callable[[int, int], None]
@@ -181,9 +181,10 @@ class Simulation:
         decision = self._policy.decide(View(now, jobs, self._pool, self._offered, self._costs))
         self._outcome.decisions += 1
         self._wake = decision.wake_seconds if decision.wake_seconds > now else math.inf
+        costs = self.costs_of(decision.allocation, now)
         for state, devices in zip(self._jobs, decision.allocation, strict=True):
             if devices != state.devices:
-                self._change(state, devices, now)
+                self._change(state, devices, now, costs)
         if any(used > offered for used, offered in zip(self._used, self._offered, strict=True)):
             raise SchedulerError(
                 f"{self._policy.name} gave out {self._pool.describe(tuple(self._used))} at {now:g} s, of "
@@ -191,8 +192,15 @@ class Simulation:
                 hint="This is a bug in the policy.",
             )
 
-    def _change(self, state: JobState, devices: Counts, now: float) -> None:
-        costs = self._costs
+    def costs_of(self, allocation: Allocation, now: float) -> Costs:
+        """Return what the changes of a decision cost: always the same here.
+
+        A subclass may say otherwise, as where workers that start at once slow each other down. allocation: of
+        the jobs that are not over, in their order, before any of its changes.
+        """
+        return self._costs
+
+    def _change(self, state: JobState, devices: Counts, now: float, costs: Costs) -> None:
         if self._rounds is not None:
             started = state.trained_by(now)
             costs = Costs(0.0 if started else self._rounds.start_seconds, 0.0, 0.0)

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import fidelity_jobs
 import pytest
-from fidelity_jobs import AsInService, Measured, Played, as_plain, faults, simulate, small_jobs
+from fidelity_jobs import (
+    AsInService,
+    Measured,
+    Played,
+    SmallJob,
+    Training,
+    as_plain,
+    faults,
+    simulate,
+    small_jobs,
+)  # fmt: skip
 
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.execution import change
@@ -16,7 +26,15 @@ from elastane_scheduler.plan import Shape
 from elastane_scheduler.pool import Pool
 from elastane_scheduler.view import Decision, View
 
-MEASURED = Measured(start=4.0, stall=0.1, restore=2.0, est=0.26, exchange=0.015, end=0.4)
+MEASURED = Measured(
+    first_start=9.0,
+    starts={1: 4.0, 2: 4.5, 4: 8.0},
+    stall=0.1,
+    restore=2.0,
+    est=0.26,
+    exchange=0.015,
+    end=0.4,
+)
 JOBS = small_jobs(12, 4)
 WEIGHTS = {job.training: f"weights of {job.training}" for job in JOBS}
 OWN = {job.name: WEIGHTS[job.training] for job in JOBS}
@@ -24,8 +42,8 @@ OWN = {job.name: WEIGHTS[job.training] for job in JOBS}
 
 def played(policy: str, slower: float = 1.0) -> Played:
     """A policy whose jobs took so many times as long as the simulator says."""
-    simulated, changes = simulate(JOBS, policy, MEASURED, 4)
-    return Played(policy, {name: slower * time for name, time in simulated.items()}, simulated, OWN, changes)
+    simulated = simulate(JOBS, policy, MEASURED, 4)
+    return Played(policy, {name: slower * time for name, time in simulated.times.items()}, simulated, OWN)
 
 
 def test_jobs_are_those_of_their_seed() -> None:
@@ -35,14 +53,29 @@ def test_jobs_are_those_of_their_seed() -> None:
 
 
 def test_every_job_is_simulated_with_the_costs() -> None:
-    times, changes = simulate(JOBS, "foresight", MEASURED, 4)
-    assert times.keys() == {job.name for job in JOBS} and changes > 0
-    alone = simulate(JOBS[:1], "packing", MEASURED, 4)[0][JOBS[0].name]
+    found = simulate(JOBS, "foresight", MEASURED, 4)
+    assert found.times.keys() == {job.name for job in JOBS} and found.changes > 0
+    alone = simulate(JOBS[:1], "packing", MEASURED, 4).times[JOBS[0].name]
     ests, steps = JOBS[0].training.ests, JOBS[0].training.steps
     step = MEASURED.est + (MEASURED.exchange if ests > 1 else 0.0)
-    assert alone == pytest.approx(MEASURED.start + steps * step + MEASURED.end)
-    dearer, _ = simulate(JOBS, "foresight", replace(MEASURED, start=8.0), 4)
-    assert sum(dearer.values()) > sum(times.values())
+    assert alone == pytest.approx(4.0 + steps * step + MEASURED.end)
+    dearer = simulate(JOBS, "foresight", replace(MEASURED, starts={1: 8.0}), 4)
+    assert sum(dearer.times.values()) > sum(found.times.values())
+
+
+def test_workers_that_start_at_once_share_the_processors() -> None:
+    assert [MEASURED.start(count) for count in (1, 2, 3, 4, 5)] == [4.0, 4.5, 6.25, 8.0, 8.0]
+    assert MEASURED.costs(4) == Costs(8.0, 0.1, 2.0)
+    four = SmallJob("four", Training(4, 24), 0.0)
+    assert simulate([four], "packing", MEASURED, 4).starts == [8.0]
+    ones = [SmallJob(f"one-{place}", Training(1, 24), place / 10) for place in range(4)]
+    assert simulate(ones, "packing", MEASURED, 4).starts == [4.0, 4.5, 6.25, 8.0]
+    later = [SmallJob(f"one-{place}", Training(1, 24), place * 5.0) for place in range(4)]
+    assert simulate(later, "packing", MEASURED, 4).starts == [4.0] * 4
+    # What is known of a first start is charged to nobody.
+    assert simulate(JOBS, "packing", replace(MEASURED, first_start=99.0), 4) == simulate(
+        JOBS, "packing", MEASURED, 4
+    )
 
 
 def two_jobs() -> tuple[JobState, JobState]:
@@ -89,9 +122,9 @@ def test_the_service_does_not_know_how_long_a_job_is_before_it_trains() -> None:
 
 
 def test_simulated_policies_are_those_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    times, _ = simulate(JOBS, "elastic-srtf", MEASURED, 4)
+    times = simulate(JOBS, "elastic-srtf", MEASURED, 4).times
     monkeypatch.setattr(fidelity_jobs, "AsInService", lambda policy: policy)
-    assert simulate(JOBS, "elastic-srtf", MEASURED, 4)[0] != times
+    assert simulate(JOBS, "elastic-srtf", MEASURED, 4).times != times
 
 
 def test_what_is_as_simulated_is_accepted() -> None:
@@ -109,7 +142,7 @@ def test_an_average_that_is_too_far_away_is_refused() -> None:
 
 def test_another_order_is_refused() -> None:
     slow, fast = played("elastic-srtf"), played("foresight")
-    slow = replace(slow, measured=dict.fromkeys(slow.measured, 0.0), simulated=slow.simulated)
+    slow = replace(slow, measured=dict.fromkeys(slow.measured, 0.0))
     found = faults([slow, fast], WEIGHTS, JOBS)
     assert any(
         fault == "measured, the order is elastic-srtf, foresight; simulated, foresight, elastic-srtf"

@@ -3,12 +3,12 @@
     python benchmarks/fidelity.py [--policies packing,elastic-srtf,foresight] [--seed N] [--json [FILE]]
 
 A probe measures what starts and changes cost here, and each job runs once undisturbed. A start takes longer
-the more workers start at once, as they share the processors; the first one on a machine is no measure of later
-ones, which find its files in memory. Then a real service, master and runner with four slots, gets the jobs at
-the times of the trace, once under each policy, and the simulator plays the same jobs with the measured costs.
-Steps of the jobs mostly wait, so that two cores carry four workers. Exits with 0 only if each policy's average
-completion time is within a tenth of the simulated one, the policies have the same order, and each job the
-weights of its undisturbed run; 1 otherwise.
+the more workers start at once, as they share the processors; the first one on a machine is no measure of
+later ones, which find its files in memory. Then a real service, master and runner with four slots, gets the
+jobs at the times of the trace, once under each policy, and the simulator plays the same jobs with the
+measured costs. Steps of the jobs mostly wait, so that two cores carry four workers. Exits with 0 only if
+each policy's average completion time is within a tenth of the simulated one, the policies have the same
+order, and each job the weights of its undisturbed run; 1 otherwise.
 """
 
 from __future__ import annotations

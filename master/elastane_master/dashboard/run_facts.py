@@ -18,6 +18,7 @@ from elastane_master.dashboard.log_tail import TAIL_BYTES, LogTail, tail_of
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import views
 from elastane_master.decisions.runs.allocation import RunDecision
+from elastane_master.decisions.runs.discretion import Covers, everything
 from elastane_master.decisions.runs.run import OVER, Run
 from elastane_master.decisions.runs.views import RunnerView, RunView
 from elastane_master.runs.run_server import RunServer
@@ -164,7 +165,7 @@ class RunGatherer:
         """The server of the runs. Raises as `TrainingRuns.server`."""
         return self._runs.server
 
-    def run(self, run_id: int, covers: Callable[[str], bool]) -> Run:
+    def run(self, run_id: int, covers: Covers) -> Run:
         """Return a run. covers: whether the caller may see runs of an owner.
 
         Raises Rejection("not_found") for one that there is not, or that the caller may not see.
@@ -174,7 +175,7 @@ class RunGatherer:
             raise unknown_run(run_id)
         return run
 
-    def list(self, covers: Callable[[str], bool]) -> RunList:
+    def list(self, covers: Covers) -> RunList:
         """Return the runs of the owners that are covered, and all runners. Raises as `server`."""
         server = self.server
         machine, now = server.machine, server.clock()
@@ -195,7 +196,7 @@ class RunGatherer:
         ended.sort(key=lambda run: run.ended_at or 0.0, reverse=True)
 
         def viewed(runs: list[Run], shown: int) -> tuple[RunView, ...]:
-            found = (self._view(server, run.run_id, now, whole=False) for run in runs[:shown])
+            found = (self._view(server, run.run_id, covers, now, whole=False) for run in runs[:shown])
             return tuple(view for view in found if view is not None)
 
         service = views.service_view(machine, now)
@@ -213,9 +214,11 @@ class RunGatherer:
             now,
         )
 
-    def _view(self, server: RunServer, run_id: int, now: float, whole: bool = True) -> RunView | None:
+    def _view(
+        self, server: RunServer, run_id: int, covers: Covers, now: float, whole: bool = True
+    ) -> RunView | None:
         forecast = self._runs.forecasts.of(server, run_id)
-        return views.run_view(server.machine, run_id, now, whole, forecast)
+        return views.run_view(server.machine, run_id, now, whole, forecast, covers)
 
     def _order(self, server: RunServer) -> tuple[int, ...]:
         """Return the runs that wait for slots, in their order."""
@@ -227,23 +230,25 @@ class RunGatherer:
             self._queue = (now, wanted, order)
         return order
 
-    async def facts(self, run_id: int, rank: int = 0, attempt: int = 0) -> RunFacts:
-        """Return the contents of a run's page. attempt: whose log is wanted; 0: the newest.
+    async def facts(
+        self, run_id: int, rank: int = 0, attempt: int = 0, covers: Covers = everything
+    ) -> RunFacts:
+        """Return the contents of a run's page. attempt: whose log is wanted; 0: the newest. covers: as `run`.
 
         Raises Rejection, StoreError.
         """
         server = self.server
         await _settled(server)
-        run = self.run(run_id, lambda owner: True)
+        run = self.run(run_id, everything)
         log_attempt = attempt or run.attempt
         running = run.launch is not None and run.launch.attempt == log_attempt
         logs = self._logs if running else self._stored_logs
         log = await logs.of((run_id, rank, log_attempt), lambda: self._log(run, rank, log_attempt))
         artifacts = await self._artifacts.of((run_id, run.state), lambda: self._files(run_id))
-        view = self._view(server, run_id, server.clock())
+        view = self._view(server, run_id, covers, server.clock())
         if view is None:  # deleted meanwhile
             raise unknown_run(run_id)
-        decisions = views.scheduling(server.machine, run_id)
+        decisions = views.scheduling(server.machine, run_id, covers=covers)
         left_out = max(len(view.ranks) - RANKS_SHOWN, 0)
         return RunFacts(view, server.clock(), rank, log_attempt, log, artifacts, decisions, left_out)
 

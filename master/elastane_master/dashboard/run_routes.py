@@ -116,7 +116,7 @@ class RunRoutes:
             caller = self._site.caller_of(request, "/runs/{run}")
             run_id = self._run_id(request, caller)
             rank, attempt = _number(request, "rank"), _number(request, "attempt")
-            facts = await self._gatherer().facts(run_id, rank, attempt)
+            facts = await self._gatherer().facts(run_id, rank, attempt, caller.covers_owner)
             notice = self._site.notice_of(f"runs/{run_id}", request.query.get("notice", ""))
             wanted = {name: value for name, value in (("rank", rank), ("attempt", attempt)) if value}
             query = f"?{urlencode(wanted)}" if wanted else ""
@@ -144,7 +144,8 @@ class RunRoutes:
                 server.require_serving()
                 caller = call.caller  # its rights may have changed
                 gatherer.run(run_id, caller.covers_owner)
-                yield run_parts(await gatherer.facts(run_id, rank, attempt), self._visitor(caller))
+                facts = await gatherer.facts(run_id, rank, attempt, caller.covers_owner)
+                yield run_parts(facts, self._visitor(caller))
                 await asyncio.sleep(PART_SECONDS_MIN)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(CLOCK_SECONDS / 2):

@@ -215,7 +215,8 @@ class TrainingServicer:
 
     def _message(self, server: RunServer, run_id: int, whole: bool = True) -> training_pb2.Run:
         forecast = self._runs.forecasts.of(server, run_id)
-        view = views.run_view(server.machine, run_id, server.clock(), whole, forecast)
+        covers = callers.principal.get().covers_owner
+        view = views.run_view(server.machine, run_id, server.clock(), whole, forecast, covers)
         if view is None:
             raise unknown_run(run_id)
         return run_message(view, self._runs.artifacts.run_url(run_id))

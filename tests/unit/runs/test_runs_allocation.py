@@ -10,6 +10,7 @@ import pytest
 
 from elastane_master.decisions.runs import effects, events, views
 from elastane_master.decisions.runs.allocation import DECISIONS_MAX, RUN_DECISIONS_MAX, Target
+from elastane_master.decisions.runs.forecast import Forecast, SlotHolder
 from elastane_master.decisions.runs.state import ServiceSettings
 from unit.runs.runs_driver import RunsDriver
 
@@ -311,3 +312,50 @@ def test_a_runner_that_is_found_to_be_unlike_costs_no_instance() -> None:
     assert driver.machine.state.allocation.targets == {run_id: {"cpu": 2, "cpu of b": 2}}
     decide(driver, {}, failure="slow")
     assert driver.runner("b").computes_on == "cpu of b", "a failure says nothing about runners"
+
+
+def test_nobody_is_told_which_runs_of_others_there_are() -> None:
+    driver, first, second = two_running()
+    bobs = elastic(driver, owner="bob")
+    decide(
+        driver,
+        {first: {"cpu": 4}, second: {}, bobs: {}},
+        choice=f"shortest first, but run {bobs} before",
+        rejected=(f"run {first} wider: +3 s", f"runs {first}, {second} and {bobs} alike: +4 s"),
+    )
+
+    def said(covers: str) -> tuple[str, str, tuple[str, ...]]:
+        (one,) = views.scheduling(driver.machine, second, 1, covers=lambda owner: covers in ("*", owner))
+        return one.reason, one.choice, one.rejected
+
+    assert said("*")[1:] == (
+        f"shortest first, but run {bobs} before",
+        (f"run {first} wider: +3 s", f"runs {first}, {second} and {bobs} alike: +4 s"),
+    )
+    assert said("ann")[1:] == (
+        "shortest first, but another run before",
+        (f"run {first} wider: +3 s", f"runs {first}, {second} and 1 other alike: +4 s"),
+    )
+    assert said("bob")[1:] == (
+        f"shortest first, but run {bobs} before",
+        ("another run wider: +3 s", f"run {bobs} and 2 others alike: +4 s"),
+    )
+    assert said("eve")[2] == ("another run wider: +3 s", "3 other runs alike: +4 s")
+    of_all = views.scheduling(driver.machine, covers=lambda owner: owner == "ann")
+    assert of_all and not any(f"run {bobs}" in one.choice for one in of_all)
+
+
+def test_holders_of_slots_are_named_to_those_who_may_see_them() -> None:
+    driver, first, second = two_running()
+    holder = SlotHolder(first, 4, None)
+    forecast = Forecast(None, (holder,), f"waits for run {first}, whose end is unknown")
+
+    def shown(covers: bool) -> views.RunView:
+        view = views.run_view(
+            driver.machine, second, driver.now, forecast=forecast, covers=lambda owner: covers
+        )
+        assert view is not None
+        return view
+
+    assert shown(True).holders == (holder,) and f"waits for run {first}," in shown(True).reason
+    assert shown(False).holders == () and "waits for another run, whose end" in shown(False).reason

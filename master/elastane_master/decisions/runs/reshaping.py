@@ -68,7 +68,7 @@ def make_room(ctx: RunsContext, starving: Run, needs: Free) -> None:
     for run in givers:
         if not missing:
             return
-        _give(ctx, run, missing, f"run {starving.run_id} has waited longest")
+        _give(ctx, run, missing, "another run has waited longest")
 
 
 def _give(ctx: RunsContext, run: Run, missing: Free, reason: str) -> None:

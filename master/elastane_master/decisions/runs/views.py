@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
 from elastane_master.decisions.retention import Retention
 from elastane_master.decisions.runs import holdings, placement, usage
 from elastane_master.decisions.runs.allocation import RunDecision
+from elastane_master.decisions.runs.discretion import Covers, Discretion, everything
 from elastane_master.decisions.runs.forecast import Forecast, SlotHolder
 from elastane_master.decisions.runs.machine import RunsMachine
 from elastane_master.decisions.runs.run import OVER, RankRecord, RankState, Run, RunState, Transition
@@ -102,11 +103,17 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def run_view(
-    machine: RunsMachine, run_id: int, now: float, whole: bool = True, forecast: Forecast | None = None
+    machine: RunsMachine,
+    run_id: int,
+    now: float,
+    whole: bool = True,
+    forecast: Forecast | None = None,
+    covers: Covers = everything,
 ) -> RunView | None:
     """Return a run; None if there is none.
 
-    whole: with its instances and history. forecast: of a run that waits, as far as it is known.
+    whole: with its instances and history. forecast: of a run that waits, as far as it is known. covers:
+    whether the caller may see runs of an owner; what it waits for does not name others.
     """
     run = machine.state.runs.get(run_id)
     if run is None:
@@ -114,7 +121,7 @@ def run_view(
     waits = run.waits
     waiting = machine.index.waiting
     position = machine.policy.position(machine.state, waiting, run, now) if waits else 0
-    forecast = forecast if waits else None
+    forecast = Discretion(machine.state.runs, covers).forecast(forecast) if forecast and waits else None
     return RunView(
         run_id=run.run_id,
         spec=run.spec,
@@ -192,7 +199,7 @@ def list_runs(
     states: Iterable[RunState] = (),
     owner: str | None = None,
     labels: dict[str, str] | None = None,
-    covers: Callable[[str], bool] = lambda owner: True,
+    covers: Covers = everything,
 ) -> Page:
     """Return the runs with ids below `before` (0: all) that match, the newest first.
 
@@ -231,23 +238,24 @@ def scheduling(
     machine: RunsMachine,
     run_id: int = 0,
     limit: int = SCHEDULING_DEFAULT,
-    covers: Callable[[str], bool] = lambda owner: True,
+    covers: Covers = everything,
 ) -> tuple[RunDecision, ...]:
     """Return the newest decisions of the scheduling policy about a run, or (0) about all, the newest last.
 
-    covers: whether the caller may see runs of an owner.
+    covers: whether the caller may see runs of an owner; texts do not name others.
     """
     size = max(1, min(limit or SCHEDULING_DEFAULT, SCHEDULING_MAX))
     runs = machine.state.runs
+    caller = Discretion(runs, covers)
     if run_id:
-        return tuple(runs[run_id].decided[-size:]) if run_id in runs else ()
+        return tuple(map(caller.decision, runs[run_id].decided[-size:])) if run_id in runs else ()
     found: list[RunDecision] = []
     for decided in machine.state.allocation.decided:
         for about in decided.runs:
             run = runs.get(about.run_id)
             if run is not None and covers(run.owner):
                 found.append(msgspec.structs.replace(about, choice=decided.choice, rejected=decided.rejected))
-    return tuple(found[-size:])
+    return tuple(map(caller.decision, found[-size:]))
 
 
 def service_view(machine: RunsMachine, now: float) -> ServiceView:

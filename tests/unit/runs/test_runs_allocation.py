@@ -278,6 +278,25 @@ def test_a_master_with_fair_share_forgets_targets() -> None:
     assert placed(driver, first) == 4
 
 
+def test_what_is_taken_back_ends_before_it_has_another_place_also_under_fair_share() -> None:
+    driver, first, second = two_running()
+    there = driver.reports(first, "a")  # all four run
+    decide(driver, {first: {"cpu": 2}, second: {}})
+    assert placed(driver, first) == 2
+    driver.cancel(second)  # nobody else waits for slots
+    settings = msgspec.structs.replace(driver.machine.state.settings, scheduling_policy="fair-share")
+    driver.do(events.MasterStarted("master", settings))
+    driver.take(effects.Stop)
+    driver.join("a", 4, *there)
+    driver.join("b", 2)
+    driver.tick(after=1.0)
+    assert placed(driver, first) == 2 and not driver.take(effects.Prepare)
+    assert sorted(stop_ranks(driver)) == [2, 3]
+    assert placed(driver, first) == 4
+    launch = driver.run(first).launch
+    assert launch is not None and launch.drained == []
+
+
 def test_decisions_are_kept_with_their_reasons_and_no_more_than_a_number_of_them() -> None:
     driver, first, second = two_running(starvation_seconds=1e9)
     for turn in range(2 * DECISIONS_MAX):

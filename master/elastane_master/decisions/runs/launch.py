@@ -58,6 +58,7 @@ def add(ctx: RunsContext, run: Run, assignment: Assignment) -> None:
         runner = ctx.state.runners[runner_id]
         if runner_id not in launch.runners:
             launch.runners.append(runner_id)
+        launch.drained = [rank for rank in launch.drained if rank not in ranks]
         for rank in ranks:
             run.ranks[rank] = RankRecord(
                 rank, runner_id=runner_id, host=runner.host, deadline_at=_deadline(ctx)

@@ -152,7 +152,9 @@ def _stop(
         placed -= 1
         running -= runs
         by_runner.setdefault(record.runner_id, []).append(record.rank)
+    assert run.launch is not None
     for name, ranks in by_runner.items():
+        run.launch.drained += sorted(ranks)
         launch.take_back(ctx, run, ctx.state.runners[name], sorted(ranks), reason)
     if by_runner:
         run.reason = f"{placed} of {run.demand.instances} instances; {reason}"

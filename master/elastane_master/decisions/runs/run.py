@@ -94,7 +94,8 @@ class Launch(msgspec.Struct, omit_defaults=True):
 
     started_at: when enough instances ran. ending: it is being stopped. awaited: runners that have not
     confirmed, and until when they are waited for. runners: all that took part. quiet_since: since when no
-    instance of an elastic run is left, and its job is not over.
+    instance of an elastic run is left, and its job is not over. drained: ranks that a scheduling policy took
+    back: they have no other place before their runner has stopped them.
     """
 
     attempt: int
@@ -105,6 +106,7 @@ class Launch(msgspec.Struct, omit_defaults=True):
     awaited: dict[str, float] = {}
     runners: list[str] = []
     quiet_since: float | None = None
+    drained: list[int] = []
 
 
 class Transition(msgspec.Struct, frozen=True, array_like=True):

@@ -78,7 +78,7 @@ def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
         if not free:
             return
         run = ctx.state.runs[run_id]
-        missing = _placeable(ctx, run) if ctx.state.allocation.policy else missing_ranks(run)
+        missing = _placeable(ctx, run)
         room = usage.room(ctx.state.uses, ctx.state.slots_max, run.owner)
         if room < len(missing) * run.demand.slots_per_instance:
             missing = missing[: int(room) // run.demand.slots_per_instance]
@@ -120,15 +120,22 @@ def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None
 
 
 def _placeable(ctx: RunsContext, run: Run) -> list[int]:
-    """Instances without a place that end nowhere any more: one that is taken back lives until it has left."""
+    """Return the instances without a place that may have one now.
+
+    While a policy decides, none that still ends somewhere; else none that a policy took back and that still
+    ends: whoever drains leaves as planned, and has no successor beside it. Others that were given up may end
+    on a runner that does not answer, and are not waited for.
+    """
     missing = missing_ranks(run)
     if not missing or run.launch is None:
         return missing
+    waited_for = missing if ctx.state.allocation.policy else run.launch.drained
     runners = [ctx.state.runners[name] for name in run.launch.runners if name in ctx.state.runners]
     return [
         rank
         for rank in missing
-        if not any(holdings.has(runner, run.launch.fence, rank) for runner in runners)
+        if rank not in waited_for
+        or not any(holdings.has(runner, run.launch.fence, rank) for runner in runners)
     ]
 
 

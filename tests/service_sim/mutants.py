@@ -197,20 +197,20 @@ MUTANTS = (
     Mutant(
         "a run that moves to another device type gives up what it needs",
         f"{RUNS}.reshaping",
-        "        if runs and running <= run.demand.instances_min:\n            continue\n",
-        "",
+        "_Least(len(run.ranks) - room, run.demand.instances_min)",
+        "_Least(len(run.ranks) - room, 0)",
     ),
     Mutant(
         "old instances go before new ones run",
         f"{RUNS}.reshaping",
-        "        if surplus[name] <= 0 or placed <= least or (runs and running <= least):\n",
-        "        if surplus[name] <= 0 or placed <= least:\n",
+        '_Least(least, least), "the scheduling policy takes it back"',
+        '_Least(least, 0), "the scheduling policy takes it back"',
     ),
     Mutant(
         "who has waited longest takes what others need",
         f"{RUNS}.reshaping",
-        "    least = run.demand.instances_min\n",
-        "    least = 0\n",
+        "    least, each = run.demand.instances_min,",
+        "    least, each = 0,",
     ),
     Mutant(
         "owners are charged for what has ended",

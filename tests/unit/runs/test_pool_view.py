@@ -263,3 +263,34 @@ def test_runs_whose_owner_has_no_quota_left_get_no_slots_that_others_could_use()
     assert [run.run_id for run in seen(driver).runs] == [other]
     decide(driver)
     assert driver.run(other).launch is not None
+
+
+@pytest.mark.parametrize("policy", ["elastic-srtf", "maxmin", "packing", "foresight"])
+def test_slots_beyond_the_quota_of_an_owner_are_planned_for_others(policy: str) -> None:
+    driver = driver_of()
+    driver.join("a", 8)
+    first = elastic(driver, slots_max=3)
+    second = elastic(driver, slots_max=3)
+    third = elastic(driver, slots_max=3, instances_min=2)
+    bobs = elastic(driver, owner="bob")
+    view = seen(driver)
+    decision = make_policy(policy).decide(view.view)
+    found = {target.run_id: target.instances.get("cpu", 0) for target in view.targets(decision)}
+    assert found[first] == 2 and found[second] == 1, "the older one has what they do not need to start"
+    assert found[bobs] == 4, "and others what is beyond the quota"
+    reasons = {target.run_id: target.reason for target in view.targets(decision)}
+    assert found[third] == 0 and reasons[third] == (
+        f"run {third} needs 2 slots, and ann has 1 left of its quota of 3"
+    )
+
+
+def test_a_running_run_grows_within_the_quota_of_its_owner() -> None:
+    driver = driver_of()
+    driver.join("a", 1)
+    first = elastic(driver, slots_max=2)
+    decide(driver)
+    driver.start_all()
+    driver.join("b", 8)
+    assert driver.machine.state.runs[first].slots_held == 1
+    (counts,) = make_policy("elastic-srtf").decide(seen(driver).view).allocation
+    assert counts == (2,)

@@ -161,6 +161,34 @@ def test_nobody_gets_more_than_there_is_and_unknown_runs_get_nothing() -> None:
     assert driver.machine.state.allocation.targets == {first: {"cpu": 4}}
 
 
+def test_nobody_is_planned_with_more_than_its_owner_may_have() -> None:
+    driver = driver_of()
+    driver.join("a", 8)
+    decide(driver, {})
+    first = elastic(driver, slots_max=5)
+    second, others = elastic(driver, slots_max=5), elastic(driver, owner="bob")
+    decide(driver, {first: {"cpu": 4}, second: {"cpu": 4}, others: {"cpu": 4}})
+    assert driver.machine.state.allocation.targets == {
+        first: {"cpu": 4},
+        second: {"cpu": 1},
+        others: {"cpu": 3},
+    }
+    driver.start_all()
+    driver.start_all()
+    decide(driver, {second: {"cpu": 4}, first: {"cpu": 4}, others: {"cpu": 4}})
+    assert driver.machine.state.allocation.targets == {
+        second: {"cpu": 4},
+        first: {"cpu": 1},
+        others: {"cpu": 3},
+    }
+    # A smaller quota takes nothing from what runs keep in any case.
+    third = elastic(driver, slots_max=1)
+    decide(driver, {first: {"cpu": 4}, second: {"cpu": 4}, third: {"cpu": 1}, others: {"cpu": 4}})
+    targets = driver.machine.state.allocation.targets
+    assert (targets[first], targets[second], targets[others]) == ({"cpu": 1}, {"cpu": 1}, {"cpu": 4})
+    assert third not in targets
+
+
 def test_decisions_about_older_or_other_states_are_ignored() -> None:
     driver = driver_of()
     driver.join("a", 4)

@@ -8,6 +8,7 @@ instances. What is left are wishes: only slots that are really free are given aw
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -116,6 +117,7 @@ def placed_by_type(run: Run, runners: Mapping[str, Runner], *, staying: bool = F
 def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances]:
     """Cut targets to what there is, in their order, after what running runs keep in any case."""
     left = capacity(state.runners)
+    rooms = {owner: most for owner, most in state.slots_max.items() if most}
     floors: dict[int, Instances] = {}
     for run in state.runs.values():
         if run.launch is None:
@@ -125,6 +127,8 @@ def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances
             keeps = _least(keeps, run.demand.instances_min)
             floors[run.run_id] = keeps
         left.subtract(_slots(run, keeps))
+        if run.owner in rooms:
+            rooms[run.owner] -= sum(_slots(run, keeps).values())
     targets: dict[int, Instances] = {}
     for target in wanted:
         run_or_none = state.runs.get(target.run_id)
@@ -132,7 +136,12 @@ def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances
             continue
         if run_or_none.launch is not None and not run_or_none.demand.elastic:
             continue  # it keeps what it has
-        cut = _cut(run_or_none, target.instances, floors.get(target.run_id, {}), left)
+        floor = floors.get(target.run_id, {})
+        owner = run_or_none.owner
+        kept = sum(_slots(run_or_none, floor).values())
+        cut = _cut(run_or_none, target.instances, floor, left, rooms.get(owner, math.inf) + kept)
+        if owner in rooms:
+            rooms[owner] += kept - sum(_slots(run_or_none, cut).values())
         if cut:
             targets[target.run_id] = cut
     for run_id, keeps in floors.items():
@@ -156,12 +165,15 @@ def _least(has: Instances, least: int) -> Instances:
     return kept
 
 
-def _cut(run: Run, wanted: Instances, floor: Instances, left: Counter[str]) -> Instances:
-    """Return what a run gets of what it should, and take that from `left`; {}: nothing."""
+def _cut(run: Run, wanted: Instances, floor: Instances, left: Counter[str], slots_max: float) -> Instances:
+    """Return what a run gets of what it should, and take that from `left`; {}: nothing.
+
+    floor: what it keeps in any case. slots_max: that its owner's quota leaves for it, the floor among them.
+    """
     demand = run.demand
     given_back = Counter(left)
     given_back.update(_slots(run, floor))
-    room, cut = demand.instances, Instances()
+    room, cut = int(min(demand.instances, max(0, slots_max) // demand.slots_per_instance)), Instances()
     for name in sorted(wanted):
         count = max(0, min(wanted[name], given_back[name] // demand.slots_per_instance, room))
         if count:

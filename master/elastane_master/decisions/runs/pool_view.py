@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 
 from elastane_master.decisions.runs import placement, queue, usage
 from elastane_master.decisions.runs.allocating import capacity, placed_by_type
@@ -95,7 +94,8 @@ def pool_view(
     """
     slots = capacity(state.runners)
     types = tuple(sorted(name for name, count in slots.items() if count > 0))
-    runs = _runs(state, index, now)
+    runs, left_out = _runs(state, index, now)
+    most = _most(state, runs)
     if not types or not runs:
         return None
     offered = Counter(slots)
@@ -109,12 +109,11 @@ def pool_view(
     usual = _usual(progress.values())
     jobs: list[JobState] = []
     shown: list[Run] = []
-    left_out: dict[int, str] = {}
     unmeasured = set()
     for run in runs:
         known = progress.get(run.run_id)
         try:
-            jobs.append(_job_state(run, state.runners, pool, known, usual, now, costs))
+            jobs.append(_job_state(run, state.runners, pool, known, usual, now, costs, most.get(run.run_id)))
         except InvalidSettings as error:
             left_out[run.run_id] = placement.obstacle(run, state.runners) or str(error)
             continue
@@ -128,20 +127,53 @@ def pool_view(
     return PoolView(view, tuple(shown), frozenset(unmeasured), state.revision, left_out)
 
 
-def _runs(state: RunsState, index: Index, now: float) -> list[Run]:
-    """Return running elastic runs, and the first ones that wait, the oldest first.
+def _runs(state: RunsState, index: Index, now: float) -> tuple[list[Run], dict[int, str]]:
+    """Return running elastic runs and the first ones that wait, the oldest first; and those left out, and why.
 
-    Without runs whose owner has no room for them in its quota: slots that they got would stay idle.
+    That are runs whose owner has no room for them in its quota: slots that they got would stay idle.
     """
     running = [
         run
         for run_id in index.active
         if (run := state.runs[run_id]).demand.elastic and run.launch is not None and run.launch.ending is None
     ]
-    in_order = (state.runs[run_id] for run_id in queue.ordered(state, index.waiting, now))
     rooms = {owner: usage.room(state.uses, state.slots_max, owner) for owner in state.slots_max}
-    startable = (run for run in in_order if run.demand.slots_min <= rooms.get(run.owner, math.inf))
-    return sorted((*running, *islice(startable, WAITING_MAX)), key=lambda run: (run.queued_at, run.run_id))
+    startable: list[Run] = []
+    left_out: dict[int, str] = {}
+    for run_id in queue.ordered(state, index.waiting, now):
+        run = state.runs[run_id]
+        needed, room = run.demand.slots_min, rooms.get(run.owner, math.inf)
+        if not (obstacle := usage.over_quota(run.owner, needed, room, state.slots_max.get(run.owner, 0))):
+            startable.append(run)
+            if run.owner in rooms:
+                rooms[run.owner] -= needed
+        elif len(left_out) < WAITING_MAX:
+            left_out[run_id] = f"run {run_id} {obstacle}"
+        if len(startable) == WAITING_MAX:
+            break
+    return sorted((*running, *startable), key=lambda run: (run.queued_at, run.run_id)), left_out
+
+
+def _most(state: RunsState, runs: Sequence[Run]) -> dict[int, int]:
+    """Return the slots that each run may have within the quota of its owner, of those that have a quota.
+
+    All have what they have, and what they need to start; then the oldest first have what they can use. Which
+    run of an owner gets more than that is not left to the policy, which knows nothing of owners.
+    """
+    found: dict[int, int] = {}
+    rooms = {owner: usage.room(state.uses, state.slots_max, owner) for owner in state.slots_max}
+    limited = [run for run in runs if run.owner in rooms]
+    for run in limited:
+        found[run.run_id] = run.slots_held or run.demand.slots_min
+        if not run.slots_held:
+            rooms[run.owner] -= run.demand.slots_min
+    for run in limited:
+        each = run.demand.slots_per_instance
+        wanted = run.demand.instances * each - found[run.run_id]
+        more = max(0, min(wanted, int(rooms[run.owner]))) // each * each
+        found[run.run_id] += more
+        rooms[run.owner] -= more
+    return found
 
 
 # ------------------------------------------------------------------ speeds
@@ -203,8 +235,12 @@ def _job_state(
     usual: Mapping[str, float],
     now: float,
     costs: Costs,
+    slots_max: int | None,
 ) -> JobState:
-    """Return a run as a job. Raises InvalidSettings for one that the pool cannot carry."""
+    """Return a run as a job. Raises InvalidSettings for one that the pool cannot carry.
+
+    slots_max: that it may have within its owner's quota; None: its owner has none.
+    """
     demand = run.demand
     known = known or Progress({})
     fits = _slots_that_fit(run, runners)
@@ -221,8 +257,10 @@ def _job_state(
     usable = min(ests, sum(fits.values()))
     if usable < least:
         raise InvalidSettings(f"{usable} slots fit it, and it needs {least}", hint="Ask for fewer.")
+    if slots_max is not None:
+        usable = max(least, min(usable, slots_max))
     shape = _shape(ests, seconds, limits, mixes, least, exchange, usable if demand.elastic else 0)
-    request = _request(run, pool, fits, seconds)
+    request = _request(run, pool, fits, seconds, usable)
     steps_left, is_known = _steps_left(run, known, shape)
     job = Job(
         f"run {run.run_id}",
@@ -266,10 +304,13 @@ def _exchange(run: Run, known: Progress, seconds: Sequence[float], devices: Coun
     return round(max(0.0, known.step_seconds - computing), 3)
 
 
-def _request(run: Run, pool: Pool, fits: Mapping[str, int], seconds: Sequence[float]) -> Counts:
-    """Return the slots that policies without elasticity give it: all on one type, as many as that has."""
+def _request(run: Run, pool: Pool, fits: Mapping[str, int], seconds: Sequence[float], usable: int) -> Counts:
+    """Return the slots that policies without elasticity give it: all on one type, as many as that has.
+
+    usable: more are of no use to it.
+    """
     demand = run.demand
-    wanted = demand.instances * demand.slots_per_instance
+    wanted = min(demand.instances * demand.slots_per_instance, usable)
     having = [place for place, name in enumerate(pool.types) if fits[name]]
     place = min(having, key=lambda one: (-min(fits[pool.types[one]], wanted), seconds[one], one), default=0)
     count = min(wanted, fits[pool.types[place]])

@@ -128,9 +128,9 @@ def pool_view(
 
 
 def _runs(state: RunsState, index: Index, now: float) -> tuple[list[Run], dict[int, str]]:
-    """Return running elastic runs and the first ones that wait, the oldest first; and those left out, and why.
+    """Return running elastic runs and the first ones that wait, the oldest first; and others, with why not.
 
-    That are runs whose owner has no room for them in its quota: slots that they got would stay idle.
+    Those others are runs whose owner has no room for them in its quota: slots that they got would stay idle.
     """
     running = [
         run

@@ -139,6 +139,14 @@ def main(
             metavar="NAME",
         ),
     ] = None,
+    scheduling_queues: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of queues, each with a weight, guaranteed slots, and the owners of its runs, for "
+            "a scheduling policy. [none]",
+            metavar="FILE",
+        ),
+    ] = None,
     http: Annotated[
         str | None,
         typer.Option(

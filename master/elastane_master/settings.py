@@ -11,9 +11,11 @@ from pydantic_settings import NoDecode
 
 from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
+from elastane_master.decisions.runs.queue_shares import QueueShare
 from elastane_master.decisions.runs.state import FAIR_SHARE, PREPARE_SECONDS, ServiceSettings
 from elastane_master.jobs.limits import Limits
 from elastane_master.runs.data_service import FILE_URL
+from elastane_master.runs.queue_table import BadQueueTable, parse_queues
 from elastane_master.runs.service import ServiceOptions
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.store_access import StoreAccess
@@ -111,6 +113,11 @@ class MasterSettings(Limits):
         description="time after a change of a running run's instances in which the scheduling policy changes "
         "them no further",
     )
+    scheduling_queues: Annotated[tuple[QueueShare, ...], NoDecode] = Field(
+        default=(),
+        description="TOML file of queues, each with a weight, guaranteed slots, and the owners of its runs; "
+        "for a scheduling policy",
+    )
     http: str = ""
     http_port_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -174,6 +181,16 @@ class MasterSettings(Limits):
             raise ValueError("must be OWNER=WEIGHT,... with weights above 0")
         return found
 
+    @field_validator("scheduling_queues", mode="before")
+    @classmethod
+    def _are_queues(cls, scheduling_queues: object) -> object:
+        if not isinstance(scheduling_queues, (str, Path)) or not str(scheduling_queues):
+            return scheduling_queues or ()
+        try:
+            return parse_queues(Path(scheduling_queues).read_text())
+        except (OSError, UnicodeDecodeError, BadQueueTable) as error:
+            raise ValueError(f"{scheduling_queues}: {error}") from error
+
     @field_validator("advertise", "data_service")
     @classmethod
     def _is_address(cls, address: str, info: ValidationInfo) -> str:
@@ -188,6 +205,14 @@ class MasterSettings(Limits):
         if self.standby and not self.store:
             raise ValueError(
                 "--standby needs --store: another master cannot take over a store in a state directory"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_policy_for_its_queues(self) -> MasterSettings:
+        if self.scheduling_queues and self.scheduling_policy == FAIR_SHARE:
+            raise ValueError(
+                "--scheduling-queues needs a --scheduling-policy: fair-share takes no slots back from anybody"
             )
         return self
 
@@ -238,6 +263,7 @@ class MasterSettings(Limits):
                 weights=self.owner_weights,
                 scheduling_policy=self.scheduling_policy,
                 reshape_seconds=self.reshape_seconds,
+                queues=self.scheduling_queues,
             ),
         )
 

@@ -9,13 +9,15 @@ from typing import Protocol
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.jobs import JobState
 from elastane_scheduler.pool import Counts, Pool
+from elastane_scheduler.queues import Queue
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """The jobs that are not over, in the order of their arrival, and the devices that may be given out now.
 
-    offered: devices of each type, at most those of the pool.
+    offered: devices of each type, at most those of the pool. queues: who has which part of them, for
+    `ByQueuePolicy`; jobs name theirs.
     """
 
     now: float
@@ -23,6 +25,7 @@ class View:
     pool: Pool
     offered: Counts
     costs: Costs
+    queues: tuple[Queue, ...] = ()
 
 
 Allocation = list[Counts]

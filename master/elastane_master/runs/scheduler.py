@@ -27,6 +27,7 @@ from elastane_master.store.errors import StoreError
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.policies.catalogue import make_policy
 from elastane_scheduler.policies.prioritized import PrioritizedPolicy
+from elastane_scheduler.policies.queued import ByQueuePolicy
 from elastane_scheduler.view import Policy
 
 logger = structlog.get_logger(__name__)
@@ -62,7 +63,7 @@ class RunScheduler:
         self._name = policy
         self._progress = progress
         make = make or (lambda: make_policy(policy))
-        self._policy = PolicyThread(lambda: PrioritizedPolicy(make), seconds_max)
+        self._policy = PolicyThread(lambda: ByQueuePolicy(lambda: PrioritizedPolicy(make)), seconds_max)
         self._seen: Hashable = None
         self._due = 0.0
         self._failure = ""

@@ -83,6 +83,17 @@ def service_message(view: ServiceView, liveness: Liveness) -> training_pb2.Train
         runs_waiting=view.runs_waiting,
         slots_used=view.slots_used,
         slots=view.slots,
+        queues=[
+            training_pb2.QueueUse(
+                name=one.share.name,
+                weight=one.share.weight,
+                guaranteed=one.share.guaranteed,
+                slots_used=one.slots_used,
+                runs_running=one.running,
+                runs_waiting=one.waiting,
+            )
+            for one in view.queues
+        ],
     )
 
 

@@ -208,7 +208,7 @@ class RunTransition(_message.Message):
     def __init__(self, time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("run_id", "spec", "state", "reason", "position", "queue_length", "attempt", "ranks", "created", "started", "ended", "history", "job", "artifact_url", "next_attempt", "cancelling", "revision", "priority", "slot_seconds", "earliest_start", "holders")
+    __slots__ = ("run_id", "spec", "state", "reason", "position", "queue_length", "attempt", "ranks", "created", "started", "ended", "history", "job", "artifact_url", "next_attempt", "cancelling", "revision", "priority", "slot_seconds", "earliest_start", "holders", "queue")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +230,7 @@ class Run(_message.Message):
     SLOT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EARLIEST_START_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
     run_id: int
     spec: RunSpec
     state: RunState
@@ -251,7 +252,8 @@ class Run(_message.Message):
     slot_seconds: float
     earliest_start: _timestamp_pb2.Timestamp
     holders: _containers.RepeatedCompositeFieldContainer[SlotHolder]
-    def __init__(self, run_id: _Optional[int] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., attempt: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[_Iterable[_Union[RunTransition, _Mapping]]] = ..., job: _Optional[str] = ..., artifact_url: _Optional[str] = ..., next_attempt: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancelling: _Optional[bool] = ..., revision: _Optional[int] = ..., priority: _Optional[int] = ..., slot_seconds: _Optional[float] = ..., earliest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[SlotHolder, _Mapping]]] = ...) -> None: ...
+    queue: str
+    def __init__(self, run_id: _Optional[int] = ..., spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[_Union[RunState, str]] = ..., reason: _Optional[str] = ..., position: _Optional[int] = ..., queue_length: _Optional[int] = ..., attempt: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., started: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., history: _Optional[_Iterable[_Union[RunTransition, _Mapping]]] = ..., job: _Optional[str] = ..., artifact_url: _Optional[str] = ..., next_attempt: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cancelling: _Optional[bool] = ..., revision: _Optional[int] = ..., priority: _Optional[int] = ..., slot_seconds: _Optional[float] = ..., earliest_start: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., holders: _Optional[_Iterable[_Union[SlotHolder, _Mapping]]] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class SlotHolder(_message.Message):
     __slots__ = ("run_id", "slots", "until")
@@ -495,20 +497,52 @@ class TrainingServiceGetServiceRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TrainingServiceGetServiceResponse(_message.Message):
-    __slots__ = ("artifact_url", "runners", "runs_waiting", "slots_used", "slots", "archive_bytes_max")
+    __slots__ = ("artifact_url", "runners", "runs_waiting", "slots_used", "slots", "archive_bytes_max", "queues")
     ARTIFACT_URL_FIELD_NUMBER: _ClassVar[int]
     RUNNERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_WAITING_FIELD_NUMBER: _ClassVar[int]
     SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     ARCHIVE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     artifact_url: str
     runners: _containers.RepeatedCompositeFieldContainer[Runner]
     runs_waiting: int
     slots_used: int
     slots: int
     archive_bytes_max: int
-    def __init__(self, artifact_url: _Optional[str] = ..., runners: _Optional[_Iterable[_Union[Runner, _Mapping]]] = ..., runs_waiting: _Optional[int] = ..., slots_used: _Optional[int] = ..., slots: _Optional[int] = ..., archive_bytes_max: _Optional[int] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[QueueUse]
+    def __init__(self, artifact_url: _Optional[str] = ..., runners: _Optional[_Iterable[_Union[Runner, _Mapping]]] = ..., runs_waiting: _Optional[int] = ..., slots_used: _Optional[int] = ..., slots: _Optional[int] = ..., archive_bytes_max: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueUse, _Mapping]]] = ...) -> None: ...
+
+class QueueUse(_message.Message):
+    __slots__ = ("name", "weight", "guaranteed", "slots_used", "runs_running", "runs_waiting")
+    class GuaranteedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SlotsUsedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GUARANTEED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_USED_FIELD_NUMBER: _ClassVar[int]
+    RUNS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    RUNS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    weight: float
+    guaranteed: _containers.ScalarMap[str, int]
+    slots_used: _containers.ScalarMap[str, int]
+    runs_running: int
+    runs_waiting: int
+    def __init__(self, name: _Optional[str] = ..., weight: _Optional[float] = ..., guaranteed: _Optional[_Mapping[str, int]] = ..., slots_used: _Optional[_Mapping[str, int]] = ..., runs_running: _Optional[int] = ..., runs_waiting: _Optional[int] = ...) -> None: ...
 
 class TrainingServiceGetSchedulingRequest(_message.Message):
     __slots__ = ("run_id", "limit")

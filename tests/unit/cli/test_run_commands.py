@@ -96,6 +96,24 @@ def test_the_queue_is_in_its_order(training: FakeTraining) -> None:
     assert "3 runs waiting, 0 of 8 slots in use" in shown and "-7" in shown and "ann" in shown
 
 
+def test_the_queue_shows_parts_of_the_slots_where_there_are_some(training: FakeTraining) -> None:
+    training.add(position=1, queue_length=1, queue="research")
+    training.service.queues.add(
+        name="research", weight=3, guaranteed={"gpu": 4}, slots_used={"gpu": 2, "cpu": 1}, runs_running=2,
+        runs_waiting=1,
+    )  # fmt: skip
+    training.service.queues.add(name="default", weight=1)
+    first, *_ = shown = invoke(training, "queue").stdout.splitlines()
+    assert "waiting" in first
+    assert shown[1:3] == [
+        "queue research: weight 3; guaranteed 4 gpu; has 1 cpu + 2 gpu; 2 runs running, 1 waiting",
+        "queue default: weight 1; has no slots; 0 runs running, 0 waiting",
+    ]
+    assert "QUEUE" in shown[3] and any("research" in line for line in shown[4:])
+    training.runs[1].queue = ""
+    assert "QUEUE" not in invoke(training, "queue").stdout
+
+
 def test_the_queue_says_when_a_run_could_start_and_behind_whom(training: FakeTraining) -> None:
     soon = training.add(1, position=1)
     soon.earliest_start.FromSeconds(int(time.time()) + 610)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from elastane_master.cli import app, main
+from elastane_master.decisions.runs.queue_shares import queue_of
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.settings import MasterSettings
 
@@ -43,6 +45,57 @@ def test_a_scheduling_policy_is_one_that_there_is(monkeypatch: pytest.MonkeyPatc
     assert (settings.scheduling_policy, settings.reshape_seconds) == ("foresight", 5.0)
     with pytest.raises(ValidationError, match=r"one of fair-share, fifo, .*, foresight"):
         MasterSettings(scheduling_policy="magic")
+
+
+QUEUES = """
+[[queue]]
+name = "research"
+weight = 3
+owners = ["ann", "team-*"]
+guaranteed = { "*H100*" = 4, cpu = 2 }
+
+[[queue]]
+name = "default"
+"""
+
+
+def test_queues_come_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "queues.toml"
+    file.write_text(QUEUES)
+    monkeypatch.setenv("ELASTANE_SCHEDULING_QUEUES", str(file))
+    with pytest.raises(ValidationError, match="needs a --scheduling-policy"):
+        MasterSettings()
+    research, default = MasterSettings(scheduling_policy="maxmin").service_options().settings.queues
+    assert (research.name, research.weight, research.owners) == ("research", 3.0, ("ann", "team-*"))
+    assert [research.guaranteed_of(name) for name in ("NVIDIA H100 80GB", "cpu", "gpu")] == [4, 2, 0]
+    assert (default.name, default.weight, default.guaranteed) == ("default", 1.0, {})
+    assert [queue_of((research, default), owner) for owner in ("ann", "team-b", "bob")] == [
+        "research", "research", "default",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "missing required field `queue`"),
+        ("queue = []", "0 queues"),
+        ("[[queue]]\nname = 'a'", "has no owners"),
+        ("[[queue]]\nname = ''\nowners = ['*']", "needs a name"),
+        ("[[queue]]\nname = 'a'\nowners = ['*']\nweight = 0", "weight of queue a"),
+        ("[[queue]]\nname = 'a'\nowners = ['*']\nweight = nan", "weight of queue a"),
+        ("[[queue]]\nname = 'a'\nowners = ['*']\nguaranteed = { cpu = -1 }", "-1 slots of cpu"),
+        ("[[queue]]\nname = 'a'\nowners = ['*']\nguaranteed = 4", "Expected `object`"),
+        ("[[queue]]\nname = 'a'\nowners = ['*']\nsize = 4", "unknown field `size`"),
+        ("[[queue]]\nname = 'a'\nowners = ['*']\n" * 2, "is there twice"),
+        ("[[queue", "Expected"),
+    ],
+)
+def test_a_file_of_queues_that_cannot_be_used_is_refused(text: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "queues.toml"
+    file.write_text(text)
+    with pytest.raises(ValidationError) as refused:
+        MasterSettings(scheduling_policy="maxmin", scheduling_queues=file)  # type: ignore[arg-type]
+    assert problem in str(refused.value) and "queues.toml" in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from elastane_master.decisions.runs.pool_view import (
     est_seconds,
     pool_view,
 )
+from elastane_master.decisions.runs.queue_shares import QueueShare
 from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_proto.job_settings import JobSettings
 from elastane_scheduler.costs import Costs
 from elastane_scheduler.policies.catalogue import POLICIES, make_policy
 from elastane_scheduler.policies.prioritized import PrioritizedPolicy
+from elastane_scheduler.policies.queued import ByQueuePolicy
 from unit.runs.runs_driver import RunsDriver
 
 POLICY = "elastic-srtf"
@@ -263,6 +266,29 @@ def test_runs_whose_owner_has_no_quota_left_get_no_slots_that_others_could_use()
     assert [run.run_id for run in seen(driver).runs] == [other]
     decide(driver)
     assert driver.run(other).launch is not None
+
+
+def test_queues_share_what_black_boxes_leave() -> None:
+    queues = (QueueShare("paid", 1.0, {"c*": 5}, ("ann",)), QueueShare("spare", 2.0, {}, ("bob",)))
+    driver = RunsDriver(ServiceSettings(scheduling_policy=POLICY, queues=queues))
+    driver.do(events.MasterStarted("master", driver.machine.state.settings))
+    driver.do(events.AllocationDecided(POLICY, 0))
+    driver.join("a", 9)
+    driver.submit(instances=2)  # ann's black box
+    decide(driver)
+    driver.start_all()
+    elastic(driver, 8)
+    elastic(driver, 8, owner="bob")
+    elastic(driver, 8, owner="carl")
+    view = seen(driver).view
+    assert [(queue.name, queue.weight, queue.guaranteed) for queue in view.queues] == [
+        ("paid", 1.0, (3,)), ("spare", 2.0, (0,)),
+    ]  # fmt: skip
+    assert [state.job.queue for state in view.jobs] == ["paid", "spare", "default"]
+    policy = ByQueuePolicy(lambda: make_policy("maxmin"))
+    assert policy.decide(view).allocation == [(3,), (3,), (1,)]
+    alone = replace(view, queues=())
+    assert policy.decide(alone).allocation == make_policy("maxmin").decide(alone).allocation
 
 
 @pytest.mark.parametrize("policy", ["elastic-srtf", "maxmin", "packing", "foresight"])

@@ -11,6 +11,7 @@ import pytest
 from elastane_master.decisions.runs import effects, events, views
 from elastane_master.decisions.runs.allocation import DECISIONS_MAX, RUN_DECISIONS_MAX, Target
 from elastane_master.decisions.runs.forecast import Forecast, SlotHolder
+from elastane_master.decisions.runs.queue_shares import QueueShare
 from elastane_master.decisions.runs.state import ServiceSettings
 from unit.runs.runs_driver import RunsDriver
 
@@ -187,6 +188,39 @@ def test_nobody_is_planned_with_more_than_its_owner_may_have() -> None:
     targets = driver.machine.state.allocation.targets
     assert (targets[first], targets[second], targets[others]) == ({"cpu": 1}, {"cpu": 1}, {"cpu": 4})
     assert third not in targets
+
+
+def test_what_is_guaranteed_is_taken_back_though_a_run_was_changed_a_moment_ago() -> None:
+    queues = (QueueShare("paid", 1.0, {"cpu": 3}, ("ann",)), QueueShare("spare", 9.0, {}, ("bob",)))
+    driver = driver_of(queues=queues)
+    driver.join("a", 4)
+    decide(driver, {})
+    lent = [elastic(driver, owner="bob") for _ in range(2)]
+    decide(driver, {lent[0]: {"cpu": 2}, lent[1]: {"cpu": 2}})
+    driver.start_all()
+    driver.start_all()
+    paid = elastic(driver, instances_min=2)
+    # The policy gives one of the others more than is left beside what the second keeps in any case.
+    wanted = {lent[0]: {"cpu": 2}, lent[1]: {}, paid: {"cpu": 2}}
+    decide(driver, wanted, after=1.0)
+    assert driver.machine.state.allocation.targets == {
+        lent[0]: {"cpu": 1},
+        lent[1]: {"cpu": 1},
+        paid: {"cpu": 2},
+    }
+    stop_ranks(driver)
+    assert placed(driver, paid) == 2
+    driver.start_all()
+    # What is not guaranteed waits as ever.
+    decide(driver, {lent[0]: {"cpu": 1}, lent[1]: {"cpu": 1}, paid: {"cpu": 2}}, after=31.0)
+    decide(driver, {lent[0]: {"cpu": 2}, lent[1]: {"cpu": 1}, paid: {"cpu": 2}}, after=1.0)
+    service = views.service_view(driver.machine, driver.now)
+    assert [(one.share.name, one.slots_used, one.running, one.waiting) for one in service.queues] == [
+        ("paid", {"cpu": 2}, 1, 0),
+        ("spare", {"cpu": 2}, 2, 0),
+    ]
+    view = views.run_view(driver.machine, paid, driver.now)
+    assert view is not None and view.queue == "paid"
 
 
 def test_decisions_about_older_or_other_states_are_ignored() -> None:

@@ -97,9 +97,10 @@ def _looks(
 def _print_queue(
     runs: list[training_pb2.Run], service: training_pb2.TrainingServiceGetServiceResponse
 ) -> None:
-    from elastane_cli.views.runs import queue_table, service_line
+    from elastane_cli.views.runs import queue_lines, queue_table, service_line
 
-    typer.echo(service_line(service))
+    for line in (service_line(service), *queue_lines(service)):
+        typer.echo(line)
     if runs:
         console().print(queue_table(runs, time.time()))
     sys.stdout.flush()

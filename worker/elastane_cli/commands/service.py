@@ -72,6 +72,13 @@ def service(
             show_default="fair-share",
         ),
     ] = "",
+    scheduling_queues: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML file of queues, each with a weight, guaranteed slots, and the owners of its runs.",
+        ),
+    ] = None,
     on_stop: Annotated[
         str, typer.Option(metavar="keep|stop", help="What becomes of running processes at the end.")
     ] = "keep",
@@ -94,6 +101,7 @@ def service(
         words = [sys.executable, "-P", "-m", "elastane_master", "--state-dir", str(folder)]
         words += ["--listen", f"{host}:{port}", "--port-file", str(port_file)]
         words += ["--scheduling-policy", scheduling_policy] if scheduling_policy else []
+        words += ["--scheduling-queues", str(scheduling_queues.absolute())] if scheduling_queues else []
         return [*words, *(["--http", http] if http else []), *(["--insecure"] if insecure else [])]
 
     def runner() -> list[str]:

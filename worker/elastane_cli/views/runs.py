@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from elastane_cli.views.text import counted, harmless, local_time
@@ -178,14 +178,17 @@ def queue_table(runs: Iterable[training_pb2.Run], now: float) -> Table:
     """
     from rich.text import Text
 
-    columns = ("PLACE", "RUN", "NAME", "OWNER", "PRIORITY", "STATE", "SLOTS", "AGE", "EARLIEST", "BEHIND")
-    table = _table(*columns, wide="REASON")
+    runs = list(runs)
+    queues = ("QUEUE",) if any(run.queue for run in runs) else ()
+    columns = ("PRIORITY", "STATE", "SLOTS", "AGE", "EARLIEST", "BEHIND")
+    table = _table("PLACE", "RUN", "NAME", "OWNER", *queues, *columns, wide="REASON")
     for run in runs:
         table.add_row(
             str(run.position or "-"),
             str(run.run_id),
             Text(run_name(run)),
             Text(harmless(run.spec.owner) or "-"),
+            *([Text(harmless(run.queue))] if queues else []),
             str(run.priority),
             f"[{STATE_STYLES.get(state_name(run), 'default')}]{state_text(run)}[/]",
             _slots(run.spec),
@@ -230,6 +233,26 @@ def service_line(service: training_pb2.TrainingServiceGetServiceResponse) -> str
         if runner.paused
     ]
     return ", ".join(words)
+
+
+def queue_lines(service: training_pb2.TrainingServiceGetServiceResponse) -> list[str]:
+    """Describe each queue on a line: its weight, guarantee and slots, and how many runs it has."""
+    lines = []
+    for queue in service.queues:
+        words = [f"weight {queue.weight:g}"]
+        if queue.guaranteed:
+            words.append(f"guaranteed {_slots_by_type(queue.guaranteed)}")
+        words.append(f"has {_slots_by_type(queue.slots_used)}")
+        words.append(f"{counted(queue.runs_running, 'run')} running, {queue.runs_waiting} waiting")
+        lines.append(f"queue {harmless(queue.name)}: {'; '.join(words)}")
+    return lines
+
+
+def _slots_by_type(slots: Mapping[str, int]) -> str:
+    """Write slots by device type: "4 cpu + 2 gpu", or "no slots"."""
+    return (
+        " + ".join(f"{slots[name]} {harmless(name)}" for name in sorted(slots) if slots[name]) or "no slots"
+    )
 
 
 def artifact_table(artifacts: Iterable[training_pb2.Artifact]) -> Table:

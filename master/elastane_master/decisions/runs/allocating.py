@@ -23,6 +23,7 @@ from elastane_master.decisions.runs.allocation import (
 )
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.events import AllocationDecided
+from elastane_master.decisions.runs.queue_shares import guarantee_is_due, guaranteed_first
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import DEVICE_TYPE_MAX, Runner
 from elastane_master.decisions.runs.state import FAIR_SHARE, RunsState
@@ -115,7 +116,7 @@ def placed_by_type(run: Run, runners: Mapping[str, Runner], *, staying: bool = F
 
 
 def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances]:
-    """Cut targets to what there is, in their order, after what running runs keep in any case."""
+    """Cut targets to what there is, in their order, after guarantees and what runs keep in any case."""
     left = capacity(state.runners)
     rooms = {owner: most for owner, most in state.slots_max.items() if most}
     floors: dict[int, Instances] = {}
@@ -130,7 +131,8 @@ def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances
         if run.owner in rooms:
             rooms[run.owner] -= sum(_slots(run, keeps).values())
     targets: dict[int, Instances] = {}
-    for target in wanted:
+    wanted = tuple(wanted)
+    for target in guaranteed_first(state.settings.queues, state.runs, wanted):
         run_or_none = state.runs.get(target.run_id)
         if run_or_none is None or run_or_none.over or target.run_id in targets:
             continue
@@ -147,7 +149,8 @@ def _feasible(state: RunsState, wanted: Iterable[Target]) -> dict[int, Instances
     for run_id, keeps in floors.items():
         if keeps and run_id not in targets:
             targets[run_id] = keeps
-    return targets
+    order = dict.fromkeys((*(target.run_id for target in wanted), *floors))
+    return {run_id: targets[run_id] for run_id in order if run_id in targets}
 
 
 def _slots(run: Run, instances: Instances) -> Instances:
@@ -194,13 +197,16 @@ def _cut(run: Run, wanted: Instances, floor: Instances, left: Counter[str], slot
 def _damped(
     ctx: RunsContext, wanted: dict[int, Instances]
 ) -> tuple[dict[int, Instances], dict[int, tuple[Instances, str]]]:
-    """Leave running runs alone that were changed a moment ago, unless slots are gone or somebody starves.
+    """Leave running runs alone that were changed a moment ago, unless slots are gone, or others' at once.
+
+    These are who starves, and queues that wait for what is guaranteed to them.
 
     Returns the targets, and for each run that was left alone what it should have had, and why not.
     """
     state, allocation = ctx.state, ctx.state.allocation
     settings = state.settings
     starving = next(ctx.index.waiting.starving(ctx.now, settings.starvation_seconds), None) is not None
+    hurry = starving or guarantee_is_due(settings.queues, state.runs, state.runners, wanted)
     slots = capacity(state.runners)
     targets: dict[int, Instances] = {}
     declined: dict[int, tuple[Instances, str]] = {}
@@ -211,7 +217,7 @@ def _damped(
         there = before is not None and all(
             slots[name] >= count for name, count in _slots(run, before).items()
         )
-        if before is None or before == instances or wait <= 0 or starving or not there:
+        if before is None or before == instances or wait <= 0 or hurry or not there:
             targets[run_id] = instances
         else:
             targets[run_id] = before

@@ -18,6 +18,7 @@ from elastane_master.decisions.runs import placement, queue, usage
 from elastane_master.decisions.runs.allocating import capacity, placed_by_type
 from elastane_master.decisions.runs.allocation import Instances, Target
 from elastane_master.decisions.runs.index import Index
+from elastane_master.decisions.runs.queue_shares import QueueShare, queue_of, slots_held
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import Runner
 from elastane_master.decisions.runs.state import RunsState
@@ -27,6 +28,7 @@ from elastane_scheduler.execution import change
 from elastane_scheduler.jobs import Job, JobState, arrived, finish_of
 from elastane_scheduler.plan import Shape
 from elastane_scheduler.pool import Counts, Pool
+from elastane_scheduler.queues import Queue
 from elastane_scheduler.reasons import reasons
 from elastane_scheduler.view import Decision, View
 
@@ -113,7 +115,19 @@ def pool_view(
     for run in runs:
         known = progress.get(run.run_id)
         try:
-            jobs.append(_job_state(run, state.runners, pool, known, usual, now, costs, most.get(run.run_id)))
+            jobs.append(
+                _job_state(
+                    run,
+                    state.runners,
+                    pool,
+                    known,
+                    usual,
+                    now,
+                    costs,
+                    most.get(run.run_id),
+                    state.settings.queues,
+                )
+            )
         except InvalidSettings as error:
             left_out[run.run_id] = placement.obstacle(run, state.runners) or str(error)
             continue
@@ -123,8 +137,23 @@ def pool_view(
     # A runner may have come back with fewer slots than it has instances.
     held = [sum(job.devices[place] for job in jobs) for place in range(len(types))]
     counts = tuple(map(max, counts, held))
-    view = View(now, jobs, pool, counts, costs)
+    view = View(now, jobs, pool, counts, costs, _queues(state, index, types))
     return PoolView(view, tuple(shown), frozenset(unmeasured), state.revision, left_out)
+
+
+def _queues(state: RunsState, index: Index, types: Sequence[str]) -> tuple[Queue, ...]:
+    """Return the queues, without guaranteed slots that their black boxes have: those are not offered."""
+    queues = state.settings.queues
+    fixed = [run for run_id in index.active if not (run := state.runs[run_id]).demand.elastic]
+    held = slots_held(queues, fixed, state.runners) if queues else {}
+    return tuple(
+        Queue(
+            queue.name,
+            queue.weight,
+            tuple(max(0, queue.guaranteed_of(kind) - held.get((queue.name, kind), 0)) for kind in types),
+        )
+        for queue in queues
+    )
 
 
 def _runs(state: RunsState, index: Index, now: float) -> tuple[list[Run], dict[int, str]]:
@@ -236,6 +265,7 @@ def _job_state(
     now: float,
     costs: Costs,
     slots_max: int | None,
+    queues: Sequence[QueueShare],
 ) -> JobState:
     """Return a run as a job. Raises InvalidSettings for one that the pool cannot carry.
 
@@ -269,6 +299,7 @@ def _job_state(
         run.queued_at,
         request,
         known=is_known,
+        queue=queue_of(queues, run.owner),
         priority=run.priority,
     )
     state = arrived(job)

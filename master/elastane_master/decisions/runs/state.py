@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from elastane_master.decisions.runs.allocation import Allocation
+from elastane_master.decisions.runs.queue_shares import QueueShare
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import Runner
 from elastane_master.decisions.runs.spec import SpecLimits
@@ -33,7 +34,7 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     runner_keep_seconds: how long a lost runner is shown. runs_waiting_max: further ones are refused.
     weights: of owners; 1 if not there. scheduling_policy: who decides which runs have which slots:
     `FAIR_SHARE`, or a policy of elastane_scheduler. reshape_seconds: after a change of a running run's
-    instances the policy changes them no further for this time.
+    instances the policy changes them no further for this time. queues: parts of the slots, for the policy.
     """
 
     lease_seconds: float = 60.0
@@ -54,6 +55,7 @@ class ServiceSettings(msgspec.Struct, frozen=True):
     limits: SpecLimits = SpecLimits()
     scheduling_policy: str = FAIR_SHARE
     reshape_seconds: float = 30.0
+    queues: tuple[QueueShare, ...] = ()
 
 
 class RunsState(msgspec.Struct):

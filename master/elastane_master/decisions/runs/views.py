@@ -7,11 +7,12 @@ from collections.abc import Iterable
 import msgspec
 
 from elastane_master.decisions.retention import Retention
-from elastane_master.decisions.runs import holdings, placement, usage
+from elastane_master.decisions.runs import holdings, placement, queue_shares, usage
 from elastane_master.decisions.runs.allocation import RunDecision
 from elastane_master.decisions.runs.discretion import Covers, Discretion, everything
 from elastane_master.decisions.runs.forecast import Forecast, SlotHolder
 from elastane_master.decisions.runs.machine import RunsMachine
+from elastane_master.decisions.runs.queue_shares import QueueUse
 from elastane_master.decisions.runs.run import OVER, RankRecord, RankState, Run, RunState, Transition
 from elastane_master.decisions.runs.runner import Runner, RunnerKind
 from elastane_master.decisions.runs.spec import RunSpec
@@ -37,7 +38,8 @@ class RunView(msgspec.Struct, frozen=True):
     """A run, as the proto's Run.
 
     position: of a run that waits for slots, from 1; else 0. earliest_start_at: of such a run, if nothing but
-    the ends of others came; None: unknown. holders: runs that have the slots that it waits for.
+    the ends of others came; None: unknown. holders: runs that have the slots that it waits for. queue: its
+    part of the service's slots; "": there are no queues.
     """
 
     run_id: int
@@ -63,6 +65,7 @@ class RunView(msgspec.Struct, frozen=True):
     fence: int = 0
     earliest_start_at: float | None = None
     holders: tuple[SlotHolder, ...] = ()
+    queue: str = ""
 
 
 class RunnerView(msgspec.Struct, frozen=True):
@@ -93,6 +96,7 @@ class ServiceView(msgspec.Struct, frozen=True):
     slots_used: int
     slots: int
     oldest_wait_seconds: float
+    queues: tuple[QueueUse, ...]
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -146,6 +150,7 @@ def run_view(
         fence=run.launch.fence if run.launch is not None else 0,
         earliest_start_at=forecast.earliest_at if forecast is not None else None,
         holders=forecast.holders if forecast is not None else (),
+        queue=queue_shares.queue_of(queues, run.owner) if (queues := machine.state.settings.queues) else "",
     )
 
 
@@ -263,12 +268,14 @@ def service_view(machine: RunsMachine, now: float) -> ServiceView:
     runners = [machine.state.runners[name] for name in sorted(machine.state.runners)]
     here = [runner for runner in runners if runner.attends]
     by_wait = machine.index.waiting.by_wait
+    alive = [machine.state.runs[run_id] for run_id in machine.index.active | machine.index.pending]
     return ServiceView(
         runners=tuple(map(runner_view, runners)),
         runs_waiting=len(machine.index.pending),
         slots_used=sum(runner.slots_used for runner in here),
         slots=sum(runner.slots for runner in here),
         oldest_wait_seconds=max(0.0, now - by_wait[0][0]) if by_wait else 0.0,
+        queues=queue_shares.uses(machine.state.settings.queues, alive, machine.state.runners),
     )
 
 

@@ -120,6 +120,11 @@ SCHEDULING = _counter(
 SCHEDULING_SECONDS = _gauge(
     "scheduling_decision_seconds", "Time that the last decision of the scheduling policy took."
 )
+RUN_RHO = _histogram(
+    "run_rho_ratio",
+    "Time from queue to end of an elastic run under a scheduling policy, over that of an even share of the "
+    "slots, 60 s at least; of runs that succeeded.",
+)
 
 # ------------------------------------------------------------------ a job: where it stands
 

@@ -15,21 +15,26 @@ from elastane_master.metrics.measures import LONG_SECONDS, STEP_SECONDS, Histogr
 from elastane_proto.history import events as history
 from elastane_proto.history.fold import Cause, RingFold
 
+RHO_BOUNDS = (0.5, 0.75, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0, 10.0)
+"""Of 1.3 in light load, and 2 in heavy, foresight stays below (docs/howto/simulate.md)."""
+
 
 class RunCounters:
     """Counters of the training service.
 
     ended: runs by final state. launches_failed: on any runner. scheduling: decisions of the scheduling
-    policy, by whether they came about; scheduling_seconds: that the last one took.
+    policy, by whether they came about; scheduling_seconds: that the last one took. rho: of runs, as
+    `decisions.runs.fairness`.
     """
 
-    __slots__ = ("ended", "launches_failed", "scheduling", "scheduling_seconds")
+    __slots__ = ("ended", "launches_failed", "rho", "scheduling", "scheduling_seconds")
 
     def __init__(self) -> None:
         self.ended: Counter[str] = Counter()
         self.launches_failed = 0
         self.scheduling: Counter[str] = Counter()
         self.scheduling_seconds = 0.0
+        self.rho = Histogram(RHO_BOUNDS)
 
 
 class JobCounters:

@@ -193,6 +193,7 @@ def add_runs(samples: Samples, machine: RunsMachine, counters: RunCounters, now:
     samples.count(known.RUNS_ENDED, counters.ended, values=RUNS_OVER)
     samples.count(known.SCHEDULING, counters.scheduling, values=("decided", "failed"))
     samples.add(known.SCHEDULING_SECONDS, counters.scheduling_seconds)
+    samples.add(known.RUN_RHO, counters.rho)
 
 
 def _runner_state(runner: Runner) -> str:

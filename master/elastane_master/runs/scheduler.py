@@ -16,8 +16,10 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
+from elastane_common.bounded_thread import BoundedThread
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs.events import AllocationDecided
+from elastane_master.decisions.runs.fairness import FairnessBook
 from elastane_master.decisions.runs.pool_view import PoolView, Progress, pool_view
 from elastane_master.decisions.runs.state import RunsState
 from elastane_master.errors import MachineBroken
@@ -64,6 +66,8 @@ class RunScheduler:
         self._progress = progress
         make = make or (lambda: make_policy(policy))
         self._policy = PolicyThread(lambda: ByQueuePolicy(lambda: PrioritizedPolicy(make)), seconds_max)
+        self._fairness = FairnessBook()
+        self._comparing: BoundedThread[list[float]] = BoundedThread("fairness of the policy", seconds_max)
         self._seen: Hashable = None
         self._due = 0.0
         self._failure = ""
@@ -91,16 +95,31 @@ class RunScheduler:
         if seen == self._seen and time.monotonic() < self._due:
             return
         self._seen, self._due = seen, time.monotonic() + REFRESH_SECONDS
+        await self._compare(state)
         revision = state.revision
         try:
             progress, unlike = self._progress(state)
             view = pool_view(state, self._server.machine.index, progress, now, Costs())
             if view is None:
                 return
+            self._fairness.observe(view)
             decided = msgspec.structs.replace(await self._decided(view, now), unlike=dict(unlike))
         except Exception as error:  # noqa: BLE001 - no run may wait for a bug in a policy
             decided = self._failed(revision, error)
         await self._server.submit(decided)
+
+    async def _compare(self, state: RunsState) -> None:
+        """Count rho of runs that have ended since the last look."""
+        comparison = self._fairness.ended(state.runs)
+        if comparison is None:
+            return
+        try:
+            for rho in await self._comparing.run(comparison.rhos):
+                self._server.counters.rho.observe(rho)
+        except Exception as error:  # noqa: BLE001 - a figure is missing, and no run waits for it
+            logger.warning(
+                "runs were not compared with a fair share", error=f"{type(error).__name__}: {error}"
+            )
 
     async def _decided(self, view: PoolView, now: float) -> AllocationDecided:
         """Return what the policy has decided; the next time to look is set. Raises what the policy raises."""

@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 
 from elastane_scheduler.pool import Pool
 from elastane_scheduler.simulation.engine import Outcome
-
-#: A fair share shorter than this counts as so long, in rho.
-FAIR_SECONDS_MIN = 60.0
+from elastane_scheduler.simulation.fairness import rhos
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,5 @@ def report_of(policy: str, outcome: Outcome, pool: Pool, fair: Outcome | None) -
 def _rho(outcome: Outcome, fair: Outcome | None) -> list[float]:
     if fair is None:
         return []
-    shares = {job.name: job.completion_seconds for job in fair.ended}
-    return sorted(
-        job.completion_seconds / max(shares[job.name], FAIR_SECONDS_MIN)
-        for job in outcome.ended
-        if job.name in shares
-    )
+    seconds, shares = ({job.name: job.completion_seconds for job in run.ended} for run in (outcome, fair))
+    return sorted(rhos(seconds, shares).values())

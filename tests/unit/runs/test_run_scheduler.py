@@ -11,6 +11,7 @@ import pytest
 
 from elastane_common.bounded_thread import StillBusy, TooSlow
 from elastane_master.decisions.runs import events
+from elastane_master.decisions.runs.pool_view import Progress
 from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_master.metrics.counters import RunCounters
 from elastane_master.runs import scheduler as scheduler_module
@@ -159,6 +160,27 @@ async def test_a_policy_that_takes_too_long_is_not_waited_for_and_nothing_is_beg
             other.join()
     assert (await thread.decide(VIEW)).choice == "late"
     assert [policy.decisions for policy in made] == [1, 1]
+
+
+async def test_rho_of_runs_that_have_ended_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "INTERVAL_SECONDS", 0.0)
+    served = Served()
+    progress: dict[int, Progress] = {}
+    scheduler = RunScheduler(cast("RunServer", served), POLICY, lambda state: (progress, {}))
+    served.driver.join("a", 4)
+    run = served.driver.submit(framework="elastane", instances=4)
+    progress[run] = Progress({"cpu": 1.0}, 0, 300)
+    await scheduler.look()
+    served.driver.start_all()
+    await scheduler.look()
+    assert served.counters.rho.count == 0
+    served.driver.now += 600.0
+    served.driver.do(events.ElasticJobEnded(run, served.driver.run(run).job, "succeeded"))
+    served.driver.stop_all()
+    await scheduler.look()
+    assert served.counters.rho.count == 1 and 1.9 < served.counters.rho.sum < 2.0
+    await scheduler.look()
+    assert served.counters.rho.count == 1
 
 
 async def test_what_a_failed_policy_remembers_is_given_up() -> None:

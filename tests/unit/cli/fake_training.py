@@ -12,7 +12,7 @@ import grpc
 from google.rpc import code_pb2
 
 from elastane_common.training_client import FINAL_STATES
-from elastane_proto.v1 import errors_pb2, job_pb2_grpc, training_pb2, training_pb2_grpc
+from elastane_proto.v1 import errors_pb2, job_pb2_grpc, ring_pb2_grpc, training_pb2, training_pb2_grpc
 from spoken_version import TellsVersion
 from unit.cli.fake_master import FakeMaster, refuse
 
@@ -254,6 +254,7 @@ def serving_training(training: FakeTraining) -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=32), interceptors=[TellsVersion()])
     training_pb2_grpc.add_TrainingServiceServicer_to_server(training, server)
     job_pb2_grpc.add_JobServiceServicer_to_server(training.master, server)
+    ring_pb2_grpc.add_RingServiceServicer_to_server(training.master, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     training.address = f"127.0.0.1:{port}"

@@ -10,8 +10,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from elastane_cli.commands.main import build_app
-from elastane_proto.v1 import common_pb2, ring_pb2
+from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, serving
+from unit.cli.fake_training import FakeTraining, serving_training
 
 
 @pytest.fixture
@@ -112,3 +113,61 @@ def test_a_worker_cannot_write_into_the_terminal(master: FakeMaster) -> None:
 
 def test_an_unknown_job_exits_with_3(master: FakeMaster) -> None:
     assert plan(master, "nope").exit_code == 3
+
+
+FAST, SLOW, GPU = "AMD EPYC 9654", "AMD EPYC 7742", "NVIDIA H100"
+
+
+@pytest.fixture
+def service() -> Iterator[FakeTraining]:
+    """The job on two workers of FAST, another job that knows both processors, and runners of three types."""
+    fake = FakeTraining()
+    with serving_training(fake) as address:
+        fake.master.address = address
+        known = {"generation": 3, "ests": 2, "est_steps": 31, "ring_workers": 2, "ring_steps": 20}
+        for worker in ("w0", "w1"):
+            fake.master.figures[worker] = ring_pb2.WorkerFigures(
+                device_type=FAST, est_seconds=0.5, ring_step_seconds=1.25, **known
+            )
+        other = job_pb2.Job(name="other")
+        for worker, device_type, seconds in (("o0", FAST, 0.1), ("o1", SLOW, 0.2)):
+            other.workers.add(worker_id=worker)
+            fake.master.figures[worker] = ring_pb2.WorkerFigures(
+                device_type=device_type, est_seconds=seconds, **known
+            )
+        fake.master.jobs["other"] = other
+        fake.master.jobs["train"].settings.determinism = job_pb2.DETERMINISM_LEVEL_D1
+        fake.master.jobs["train"].settings.ests = 6
+        for number, (device_type, slots) in enumerate(((FAST, 2), (SLOW, 2), (GPU, 8), ("aarch64 CPU", 1))):
+            fake.service.runners.add(
+                runner_id=f"r{number}", device_type=device_type, slots=slots, attends=True
+            )
+        fake.service.runners.add(runner_id="gone", device_type="VAX", slots=4)
+        yield fake
+
+
+def test_a_job_at_d1_is_told_what_d2_would_gain_or_cost(service: FakeTraining) -> None:
+    text = " ".join(plan(service.master, "train").stdout.split())
+    assert f"D1 keeps it on {FAST}; with other devices of the service, at D2:" in text
+    # Three ESTs on each worker take 1.5 s; two there and one on each slow one take 1 s. 0.25 s are all else.
+    assert f"2 x {SLOW}: 1.25 s for a step, 1.40 x the steps per second, if D2 cost nothing" in text
+    assert "less than 1.50 x as long" in text
+    assert f"8 x {GPU}: a GPU and a processor do not give equal bits" in text
+    assert "1 x aarch64 CPU: not measured" in text and "VAX" not in text
+    document = json.loads(plan(service.master, "train", "--json").stdout)
+    assert {one["device_type"]: one["cost_max"] for one in document["at_d2"]} == {
+        SLOW: pytest.approx(1.5), GPU: None, "aarch64 CPU": None,
+    }  # fmt: skip
+
+
+def test_only_a_job_that_is_bound_is_told_and_only_where_there_are_other_devices(
+    service: FakeTraining, master: FakeMaster
+) -> None:
+    service.master.jobs["train"].settings.determinism = job_pb2.DETERMINISM_LEVEL_D2
+    assert "D1 keeps" not in plan(service.master, "train").stdout
+    service.master.jobs["train"].settings.determinism = job_pb2.DETERMINISM_LEVEL_D1
+    del service.service.runners[1:]
+    assert "D1 keeps" not in plan(service.master, "train").stdout
+    master.jobs["train"].settings.determinism = job_pb2.DETERMINISM_LEVEL_D1
+    found = plan(master)  # a master without the training service
+    assert found.exit_code == 0 and "D1 keeps" not in found.stdout

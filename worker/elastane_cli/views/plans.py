@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastane_cli.views.runs import age_text
 from elastane_cli.views.text import harmless
 from elastane_proto.amounts import MICROS, money_text
 from elastane_proto.v1 import common_pb2, job_pb2
+from elastane_scheduler.mixing import Mixture, Other
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from elastane_proto.v1 import ring_pb2, training_pb2
     from elastane_scheduler.job_plan import DeviceSpeed, JobPlan, Rung
 
 #: Rungs shown without --all.
@@ -35,7 +40,59 @@ def worker_hour(job: job_pb2.Job) -> float | None:
     return sum(prices) / len(prices) / MICROS if prices and all(prices) else None
 
 
-def plan_to_plain(plan: JobPlan, currency: str) -> dict[str, Any]:
+def others_of(
+    own: DeviceSpeed,
+    runners: Iterable[training_pb2.Runner],
+    measured: Iterable[Sequence[ring_pb2.WorkerFigures]],
+) -> list[Other]:
+    """Return the other device types of runners that attend, with all their slots.
+
+    measured: figures of the workers of each other job. A type counts as so much faster or slower than the
+    job's own one as the medians of both are apart.
+    """
+    slots: Counter[str] = Counter()
+    for runner in runners:
+        if runner.attends and runner.device_type != own.device_type:
+            slots[runner.device_type] += runner.slots
+    usual: dict[str, list[float]] = {own.device_type: []}
+    for figures in measured:
+        for one in figures:
+            if one.est_steps:
+                usual.setdefault(one.device_type, []).append(one.est_seconds)
+    here = statistics.median(usual[own.device_type]) if usual[own.device_type] else None
+
+    def seconds(device_type: str) -> float | None:
+        there = usual.get(device_type)
+        return own.est_seconds * statistics.median(there) / here if there and here else None
+
+    return [Other(name, count, seconds(name)) for name, count in sorted(slots.items()) if count]
+
+
+def mixture_lines(plan: JobPlan, mixed: Sequence[Mixture]) -> list[str]:
+    """Say what D2 would gain or cost a job that is bound to its device type, a line for each other type."""
+    from rich.markup import escape
+
+    if plan.device is None or not mixed:
+        return []
+    lines = [f"D1 keeps it on {_device(plan.device)}; with other devices of the service, at D2:"]
+    for one in mixed:
+        name = f"  {one.other.count} x {escape(harmless(one.other.device_type))}"
+        if one.obstacle:
+            lines.append(f"{name}: {one.obstacle}")
+        elif one.step_seconds is None or one.speedup is None or one.cost_max is None:
+            lines.append(f"{name}: not measured: no other job has trained on both types")
+        elif one.cost_max <= 1:
+            lines.append(f"{name}: no step would be shorter, and D2 makes each longer")
+        else:
+            step = f"{_seconds(one.step_seconds)} for a step, {one.speedup:.2f} x the steps per second"
+            lines.append(
+                f"{name}: {step}, if D2 cost nothing; it gains as long as D2 makes a logical worker's part "
+                f"less than {one.cost_max:.2f} x as long, which `elastane doctor` measures"
+            )
+    return lines
+
+
+def plan_to_plain(plan: JobPlan, currency: str, mixed: Sequence[Mixture] = ()) -> dict[str, Any]:
     """Return the plan for JSON."""
     now = plan.rung_of(plan.workers)
     return {
@@ -67,6 +124,18 @@ def plan_to_plain(plan: JobPlan, currency: str) -> dict[str, Any]:
                 "fits": rung.fits,
             }
             for rung in plan.rungs
+        ],
+        "at_d2": [
+            {
+                "device_type": one.other.device_type,
+                "count": one.other.count,
+                "est_seconds": one.other.est_seconds,
+                "obstacle": one.obstacle,
+                "step_seconds": one.step_seconds,
+                "speedup": one.speedup,
+                "cost_max": one.cost_max,
+            }
+            for one in mixed
         ],
     }
 

@@ -1,0 +1,86 @@
+"""What a job that is bound to one device type would have of others: of mixing them, which needs D2. Pure.
+
+At D1 a job stays on the type that it began with. At D2 unlike CPUs train together with equal bits, and each
+EST's part of a step takes longer, as the processors do not use all that they have (docs/decisions/0007).
+How much longer depends on the model, so what is told is the gain if D2 cost nothing, and how much it may
+cost before nothing is left of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elastane_scheduler.job_plan import DeviceSpeed, JobPlan
+from elastane_scheduler.plan import TOLERANCE, Shape
+
+_GPU_MAKERS = ("NVIDIA", "Tesla", "GeForce", "Quadro", "AMD Instinct", "AMD Radeon")
+_CPU_VENDORS = ("Intel", "AMD")
+
+
+@dataclass(frozen=True)
+class Other:
+    """Devices of another type. est_seconds: of this job's ESTs there; None: nobody has measured the type."""
+
+    device_type: str
+    count: int
+    est_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A job's workers with devices of another type beside them.
+
+    obstacle: why they may not train together at D2 either, else "". step_seconds: if D2 cost nothing; None:
+    not known. speedup: steps in a second, over those now. cost_max: how many times as long an EST's part of a
+    step may take at D2 before the mixture is slower; 1 and less: there is nothing to gain.
+    """
+
+    other: Other
+    obstacle: str = ""
+    step_seconds: float | None = None
+    speedup: float | None = None
+    cost_max: float | None = None
+
+
+def mixtures(plan: JobPlan, others: Iterable[Other]) -> list[Mixture]:
+    """Return what each other type would change, as many of its devices as there are; those of the job's own
+    type are left out. Nothing before the job was measured.
+    """
+    own = plan.device
+    if own is None or not plan.workers:
+        return []
+    return [_mixture(plan, own, other) for other in others if other.device_type != own.device_type]
+
+
+def _mixture(plan: JobPlan, own: DeviceSpeed, other: Other) -> Mixture:
+    if obstacle := obstacle_at_d2(own.device_type, other.device_type):
+        return Mixture(other, obstacle)
+    if other.est_seconds is None:
+        return Mixture(other)
+    shape = Shape(plan.ests, (own.est_seconds, other.est_seconds), (own.ests_max or plan.ests, plan.ests))
+    now, mixed = shape.level((plan.workers, 0)), shape.level((plan.workers, other.count))
+    if now is None or mixed is None:
+        return Mixture(other)
+    alone_seconds, mixed_seconds = shape.levels[now][0], shape.levels[mixed][0]
+    step_seconds = mixed_seconds + plan.rest_seconds
+    cost_max = alone_seconds / mixed_seconds
+    if cost_max < 1 + TOLERANCE:
+        cost_max = 1.0
+    return Mixture(other, "", step_seconds, (alone_seconds + plan.rest_seconds) / step_seconds, cost_max)
+
+
+def obstacle_at_d2(one: str, other: str) -> str:
+    """Return why devices of two types cannot train one job at D2, by their names; "": none is known.
+
+    The master compares more facts when a worker joins (docs/decisions/0007).
+    """
+    gpus = [name.startswith(_GPU_MAKERS) for name in (one, other)]
+    if all(gpus):
+        return "GPUs of unlike models do not give equal bits, at D2 either"
+    if any(gpus):
+        return "a GPU and a processor do not give equal bits, at D2 either"
+    vendors = {vendor for name in (one, other) for vendor in _CPU_VENDORS if vendor in name}
+    if len(vendors) > 1:
+        return "processors of two vendors do not give equal bits, at D2 either"
+    return ""

@@ -1,0 +1,59 @@
+"""What D2 would gain or cost a job that is bound to one device type."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastane_scheduler.job_plan import JobPlan, WorkerSpeed, job_plan
+from elastane_scheduler.mixing import Other, mixtures, obstacle_at_d2
+
+FAST, SLOW = "AMD EPYC 9654", "AMD EPYC 7742"
+
+
+def plan(ests: int = 8, workers: int = 2, ests_max: int = 0) -> JobPlan:
+    """A job that needs 0.1 s for an EST on FAST, and 0.05 s of a step for all else."""
+    each = -(-ests // workers)
+    one = WorkerSpeed(FAST, each, 3, workers, 0.1, 0.01, 31, 0.1 * each + 0.05, 9, ests_max)
+    return job_plan(ests, [one] * workers)
+
+
+def test_devices_of_another_type_take_a_part_of_the_ests() -> None:
+    (found,) = mixtures(plan(), [Other(FAST, 4, 0.1), Other(SLOW, 2, 0.2)])
+    # Alone four ESTs on each worker; with the slow ones 3 + 3 + 1 + 1.
+    assert found.step_seconds == pytest.approx(0.35)
+    assert found.speedup == pytest.approx(0.45 / 0.35)
+    assert found.cost_max == pytest.approx(0.4 / 0.3)
+    assert found.obstacle == ""
+
+
+def test_where_nothing_is_gained_d2_only_costs() -> None:
+    (found,) = mixtures(plan(), [Other(SLOW, 8, 10.0)])
+    assert found.cost_max == 1.0 and found.speedup == pytest.approx(1.0)
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    (found,) = mixtures(plan(), [Other(SLOW, 2, None)])
+    assert (found.step_seconds, found.speedup, found.cost_max, found.obstacle) == (None, None, None, "")
+    assert mixtures(job_plan(8, []), [Other(SLOW, 2, 0.2)]) == []
+
+
+def test_limits_of_memory_hold() -> None:
+    (found,) = mixtures(plan(8, 4, ests_max=2), [Other(SLOW, 1, 0.05)])
+    assert found.step_seconds == pytest.approx(0.25) and found.cost_max == 1.0
+    (found,) = mixtures(plan(8, 4, ests_max=2), [Other(SLOW, 1, 0.025)])
+    assert found.step_seconds == pytest.approx(0.15) and found.cost_max == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ("NVIDIA H100 80GB HBM3", "NVIDIA A100", "GPUs of unlike models"),
+        ("Tesla T4", FAST, "a GPU and a processor"),
+        ("Intel(R) Xeon(R) Platinum 8480", FAST, "two vendors"),
+        (SLOW, FAST, ""),
+        ("aarch64 CPU", "Neoverse-N1", ""),
+    ],
+)
+def test_what_may_not_train_together_at_d2_says_why(one: str, other: str, words: str) -> None:
+    assert words in obstacle_at_d2(one, other) and bool(obstacle_at_d2(one, other)) == bool(words)
+    assert obstacle_at_d2(other, one) == obstacle_at_d2(one, other)

@@ -114,7 +114,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
-    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max")
+    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,13 @@ class WorkerFigures(_message.Message):
     RING_STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     RING_STEPS_FIELD_NUMBER: _ClassVar[int]
     ESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    EST_RATES_FIELD_NUMBER: _ClassVar[int]
+    EST_RATE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_ESTS_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_DATA_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_ALL_REDUCE_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USUAL_BETWEEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     step: int
     generation: int
     ests: int
@@ -161,7 +168,14 @@ class WorkerFigures(_message.Message):
     ring_step_seconds: float
     ring_steps: int
     ests_max: int
-    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ...) -> None: ...
+    est_rates: float
+    est_rate_steps: int
+    usual_steps: int
+    usual_ests_seconds: float
+    usual_data_wait_seconds: float
+    usual_all_reduce_wait_seconds: float
+    usual_between_seconds: float
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase", "figures")

@@ -135,6 +135,20 @@ WORKERS = _gauge("job_workers", "Connected workers by state.", "job_name", "stat
 WORKERS_HELD = _gauge(
     "job_workers_quarantined", "Workers in quarantine: they stand by because they died too often.", "job_name"
 )
+STRAGGLERS = _gauge(
+    "job_stragglers",
+    "Workers of the ring that are slower than others of their device type, by cause.",
+    "job_name",
+    "cause",
+)
+STRAGGLER_RATIO = _gauge(
+    "job_straggler_rate_ratio",
+    "Rate of the slowest straggler of the ring over that of its like; 1 without a straggler.",
+    "job_name",
+)
+HOSTS_BARRED = _gauge(
+    "job_hosts_barred", "Hosts that get no worker because stragglers on them were replaced.", "job_name"
+)
 GENERATION = _gauge(
     "job_generation", "Generation of the ring; it grows by one with each change of the ring.", "job_name"
 )

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -207,17 +207,18 @@ class StragglerWatch:
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
         self._generation = 0
+        self._members: dict[str, None] = {}
         #: Members that have reported no step in this round.
         self._missing: set[str] = set()
 
     def heard(
-        self, worker: str, session: str, report: Report, members: Sequence[str], generation: int
+        self, worker: str, session: str, report: Report, ring: Callable[[], Sequence[str]], generation: int
     ) -> Verdict | None:
         """Take a report in and return what is known of the worker; None: too little.
 
-        session: of the worker's stream; in another one its counters begin anew. members: of the ring of
-        `generation`. A report with times that cannot be, of a worker outside the ring, or without a new step,
-        is no sample.
+        session: of the worker's stream; in another one its counters begin anew. ring: returns the members of
+        the ring of `generation`; called once a round. A report with times that cannot be, of a worker outside
+        the ring, or without a new step, is no sample.
         """
         if not _is_sound(report):
             return self._verdict(worker)
@@ -230,8 +231,8 @@ class StragglerWatch:
         rates = report.est_rates - known.report.est_rates
         known.report = report
         if generation != self._generation:
-            self._begin(members, generation)
-        if worker in members and samples and SECONDS_MIN * rates <= samples <= SECONDS_MAX * rates:
+            self._begin(ring(), generation)
+        if worker in self._members and samples and SECONDS_MIN * rates <= samples <= SECONDS_MAX * rates:
             known.samples, known.rates, known.reports = (
                 known.samples + samples,
                 known.rates + rates,
@@ -239,8 +240,8 @@ class StragglerWatch:
             )
             self._missing.discard(worker)
             if not self._missing or known.reports >= ROUND_REPORTS_MAX:
-                self._compare(members)
-                self._begin(members, generation)
+                self._compare()
+                self._begin(ring(), generation)
         return self._verdict(worker)
 
     def forget(self, worker: str, session: str) -> None:
@@ -251,17 +252,18 @@ class StragglerWatch:
 
     def _begin(self, members: Sequence[str], generation: int) -> None:
         """Begin a round."""
-        self._generation, self._missing = generation, set(members)
+        self._generation, self._members = generation, dict.fromkeys(members)
+        self._missing = set(members)
         for known in self._known.values():
             known.samples, known.rates, known.reports = 0, 0.0, 0
 
-    def _compare(self, members: Sequence[str]) -> None:
+    def _compare(self) -> None:
         """Compare the workers that have reported in this round with the middle one of their device type.
 
         Of two, the faster one is the measure.
         """
-        there = [known for name in members if (known := self._known.get(name)) and known.samples]
-        middle = self._usual_step(there) if len(there) == len(members) else None
+        there = [known for name in self._members if (known := self._known.get(name)) and known.samples]
+        middle = self._usual_step(there) if len(there) == len(self._members) else None
         by_type: dict[str, list[_Known]] = {}
         for known in there:
             by_type.setdefault(known.report.device_type, []).append(known)

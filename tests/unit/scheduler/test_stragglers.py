@@ -192,7 +192,7 @@ class Ring:
     def report(self, worker: str, usual: Usual = Usual(), **changes: object) -> Verdict | None:  # noqa: B008
         report = Report(self.types[worker], self.ests, self.rates[worker], self.samples[worker], usual)
         report = msgspec.structs.replace(report, **changes)
-        verdict = self.watch.heard(worker, f"{worker}-1", report, self.workers, self.generation)
+        verdict = self.watch.heard(worker, f"{worker}-1", report, lambda: self.workers, self.generation)
         self.verdicts[worker] = verdict
         return verdict
 
@@ -343,7 +343,7 @@ def test_a_worker_outside_the_ring_is_no_measure_and_gets_no_sample() -> None:
     ring = Ring("a", "b")
     ring.steps([0.1, 0.1], 20)
     fast = Report("t4", 4, 20 / 0.01, 20)
-    assert ring.watch.heard("z", "z-1", fast, ring.workers, 1) is None
+    assert ring.watch.heard("z", "z-1", fast, lambda: ring.workers, 1) is None
     ring.steps([0.1, 0.1], 20)
     assert ring.slow == {}
 

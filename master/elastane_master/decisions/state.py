@@ -242,25 +242,19 @@ class Replacement(msgspec.Struct, frozen=True):
     rate_after: float
 
 
-class BarredHost(msgspec.Struct, frozen=True):
-    """A host that gets no worker until then. workers: those that were replaced there."""
-
-    until: float
-    workers: tuple[str, ...]
-
-
 class StragglerBook(msgspec.Struct):
     """Replacements of stragglers (stragglers.py).
 
-    changed_at: when the last one was decided. replaced: when they took place, by host. tried_generation: of
-    a ring with a replacement that has not been judged, 0: none; tried_seconds: of a step before it.
-    backoff_until: no further one before that; backoff_seconds: length of the last backoff.
+    changed_at: when the last one was decided. replaced: when they took place, by host. barred: until when a
+    host gets no worker. tried_generation: of a ring with a replacement that has not been judged, 0: none;
+    tried_seconds: of a step before it. backoff_until: no further one before that; backoff_seconds: length of
+    the last backoff.
     """
 
     changed_at: float | None = None
     replacing: Replacement | None = None
     replaced: dict[str, tuple[float, ...]] = {}
-    barred: dict[str, BarredHost] = {}
+    barred: dict[str, float] = {}
     tried_generation: int = 0
     tried_seconds: float = 0.0
     backoff_until: float = 0.0

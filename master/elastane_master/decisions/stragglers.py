@@ -29,7 +29,7 @@ from elastane_master.decisions.assignment import Choice, balanced_counts
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import AppliedReported
-from elastane_master.decisions.state import BarredHost, JobState, Replacement, WorkerRecord
+from elastane_master.decisions.state import JobState, Replacement, WorkerRecord
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import how_slow, stands_by
 from elastane_scheduler.autoscaling.stragglers import Cause
@@ -232,12 +232,11 @@ def _count(state: JobState, done: Replacement, now: float) -> float:
     book.replaced[host] = times
     while len(book.replaced) > HOSTS_MAX:
         del book.replaced[next(iter(book.replaced))]
-    book.barred = {name: bar for name, bar in book.barred.items() if bar.until > now}
+    book.barred = {name: until for name, until in book.barred.items() if until > now}
     is_only = all(record.host == host for record in state.ring_workers())
     if not host or is_only or len(times) < HOST_REPLACED_MAX:
         return 0.0
-    workers = book.barred[host].workers if host in book.barred else ()
-    book.barred[host] = BarredHost(now + BAR_SECONDS, (*workers, done.worker)[-HOSTS_MAX:])
+    book.barred[host] = now + BAR_SECONDS
     for record in state.ring_workers():
         if record.host == host and state.ring.member(record.worker) is None and not record.draining:
             record.held_until = max(record.held_until or 0.0, now + BAR_SECONDS)
@@ -247,8 +246,8 @@ def _count(state: JobState, done: Replacement, now: float) -> float:
 
 def barred_until(state: JobState, host: str, now: float) -> float | None:
     """Return until when a host gets no worker; None: it may."""
-    bar = state.stragglers.barred.get(host)
-    return bar.until if bar is not None and bar.until > now else None
+    until = state.stragglers.barred.get(host, 0.0)
+    return until if until > now else None
 
 
 def judge(state: JobState) -> None:

@@ -39,18 +39,9 @@ class WorkerView(msgspec.Struct, frozen=True):
     capacity: Capacity = "spot"
 
 
-class BarredHostView(msgspec.Struct, frozen=True):
-    """A host that gets no worker for now, as job.proto's BarredHost."""
-
-    host: str
-    until: float
-    workers: tuple[str, ...]
-
-
 class JobView(msgspec.Struct, frozen=True):
     """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force.
-    environment: what the script's workers have in common. datasets: number of dynamic ones. barred_hosts:
-    they get no worker for now (stragglers.py).
+    environment: what the script's workers have in common. datasets: number of dynamic ones.
     """
 
     name: str
@@ -71,7 +62,6 @@ class JobView(msgspec.Struct, frozen=True):
     cost: cost.CostView
     datasets: int
     scaling: autoscaling.ScalingView | None = None
-    barred_hosts: tuple[BarredHostView, ...] = ()
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -138,9 +128,6 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
         cost=cost.view(state, state.decided_at if now is None else now),
         datasets=len(state.datasets.task_sizes),
         scaling=autoscaling.view(state),
-        barred_hosts=tuple(
-            BarredHostView(host, bar.until, bar.workers) for host, bar in state.stragglers.barred.items()
-        ),
     )
 
 

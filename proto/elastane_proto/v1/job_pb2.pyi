@@ -239,7 +239,7 @@ class Damage(_message.Message):
     def __init__(self, key: _Optional[str] = ..., sequence: _Optional[int] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "closed", "damages", "scaling", "barred_hosts")
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "closed", "damages", "scaling")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -266,7 +266,6 @@ class Job(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     DAMAGES_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
-    BARRED_HOSTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     settings: JobSettings
     phase: JobPhase
@@ -286,18 +285,7 @@ class Job(_message.Message):
     closed: _timestamp_pb2.Timestamp
     damages: _containers.RepeatedCompositeFieldContainer[Damage]
     scaling: Scaling
-    barred_hosts: _containers.RepeatedCompositeFieldContainer[BarredHost]
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., barred_hosts: _Optional[_Iterable[_Union[BarredHost, _Mapping]]] = ...) -> None: ...
-
-class BarredHost(_message.Message):
-    __slots__ = ("host", "until", "workers")
-    HOST_FIELD_NUMBER: _ClassVar[int]
-    UNTIL_FIELD_NUMBER: _ClassVar[int]
-    WORKERS_FIELD_NUMBER: _ClassVar[int]
-    host: str
-    until: _timestamp_pb2.Timestamp
-    workers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, host: _Optional[str] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
 
 class JobServiceCreateRequest(_message.Message):
     __slots__ = ("name", "settings", "request_id")

@@ -247,7 +247,8 @@ RING_CHANGES = _counter("job_ring_changes", "Changes of the ring by cause.", "jo
 LOSSES = _counter("job_workers_lost", "Workers that died or were evicted, by cause.", "job_name", "cause")
 DRAINS = _counter(
     "job_drains",
-    "Workers asked to leave, by cause: an operator, a signal, or the termination of a node.",
+    "Workers asked to leave, by cause: an operator, a signal, the termination of a node, or another worker "
+    "in a straggler's place.",
     "job_name",
     "cause",
 )

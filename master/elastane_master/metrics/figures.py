@@ -271,7 +271,7 @@ def _add_counters(samples: Samples, job: str, counters: JobCounters) -> None:
     add(known.COMMIT_SECONDS, counters.commit_seconds, job)
     samples.count(known.RING_CHANGES, counters.ring_changes, job, values=CAUSES)
     samples.count(known.LOSSES, counters.losses, job, values=("death", "eviction"))
-    samples.count(known.DRAINS, counters.drains, job, values=("operator", "signal", "reclaim"))
+    samples.count(known.DRAINS, counters.drains, job, values=("operator", "signal", "reclaim", "straggler"))
     add(known.RECLAIMS, counters.drains["reclaim"], job)
     samples.count(known.CHECKPOINTS, counters.checkpoints, job, values=("saved", "repeated", "failed"))
     add(known.CHECKPOINT_SECONDS, counters.checkpoint_seconds, job)

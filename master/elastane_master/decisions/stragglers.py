@@ -19,7 +19,7 @@ hour gets no worker for an hour, unless all workers of the job are on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import get_args
 
 from msgspec.structs import replace
@@ -79,10 +79,9 @@ def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -
 
     without: chooses the ring as if a worker was not there.
     """
-    slow = [record for record in state.active_members() if record.straggler and not record.draining]
-    if not slow or not _may_replace(state, now):
+    record = _slowest(state)
+    if record is None or not balance.is_turn(state) or not _may_replace(state, now):
         return None
-    record = min(slow, key=lambda one: (one.rate_ratio, one.worker))
     before, choice = state.ring.members, without(record.worker)
     names = set(state.ring.names())
     joined = [member.worker for member in choice.members if member.worker not in names]
@@ -91,7 +90,8 @@ def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -
     newcomer = state.workers[joined[0]]
     if newcomer.straggler or newcomer.held_until is not None or not _holds_state(state, choice.members):
         return None
-    old, new = _step_time(state, before), _step_time(state, choice.members)
+    old = _step_time(state, before, _speeds(state, before))
+    new = _step_time(state, choice.members, _speeds(state, choice.members))
     if not (old and new and balance.pays(state, old, new)):
         return None
     why = (
@@ -101,11 +101,38 @@ def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -
     return replace(choice, change=why, replaces=record.worker)
 
 
+def standbys_wanted(state: JobState) -> int:
+    """Return how many workers should stand by beyond those that train, to replace a straggler: 1 or 0.
+
+    1 while it would pay if its like had its place, whether one stands by already or not. Called for the
+    number of workers that a job asks for.
+    """
+    record, members = _slowest(state), state.ring.members
+    if record is None or not _may_replace(state, state.decided_at):
+        return 0
+    known = _speeds(state, members)
+    like = [
+        known[one.worker]
+        for one in state.active_members()
+        if known and one.device_type == record.device_type and not one.straggler
+    ]
+    if not like:
+        return 0
+    healthy = known | {record.worker: min(like)}
+    pays = balance.pays(state, _step_time(state, members, known), _step_time(state, members, healthy))
+    return int(pays)
+
+
+def _slowest(state: JobState) -> WorkerRecord | None:
+    slow = [record for record in state.active_members() if record.straggler and not record.draining]
+    return min(slow, key=lambda one: (one.rate_ratio, one.worker), default=None)
+
+
 def _may_replace(state: JobState, now: float) -> bool:
     book = state.stragglers
     since = max((*(at for times in book.replaced.values() for at in times), book.changed_at or 0.0))
     pause = balance.pause_seconds(len(_recent(state, now)))
-    return balance.is_turn(state) and now >= book.backoff_until and (not since or now >= since + pause)
+    return now >= book.backoff_until and (not since or now >= since + pause)
 
 
 def _recent(state: JobState, now: float) -> list[float]:
@@ -130,9 +157,11 @@ def _speeds(state: JobState, members: Sequence[Member]) -> dict[str, float]:
     return known
 
 
-def _step_time(state: JobState, members: Sequence[Member]) -> float:
-    """Return the seconds of a step with the best ranges; 0.0: not known."""
-    known = _speeds(state, members)
+def _step_time(state: JobState, members: Sequence[Member], known: Mapping[str, float]) -> float:
+    """Return the seconds of a step with the best ranges; 0.0: not known.
+
+    known: seconds of an EST by worker.
+    """
     if not known:
         return 0.0
     carried = [balance.capacity(state, state.workers[member.worker], known) for member in members]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastane_master.decisions import balance, effects, events, stragglers
+from elastane_master.decisions import autoscaling, balance, effects, events, stragglers
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import describe
 from unit.decisions.job_driver import SIGNATURE, JobDriver, settings
@@ -318,6 +318,40 @@ def test_steps_that_are_longer_afterwards_bar_further_replacements() -> None:
             job.beat(worker, "compute" if worker == "d" else "none", 0.5, ring_step_seconds=5 * C)
         job.go_on()
         assert ("d" in job.members) == is_barred
+
+
+def test_a_standby_is_wanted_as_long_as_it_would_pay() -> None:
+    job = Job()
+    assert stragglers.standbys_wanted(job.state) == 0
+    job.beats("c")
+    assert stragglers.standbys_wanted(job.state) == 1
+    job.go_on()
+    assert job.counts["c"] == 2
+    job.beats("c", ring_step_seconds=5.4 * C)
+    assert stragglers.standbys_wanted(job.state) == 1, "5 c could be 4 c"
+    job.join("e")
+    job.beat("e")
+    assert stragglers.standbys_wanted(job.state) == 1, "or it would be sent away again"
+    job.now += balance.PAUSE_SECONDS
+    job.go_on(2)
+    assert "c" not in job.members
+    assert stragglers.standbys_wanted(job.state) == 0
+
+
+def test_a_job_that_scales_by_itself_asks_for_the_standby_within_its_bounds() -> None:
+    job = Job()
+    scaled = {"scaling": "efficiency=0.1", "workers_max": 5}
+    job.state.settings = msgspec.structs.replace(job.state.settings, **scaled)
+    job.state.scaling.target = 4
+    job.beats("c")
+    view = autoscaling.view(job.state)
+    assert view is not None
+    assert view.workers_target == 5
+    assert autoscaling.workers_target(job.state) == 4, "the ring is no larger"
+    job.state.scaling.target = 5
+    view = autoscaling.view(job.state)
+    assert view is not None
+    assert view.workers_target == 5
 
 
 # ---------------------------------------------------------------- hosts

@@ -185,7 +185,6 @@ def _rates(state: JobState, members: Sequence[Member]) -> tuple[float, float]:
 def announced(ctx: DecisionContext, choice: Choice, *, planned: bool) -> None:
     """Note that the next ring is decided, while `state.ring` is still the one before."""
     state, book = ctx.state, ctx.state.stragglers
-    book.replacing, book.tried_generation = None, 0
     if not planned or state.ring.gone or not choice.members:
         return
     _note_reweighted(ctx, choice)

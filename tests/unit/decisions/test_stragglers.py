@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastane_master.decisions import autoscaling, balance, effects, events, stragglers
+from elastane_master.decisions import autoscaling, balance, effects, events, membership, stragglers
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import describe
 from unit.decisions.job_driver import SIGNATURE, JobDriver, settings
@@ -275,6 +275,17 @@ def test_a_ring_whose_only_holder_of_the_state_is_the_straggler_keeps_it(
     monkeypatch.setattr(stragglers, "_holds_state", lambda state, members: False)
     job.go_on()
     assert "c" in job.members
+
+
+def test_no_choice_that_makes_the_ring_smaller_is_taken() -> None:
+    job = Job()
+    job.join("e")
+    job.go_on()
+    job.beats("c", ratio=0.1)  # three without it would be faster than four with it
+    wanted = membership.next_members(job.state, planned=True, without="c")
+    assert stragglers.replacement(job.state, job.now, lambda worker: wanted) is not None
+    smaller = msgspec.structs.replace(wanted, members=wanted.members[1:])
+    assert stragglers.replacement(job.state, job.now, lambda worker: smaller) is None
 
 
 def test_the_slowest_of_two_goes_first_and_the_next_after_a_pause() -> None:

@@ -283,6 +283,35 @@ def test_code_between_steps_is_no_slow_network() -> None:
     assert ring.slow == {}
 
 
+def test_a_change_of_all_that_is_seen_first_of_one_makes_no_straggler() -> None:
+    ring = Ring("a", "b", "c")
+    ring.steps([0.1] * 3, 20)
+    for now, later in ((0.1, 0.3), (0.3, 0.1)) * 3:
+        ring.steps([later, now, now], 20)
+        assert ring.slow == {}
+        for _ in range(2):
+            ring.steps([later] * 3, 20)
+            assert ring.slow == {}
+
+
+def test_a_little_lateness_is_not_added_to_a_little_slowness() -> None:
+    ring = Ring("a", "b", "c")
+    for _ in range(20):
+        ring.steps([0.1, 0.115, 0.1], 20, late=[0.0, 0.06, 0.0])
+    assert ring.slow == {}
+
+
+def test_where_no_wait_is_measured_nobody_is_late() -> None:
+    """As on GPUs, where the host does not wait for the sums: a worker with fewer ESTs is done sooner."""
+    ring = Ring("a", "b", "c")
+    for _ in range(20):
+        for worker, ests in (("a", 4), ("b", 1), ("c", 4)):
+            ring.rates[worker] += 10 / 0.1
+            ring.samples[worker] += 10
+            ring.report(worker, Usual(1, 31, ests * 0.1), ests=ests)
+    assert ring.slow == {}
+
+
 def test_times_of_a_ring_before_blame_nobody_for_the_network() -> None:
     ring = Ring("a", "b", "c")
     ring.steps([0.1] * 3, 20)

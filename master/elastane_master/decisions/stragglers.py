@@ -209,13 +209,14 @@ def announced(ctx: DecisionContext, choice: Choice, *, planned: bool) -> None:
 
 
 def _note_reweighted(ctx: DecisionContext, choice: Choice) -> None:
-    """Tell of stragglers that will host fewer ESTs."""
+    """Tell of stragglers that will host fewer ESTs, and fewer than others."""
     state = ctx.state
+    even = state.settings.ests // len(choice.members)
     rates: tuple[float, float] | None = None
     for member in choice.members:
         record, old = state.workers[member.worker], state.ring.member(member.worker)
         ests = member.end - member.start
-        if not record.straggler or old is None or ests >= old.end - old.start:
+        if not record.straggler or old is None or ests >= min(even, old.end - old.start):
             continue
         rates = rates or _rates(state, choice.members)
         ctx.note(

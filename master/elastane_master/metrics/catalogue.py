@@ -133,7 +133,10 @@ WORKERS_MIN = _gauge("job_workers_min", "Current minimum number of workers.", "j
 WORKERS_MAX = _gauge("job_workers_max", "Current maximum number of workers.", "job_name")
 WORKERS = _gauge("job_workers", "Connected workers by state.", "job_name", "state")
 WORKERS_HELD = _gauge(
-    "job_workers_quarantined", "Workers in quarantine: they stand by because they died too often.", "job_name"
+    "job_workers_quarantined",
+    "Workers in quarantine: they stand by because they died too often, or slow workers of their host were "
+    "replaced.",
+    "job_name",
 )
 STRAGGLERS = _gauge(
     "job_stragglers",

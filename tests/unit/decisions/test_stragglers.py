@@ -97,6 +97,18 @@ def test_a_straggler_without_a_standby_gets_fewer_ests_and_it_is_told() -> None:
     assert "computes at 0.50 of the rate of its like" in job.state.workers["c"].reason
 
 
+def test_a_ring_that_grows_gives_all_fewer_ests_which_is_nothing_to_tell() -> None:
+    job = Job()
+    job.beats("c", "network")
+    job.state.settings = msgspec.structs.replace(job.state.settings, workers_max=8)
+    job.join("e")
+    job.join("f")
+    job.beats("c", "network")
+    job.go_on()
+    assert max(job.counts.values()) == 3
+    assert job.told(history.StragglerReweighted) == []
+
+
 def test_a_worker_a_third_slower_counts_by_itself_only_as_a_straggler() -> None:
     job = Job()
     for worker in "abd":

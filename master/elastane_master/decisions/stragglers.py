@@ -37,7 +37,7 @@ from elastane_scheduler.autoscaling.stragglers import Cause
 CAUSES: tuple[str, ...] = get_args(Cause)
 NONE = "none"
 """What a heartbeat says of a worker that is no straggler; empty: it is not known."""
-RATIO_CHANGE_MIN = 0.1
+RATIO_CHANGE_MIN = 0.05
 UPDATE_SECONDS = 1.0
 """Minimum time between two changes of a straggler's ratio or cause: each one is stored."""
 WINDOW_SECONDS = 3600.0
@@ -71,7 +71,9 @@ def hosts(record: WorkerRecord, member: Member) -> str:
     """Say what a member hosts, and whether it is slow."""
     first, last = member.start, member.end - 1
     ests = f"hosts EST {first}" if first == last else f"hosts ESTs {first} to {last}"
-    return f"{ests}; {how_slow(record.straggler, record.rate_ratio)}" if record.straggler else ests
+    return (
+        f"{ests}; a straggler: {how_slow(record.straggler, record.rate_ratio)}" if record.straggler else ests
+    )
 
 
 def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -> Choice | None:
@@ -95,7 +97,7 @@ def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -
     if not (old and new and balance.pays(state, old, new)):
         return None
     why = (
-        f"{newcomer.worker} takes the place of {record.worker}, which is "
+        f"{newcomer.worker} takes the place of {record.worker}, a straggler: "
         f"{how_slow(record.straggler, record.rate_ratio)}"
     )
     return replace(choice, change=why, replaces=record.worker)

@@ -290,9 +290,7 @@ _SLOW = {
 
 def how_slow(cause: str, ratio: float) -> str:
     """Describe a straggler, without its name."""
-    return "a straggler: it " + _SLOW.get(cause, "has {ratio:.2f} of the rate of its like").format(
-        ratio=ratio
-    )
+    return "it " + _SLOW.get(cause, "has {ratio:.2f} of the rate of its like").format(ratio=ratio)
 
 
 def _step_rates(before: float, after: float) -> str:
@@ -304,7 +302,7 @@ def _step_rates(before: float, after: float) -> str:
 @_says(e.StragglerReweighted)
 def _(event: e.StragglerReweighted) -> str:
     return (
-        f"{event.worker} gets {event.ests} ESTs instead of {event.ests_before}:"
+        f"{event.worker} gets {event.ests} ESTs instead of {event.ests_before}: a straggler,"
         f" {how_slow(event.cause, event.ratio)}{_step_rates(event.rate_before, event.rate_after)}"
     )
 
@@ -317,7 +315,7 @@ def _(event: e.StragglerReplaced) -> str:
         else ""
     )
     return (
-        f"{event.newcomer} has the place of {event.worker}, {how_slow(event.cause, event.ratio)}"
+        f"{event.newcomer} has the place of {event.worker}, a straggler: {how_slow(event.cause, event.ratio)}"
         f"{_step_rates(event.rate_before, event.rate_after)}{barred}"
     )
 

@@ -93,7 +93,7 @@ def test_a_straggler_without_a_standby_gets_fewer_ests_and_it_is_told() -> None:
     assert (told.worker, told.cause, told.ratio, told.ests_before, told.ests) == ("c", "compute", 0.5, 4, 2)
     assert told.rate_before == pytest.approx(1 / (8.4 * C))
     assert told.rate_after == pytest.approx(1 / (5.4 * C))
-    assert "c gets 2 ESTs instead of 4: a straggler: it computes at 0.50" in describe(told)
+    assert "c gets 2 ESTs instead of 4: a straggler, it computes at 0.50" in describe(told)
     assert "computes at 0.50 of the rate of its like" in job.state.workers["c"].reason
 
 
@@ -139,9 +139,9 @@ def test_what_is_not_known_of_a_worker_changes_nothing_and_news_is_stored_once()
     assert not job.beat("c", "", est_seconds=2 * C)
     assert job.state.workers["c"].straggler == "compute"
     assert not job.beat("c", "compute", 0.5)
-    assert not job.beat("c", "compute", 0.45, est_seconds=2 * C)
+    assert not job.beat("c", "compute", 0.46, est_seconds=2 * C)
     job.now += stragglers.UPDATE_SECONDS
-    assert not job.beat("c", "compute", 0.45, est_seconds=2 * C)
+    assert not job.beat("c", "compute", 0.46, est_seconds=2 * C)
     assert job.beat("c", "compute", 0.3, est_seconds=2 * C)
     assert not job.beat("c", "compute", 0.5, est_seconds=2 * C), "so soon"
     assert job.beat("c", "none")

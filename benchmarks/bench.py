@@ -47,6 +47,7 @@ BENCHMARKS = (
     "succession",
     "training_service",
     "schedule_decisions",
+    "stragglers",
     "micro",
 )
 """Benchmarks in the order of the page: files beside this one; "micro" is a folder for pytest-benchmark."""

@@ -40,7 +40,7 @@ from elastane_master.jobs import records
 from elastane_master.servers.translate_shard import audit_entries
 from elastane_master.store.keys import JobKeys
 from elastane_proto.contexts import context_from_proto
-from elastane_proto.history.events import HistoryRewound, IntervalLost
+from elastane_proto.history.events import HistoryRewound, IntervalLost, RingAnnounced, StragglerReplaced
 from elastane_proto.v1 import ring_pb2, shard_pb2
 from sim.reference import Context, FixedRuns
 from sim.world import StoredShard, World
@@ -119,6 +119,7 @@ class Checkers:
     _evicted: dict[str, int] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)
     _forgotten_rings: set[int] = field(default_factory=set)
+    _announced: dict[int, set[str]] = field(default_factory=dict)
     _formed: set[int] = field(default_factory=set)
     _loads: set[int] = field(default_factory=set)
     _reached: dict[str, int] = field(default_factory=dict)
@@ -423,12 +424,23 @@ class Checkers:
                 self._formed.add(note.generation)
                 if note.generation in self._loads:  # also of the initial state, which has no note of its own
                     self.loaded_generation, self.lost_before = note.generation, -1
+            if isinstance(note.event, RingAnnounced):
+                self._announced[note.generation] = {place.worker for place in note.event.members}
+            elif isinstance(note.event, StragglerReplaced):
+                self._check_replaced(note.event, note.generation)
             if note.kind == "store_behind" and not self._has_lost:
                 self._broken("no false alarm", f"the store has lost nothing, and {note.reason}")
             if note.kind == "checkpoint_loaded":
                 self.loaded_generation = note.generation
             if note.kind == "history_rewound":
                 self._rewound(note)
+
+    def _check_replaced(self, event: StragglerReplaced, generation: int) -> None:
+        """The straggler leaves and the newcomer joins in one change, which makes the ring no smaller."""
+        before, after = self._announced.get(generation - 1, set()), self._announced[generation]
+        joins = event.newcomer in after - before and event.worker in before - after
+        if not joins or len(after) < len(before):
+            self._broken("one ring", f"{event} made ring {sorted(after)} of {sorted(before)}")
 
     def _check_time(self, key: bytes, now: float) -> None:
         newest = self._newest_times.get(key, now)

@@ -33,6 +33,7 @@ REPLAYED_SEEDS = 4
 VARIED = (100, 355, 38, 26, 16, 1, 3, 7, 9, 30, 35)
 """Seeds that have every fault between them. In 100 a leader dies in its own code between epochs, in 355 a
 worker is cut off at the script's end."""
+STRAGGLING = (45, 65, 125)
 WANTED = """
     worker_lost worker_left worker_draining worker_standby worker_evicted master_recovered
     history_rewound checkpoint_saved checkpoint_failed job_suspended job_resumed job_waiting
@@ -134,6 +135,13 @@ def test_every_second_seed_has_a_profile_and_each_profile_its_share() -> None:
 def test_the_faults_that_profiles_name_exist() -> None:
     for profile in PROFILES:
         assert {*profile.weights, *(one.fault for one in profile.follow_ups)} <= set(FAULTS), profile.name
+
+
+def test_stragglers_are_replaced() -> None:
+    notes: Counter[str] = Counter()
+    for seed in STRAGGLING:
+        notes.update(simulate(seed).checkers.notes)
+    assert notes["straggler_replaced"] >= len(STRAGGLING)
 
 
 @slow

@@ -70,7 +70,7 @@ from sim.reference import (
     next_context,
     next_weights,
 )
-from sim.unlike import Speed
+from sim.unlike import Pace, Speed
 from sim.world import StoredCheckpoint, StoredShard, World
 
 GroupKey = tuple[int, tuple[str, ...]]
@@ -351,7 +351,7 @@ class WorkerModel:
             worker_id=self.name,
             role=ring_pb2.WORKER_ROLE_RING,
             signature=self.script.signature(),
-            host="host",
+            host=self.speed.host if isinstance(self.speed, Pace) else "host",
             pid=self.pid,
             store_address=f"{self.name}:1",
             version="1",

@@ -27,6 +27,7 @@ _SINCE: dict[str, tuple[type[HistoryEvent], ...]] = {
         history.WorkerStandby,
         history.WorkerQuarantined,
         history.WorkerBarred,
+        history.HostBarred,
         history.WorkerJoined,
         history.WorkerReturned,
         history.RingAnnounced,

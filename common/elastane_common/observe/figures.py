@@ -53,6 +53,13 @@ class WorkerFigures:
     ring_step_seconds: float = 0.0
     ring_steps: int = 0
     ests_max: int = 0
+    est_rates: float = 0.0
+    est_rate_steps: int = 0
+    usual_steps: int = 0
+    usual_ests_seconds: float = 0.0
+    usual_data_wait_seconds: float = 0.0
+    usual_all_reduce_wait_seconds: float = 0.0
+    usual_between_seconds: float = 0.0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

@@ -50,12 +50,14 @@ class Choice(msgspec.Struct, frozen=True):
     """The ring as it should be, and why.
 
     members: leader first; empty if no ring can be formed. reason: who is there, or what is missing. change:
-    how it differs from the ring before, if it is planned for a step boundary.
+    how it differs from the ring before, if it is planned for a step boundary. replaces: the straggler whose
+    place another gets (stragglers.py).
     """
 
     members: tuple[Member, ...]
     reason: str
     change: str = ""
+    replaces: str = ""
 
 
 def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:

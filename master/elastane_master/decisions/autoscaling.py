@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from elastane_master.decisions import stragglers
 from elastane_master.decisions.events import Rejection, ScaleRequested
 from elastane_master.decisions.state import JobState, ScalingBook
 from elastane_proto.job_settings import JobSettings
@@ -77,10 +78,11 @@ def view(state: JobState) -> ScalingView | None:
     mode = mode_of(state)
     if mode is None:
         return None
-    book, target = state.scaling, workers_target(state)
+    book, target, settings = state.scaling, workers_target(state), state.settings
+    most = min(settings.workers_max or settings.ests, settings.ests)
     return ScalingView(
-        mode=state.settings.scaling,
-        workers_target=target,
+        mode=settings.scaling,
+        workers_target=min(target + stragglers.standbys_wanted(state), most),
         on_demand_target=min(book.on_demand_target, target),
         reason=book.reason or "nothing is measured yet: as many workers as may train",
         predicted_finish_at=book.predicted_finish_at,

@@ -1,7 +1,8 @@
 """Balance of ESTs over workers of unlike speed: when unequal ranges pay, and whether they did.
 
 Workers measure how long an EST's part of a step takes on their device (`WorkerFigures`). Workers of one
-device type count as equally fast, so that noise moves no EST, unless one of them is far from the others.
+device type count as equally fast, so that noise moves no EST, unless one of them is far from the others, or
+a straggler (stragglers.py).
 Where all are alike, or the speed of one is unknown, ranges are even. A ring that changes anyway gets the best
 ranges; ranges alone are changed when
 
@@ -125,14 +126,24 @@ def out_of_memory(state: JobState, record: WorkerRecord, device_type: str) -> No
 def may_change(state: JobState, now: float) -> bool:
     """True if ranges alone may be changed now, whatever was measured."""
     book = state.balance
-    # Not at multiples: those may all begin an epoch, where no ring is changed (`_change_planned`).
-    is_turn = state.steps.current % LOOK_STEPS == 1 % LOOK_STEPS
-    if state.ring.gone or state.checkpoints.in_flight is not None or not is_turn:
+    if not is_turn(state):
         return False
     if book.reverts:
         return True
-    pause = min(PAUSE_SECONDS * 2 ** max(0, min(book.changes, 30) - 1), PAUSE_SECONDS_MAX)
-    return now >= book.backoff_until and (book.changed_at is None or now >= book.changed_at + pause)
+    since = book.changed_at
+    return now >= book.backoff_until and (since is None or now >= since + pause_seconds(book.changes))
+
+
+def is_turn(state: JobState) -> bool:
+    """True if the ring is looked at after this step, and nothing else goes on."""
+    # Not at multiples: those may all begin an epoch, where no ring is changed (`_change_planned`).
+    looks = state.steps.current % LOOK_STEPS == 1 % LOOK_STEPS
+    return looks and not state.ring.gone and state.checkpoints.in_flight is None
+
+
+def pause_seconds(changes: int) -> float:
+    """Return the pause after so many changes."""
+    return min(PAUSE_SECONDS * 2.0 ** max(0, min(changes, 30) - 1), PAUSE_SECONDS_MAX)
 
 
 def pays(state: JobState, old_seconds: float, new_seconds: float) -> bool:
@@ -208,7 +219,8 @@ def ring_step_seconds(state: JobState) -> float | None:
 
 def _speed(record: WorkerRecord, usual: float) -> float:
     own = record.est_seconds
-    if own and max(own, usual) > UNLIKE_FACTOR * min(own, usual):
+    is_slow = record.straggler in ("compute", "data")
+    if own and (is_slow or max(own, usual) > UNLIKE_FACTOR * min(own, usual)):
         return own
     return usual
 

@@ -146,7 +146,8 @@ class AppliedReported(Event, frozen=True, tag=True):
     """From a Heartbeat.
 
     device_type, est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps, ests_max: as in
-    WorkerFigures, whose generation may be older than the heartbeat's (balance.py).
+    WorkerFigures, whose generation may be older than the heartbeat's (balance.py). straggler, rate_ratio:
+    what follows from the rates in these and earlier figures (stragglers.py).
     """
 
     worker: str
@@ -161,6 +162,8 @@ class AppliedReported(Event, frozen=True, tag=True):
     ring_step_seconds: float = 0.0
     ring_steps: int = 0
     ests_max: int = 0
+    straggler: str = ""
+    rate_ratio: float = 1.0
 
 
 class CheckReported(Event, frozen=True, tag=True):

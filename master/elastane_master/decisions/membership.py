@@ -11,7 +11,7 @@ from itertools import islice
 
 import msgspec
 
-from elastane_master.decisions import autoscaling, balance, held_state, quarantine
+from elastane_master.decisions import autoscaling, balance, held_state, quarantine, stragglers
 from elastane_master.decisions.assignment import (
     Candidate,
     Choice,
@@ -25,14 +25,22 @@ from elastane_master.decisions.state import JobState
 
 
 def next_members(
-    state: JobState, *, planned: bool = False, without_newcomers: bool = False, by_speed: bool = True
+    state: JobState,
+    *,
+    planned: bool = False,
+    without_newcomers: bool = False,
+    by_speed: bool = True,
+    without: str = "",
 ) -> Choice:
     """Choose the ring as it should be now.
 
-    planned: at a step boundary. by_speed: False if only its workers matter, and not their ranges.
+    planned: at a step boundary. by_speed: False if only its workers matter, and not their ranges. without: a
+    worker that is to have no place.
     """
     workers = [
-        record for record in state.ring_workers() if not (record.drain_sent or quarantine.for_good(record))
+        record
+        for record in state.ring_workers()
+        if not (record.drain_sent or quarantine.for_good(record) or record.worker == without)
     ]
     staying = sum(not record.draining for record in workers)
     if staying < state.workers_needed:
@@ -71,12 +79,16 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
     """Choose the ring to change to at a step boundary; None if it is right as it is.
 
     Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring. With
-    the same workers, other ranges are a reason if they pay (balance.py).
+    the same workers, another in the place of a straggler is a reason (stragglers.py), and other ranges are,
+    if they pay (balance.py).
     """
     state = ctx.state
     choice = next_members(state, planned=True, by_speed=False)
     if balance.same_workers(choice.members, state.ring.members):
-        return _other_ranges(state, choice, ctx.now)
+        replaced = stragglers.replacement(
+            state, ctx.now, lambda worker: next_members(state, planned=True, without=worker)
+        )
+        return replaced or _other_ranges(state, choice, ctx.now)
     gathering = state.join_due is not None and ctx.now < state.join_due and not is_full(state, choice)
     if gathering:
         without = next_members(state, planned=True, without_newcomers=True, by_speed=False)
@@ -148,8 +160,7 @@ def explain_places(state: JobState, choice: Choice) -> None:
     for record in state.ring_workers():
         member = state.ring.member(record.worker)
         if member is not None:
-            first, last = member.start, member.end - 1
-            record.reason = f"hosts EST {first}" if first == last else f"hosts ESTs {first} to {last}"
+            record.reason = stragglers.hosts(record, member)
         elif record.draining:
             record.reason = f"leaves: {record.drain_reason}"
         elif record.held_until is not None:

@@ -5,6 +5,8 @@ keep all of them from training. So the deaths of each worker id are remembered f
 free, since spot machines do that; from then on each doubles the time for which the worker stands by when it
 comes back.
 
+A worker whose host had two stragglers replaced within an hour stands by until an hour after that.
+
 A worker is held back only from a ring that can do without it: if there are too few others, or it alone holds
 the job's state, it is admitted at once (assignment.choose_members). A worker that the sentinel has
 found to compute wrongly is never admitted again.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import math
 
+from elastane_master.decisions import stragglers
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_proto.history import events as history
@@ -46,10 +49,21 @@ def delay_seconds(deaths: int) -> float:
 
 
 def receive(ctx: DecisionContext, record: WorkerRecord) -> None:
-    """Hold a joining ring worker back if it died too often, or was found to compute wrongly."""
+    """Hold a joining ring worker back.
+
+    It was found to compute wrongly, or died too often, or its host gets no worker for now (stragglers.py).
+    """
     wrong_in = ctx.state.sentinel.faulty.get(record.worker)
     if wrong_in is not None:
         exclude(ctx, record, wrong_in)
+        return
+    until = stragglers.barred_until(ctx.state, record.host, ctx.now)
+    if until is not None:
+        ctx.touch()
+        record.held_until = until
+        barred = history.HostBarred(record.worker, record.host, until - ctx.now)
+        record.reason = stands_by(barred)
+        ctx.note(barred)
         return
     deaths = [at for at in ctx.state.deaths.get(record.worker, ()) if ctx.now - at < WINDOW_SECONDS]
     delay = delay_seconds(len(deaths))
@@ -77,7 +91,7 @@ def for_good(record: WorkerRecord) -> bool:
 
 
 def held(state: JobState) -> frozenset[str]:
-    """Workers that stand by because they died too often, or compute wrongly."""
+    """Workers that stand by because they died too often, or compute wrongly, or for their host."""
     return frozenset(record.worker for record in state.workers.values() if record.held_until is not None)
 
 

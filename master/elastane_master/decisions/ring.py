@@ -24,6 +24,7 @@ from elastane_master.decisions import (
     messages,
     quarantine,
     sentinel,
+    stragglers,
 )
 from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
@@ -62,6 +63,7 @@ def announce(
     ctx.queues.ring_stopped()
     held_state.load_given_up(state)
     balance.announced(state, members, ctx.now, planned=planned)
+    stragglers.announced(ctx, choice, planned=planned)
     ring.generation += 1
     if members:
         ring.prepare(members, ctx.now)
@@ -329,6 +331,7 @@ def _go(ctx: DecisionContext, resume_step: int) -> None:
         if record.between_since is not None:
             ctx.queues.training.pause(record.worker)
     ctx.note(history.RingFormed(len(ring.members), len(ring.receivers), resume_step, len(ring.donors)))
+    stragglers.formed(ctx)
     for member in ring.members:
         ctx.send(member.worker, messages.go(state, member))
     commit_applied(ctx)

@@ -39,7 +39,8 @@ class WorkerRecord(msgspec.Struct):
     for good (quarantine.py). leave_by: shortly before its node is taken away, if known. device_type,
     est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; ests_max: it has memory
     for, 0: not known; measured_at: when they last changed; step_seconds: of a step in the ring of
-    step_generation (balance.py).
+    step_generation (balance.py). straggler: why it is slower than its like, "compute", "data", "network" or
+    empty; rate_ratio: its rate over theirs; straggler_at: when they last changed (stragglers.py).
     """
 
     worker: str
@@ -72,6 +73,9 @@ class WorkerRecord(msgspec.Struct):
     step_seconds: float = 0.0
     step_generation: int = 0
     ests_max: int = 0
+    straggler: str = ""
+    rate_ratio: float = 1.0
+    straggler_at: float = 0.0
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""
@@ -222,6 +226,41 @@ class ScalingBook(msgspec.Struct):
     predicted_cost_micros: int | None = None
 
 
+class Replacement(msgspec.Struct, frozen=True):
+    """A straggler whose place another gets in the ring of `generation`, which has not formed yet.
+
+    cause, ratio: as of its record. rate_before, rate_after: steps per second, measured and expected.
+    """
+
+    worker: str
+    newcomer: str
+    host: str
+    cause: str
+    ratio: float
+    generation: int
+    rate_before: float
+    rate_after: float
+
+
+class StragglerBook(msgspec.Struct):
+    """Replacements of stragglers (stragglers.py).
+
+    changed_at: when the last one was decided. replaced: when they took place, by host. barred: until when a
+    host gets no worker. tried_generation: of a ring with a replacement that has not been judged, 0: none;
+    tried_seconds: of a step before it. backoff_until: no further one before that; backoff_seconds: length of
+    the last backoff.
+    """
+
+    changed_at: float | None = None
+    replacing: Replacement | None = None
+    replaced: dict[str, tuple[float, ...]] = {}
+    barred: dict[str, float] = {}
+    tried_generation: int = 0
+    tried_seconds: float = 0.0
+    backoff_until: float = 0.0
+    backoff_seconds: float = 0.0
+
+
 class JobState(msgspec.Struct):
     """State of one job.
 
@@ -236,8 +275,8 @@ class JobState(msgspec.Struct):
     took effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
     workers have cost (cost.py). waiting_since: since when there have been too few workers, if the wait is
     limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py. balance:
-    see balance.py. processes: of each worker id, in the order they came; process_starts: when the newest of
-    them started, as (clock, seconds), if it said so (processes.py).
+    see balance.py. stragglers: see stragglers.py. processes: of each worker id, in the order they came;
+    process_starts: when the newest of them started, as (clock, seconds), if it said so (processes.py).
     """
 
     name: str
@@ -276,6 +315,7 @@ class JobState(msgspec.Struct):
     wait_until: float | None = None
     sentinel: SentinelBook = msgspec.field(default_factory=SentinelBook)
     balance: BalanceBook = msgspec.field(default_factory=BalanceBook)
+    stragglers: StragglerBook = msgspec.field(default_factory=StragglerBook)
     processes: dict[str, tuple[bytes, ...]] = {}
     process_starts: dict[str, tuple[str, float]] = {}
     scaling: ScalingBook = msgspec.field(default_factory=ScalingBook)

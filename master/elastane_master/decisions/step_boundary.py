@@ -21,6 +21,7 @@ from elastane_master.decisions import (
     messages,
     ring,
     sentinel,
+    stragglers,
 )
 from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
@@ -120,6 +121,7 @@ def applied(ctx: DecisionContext, event: AppliedReported) -> None:
     if record is None or record.role != "ring":
         return
     balance.measured(ctx, record, event)
+    stragglers.judged(ctx, record, event)
     member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None
     if event.between_steps != (record.between_since is not None):
         ctx.touch()
@@ -189,6 +191,7 @@ def _change_planned(ctx: DecisionContext) -> bool:
     # first step of the next epoch.
     stays = is_last or state.begins_epoch(book.current)
     balance.judge(state)
+    stragglers.judge(state)
     choice = None if stays else _wanted(ctx)
     if choice is None:
         if reason := checkpoints.due_reason(state, book.current):

@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 import structlog
 
+from elastane_master.decisions import stragglers
 from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit, WorkerMessage
 from elastane_master.decisions.events import (
     AnyEvent,
+    AppliedReported,
     ByeReported,
     Rejection,
     StepReported,
@@ -46,6 +48,7 @@ from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, StoreError
 from elastane_master.store.log import JobLog
 from elastane_proto.history.events import RingAnnounced
+from elastane_scheduler.autoscaling.stragglers import Report, StragglerWatch
 from elastane_shards.tasks import QueueStatus
 
 logger = structlog.get_logger(__name__)
@@ -93,7 +96,7 @@ class JobServer(DurableServer[AnyEvent]):
 
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
-    latest, serialized; those reported longest ago come first.
+    latest, serialized; those reported longest ago come first. stragglers: watches the workers' rates.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class JobServer(DurableServer[AnyEvent]):
         self.sessions: dict[str, Session[WorkerMessage]] = {}
         self.figures: OrderedDict[str, bytes] = OrderedDict()
         self.liveness = Liveness()
+        self.stragglers = StragglerWatch()
         self.changed = Signal()
         self.noted = Signal()
         self.recent_notes = RecentNotes(RECENT_NOTES)
@@ -273,6 +277,20 @@ class JobServer(DurableServer[AnyEvent]):
             if len(self.figures) > self.limits.sessions_per_job_max:
                 self.figures.popitem(last=False)
 
+    def judged(
+        self, session: Session[WorkerMessage], event: AppliedReported, report: Report
+    ) -> AppliedReported:
+        """Return a heartbeat with whether its worker is a straggler. report: of its figures."""
+        if self.sessions.get(session.worker) is not session:
+            return event
+        ring = self.machine.state.ring
+        verdict = self.stragglers.heard(session.worker, session.id, report, ring.names, ring.generation)
+        if verdict is None:
+            return event
+        return msgspec.structs.replace(
+            event, straggler=verdict.cause or stragglers.NONE, rate_ratio=verdict.ratio
+        )
+
     def deliver(self, session: Session[WorkerMessage], event: AnyEvent) -> None:
         """Decide on a message from a worker's stream. Raises as `submit`."""
         if self.sessions.get(session.worker) is not session:
@@ -310,6 +328,7 @@ class JobServer(DurableServer[AnyEvent]):
 
     def _forget(self, session: Session[WorkerMessage]) -> None:
         self.liveness.forget(session.worker, session.id)
+        self.stragglers.forget(session.worker, session.id)
         if self.sessions.get(session.worker) is session:
             del self.sessions[session.worker]
 

@@ -138,7 +138,24 @@ WORKERS_MIN = _gauge("job_workers_min", "Current minimum number of workers.", "j
 WORKERS_MAX = _gauge("job_workers_max", "Current maximum number of workers.", "job_name")
 WORKERS = _gauge("job_workers", "Connected workers by state.", "job_name", "state")
 WORKERS_HELD = _gauge(
-    "job_workers_quarantined", "Workers in quarantine: they stand by because they died too often.", "job_name"
+    "job_workers_quarantined",
+    "Workers in quarantine: they stand by because they died too often, or slow workers of their host were "
+    "replaced.",
+    "job_name",
+)
+STRAGGLERS = _gauge(
+    "job_stragglers",
+    "Workers of the ring that are slower than others of their device type, by cause.",
+    "job_name",
+    "cause",
+)
+STRAGGLER_RATIO = _gauge(
+    "job_straggler_rate_ratio",
+    "Rate of the slowest straggler of the ring over that of its like; 1 without a straggler.",
+    "job_name",
+)
+HOSTS_BARRED = _gauge(
+    "job_hosts_barred", "Hosts that get no worker because stragglers on them were replaced.", "job_name"
 )
 GENERATION = _gauge(
     "job_generation", "Generation of the ring; it grows by one with each change of the ring.", "job_name"
@@ -238,7 +255,8 @@ RING_CHANGES = _counter("job_ring_changes", "Changes of the ring by cause.", "jo
 LOSSES = _counter("job_workers_lost", "Workers that died or were evicted, by cause.", "job_name", "cause")
 DRAINS = _counter(
     "job_drains",
-    "Workers asked to leave, by cause: an operator, a signal, or the termination of a node.",
+    "Workers asked to leave, by cause: an operator, a signal, the termination of a node, or another worker "
+    "in a straggler's place.",
     "job_name",
     "cause",
 )

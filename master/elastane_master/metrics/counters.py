@@ -42,10 +42,11 @@ class JobCounters:
 
     events: by kind. ring_changes: by cause; last_cause: that of the newest change, including the end of a
     ring. losses: of workers, by "death" or "eviction". drains: by who requested them: "operator", "signal",
-    "reclaim" (announced end of the node). steps_replayed: steps that had begun and were run again.
-    checkpoints: by outcome; "repeated" if a change of the ring interrupted it. step_seconds: from commit to
-    commit within a ring. commit_seconds: from a step's first report until every member has applied it.
-    checkpoint_seconds: from request to manifest. checkpoint_bytes: size of the last saved checkpoint.
+    "reclaim" (announced end of the node), "straggler" (replaced). steps_replayed: steps that had begun and
+    were run again. checkpoints: by outcome; "repeated" if a change of the ring interrupted it. step_seconds:
+    from commit to commit within a ring. commit_seconds: from a step's first report until every member has
+    applied it. checkpoint_seconds: from request to manifest. checkpoint_bytes: size of the last saved
+    checkpoint.
     """
 
     __slots__ = (

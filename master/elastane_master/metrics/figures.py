@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from elastane_master.decisions import quarantine
+from elastane_master.decisions import quarantine, stragglers
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.cost import CostView
 from elastane_master.decisions.machine import JobMachine
@@ -161,6 +161,12 @@ def add_job(
     places: Counter[str] = Counter(worker.place for worker in view.workers)
     samples.count(known.WORKERS, places, job, values=PLACES)
     add(known.WORKERS_HELD, len(quarantine.held(state)), job)
+    slow = [record for record in state.active_members() if record.straggler]
+    causes = Counter(record.straggler for record in slow)
+    samples.count(known.STRAGGLERS, causes, job, values=stragglers.CAUSES)
+    add(known.STRAGGLER_RATIO, min((record.rate_ratio for record in slow), default=1.0), job)
+    barred = sum(stragglers.barred_until(state, host, now) is not None for host in state.stragglers.barred)
+    add(known.HOSTS_BARRED, barred, job)
     add(known.GENERATION, view.generation, job)
     add(known.STEP, view.step, job)
     add(known.STEPS, state.total_steps, job)
@@ -266,7 +272,7 @@ def _add_counters(samples: Samples, job: str, counters: JobCounters) -> None:
     add(known.COMMIT_SECONDS, counters.commit_seconds, job)
     samples.count(known.RING_CHANGES, counters.ring_changes, job, values=CAUSES)
     samples.count(known.LOSSES, counters.losses, job, values=("death", "eviction"))
-    samples.count(known.DRAINS, counters.drains, job, values=("operator", "signal", "reclaim"))
+    samples.count(known.DRAINS, counters.drains, job, values=("operator", "signal", "reclaim", "straggler"))
     add(known.RECLAIMS, counters.drains["reclaim"], job)
     samples.count(known.CHECKPOINTS, counters.checkpoints, job, values=("saved", "repeated", "failed"))
     add(known.CHECKPOINT_SECONDS, counters.checkpoint_seconds, job)

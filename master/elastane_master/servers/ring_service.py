@@ -14,7 +14,7 @@ from itertools import islice
 import structlog
 
 from elastane_master.decisions.effects import WorkerMessage
-from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.events import AppliedReported, Rejection
 from elastane_master.decisions.views import ring_view
 from elastane_master.jobs import records
 from elastane_master.jobs.job_server import JobServer
@@ -27,7 +27,7 @@ from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import Context, Malformed, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.translate_job import event_message
-from elastane_master.servers.translate_session import attend_event, fill_members, hello
+from elastane_master.servers.translate_session import attend_event, fill_members, hello, rate_report
 from elastane_proto.v1 import ring_pb2
 
 logger = structlog.get_logger(__name__)
@@ -139,7 +139,10 @@ async def _read(server: JobServer, session: Session[WorkerMessage], requests: Re
                 raise request.rejection()
             server.heard(session)
             _keep_figures(server, session, request)
-            server.deliver(session, attend_event(request, session.worker, session.id))
+            event = attend_event(request, session.worker, session.id)
+            if isinstance(event, AppliedReported):
+                event = server.judged(session, event, rate_report(request.heartbeat.figures))
+            server.deliver(session, event)
             if session.ended:
                 return
     except REFUSALS as error:

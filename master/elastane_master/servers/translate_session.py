@@ -31,6 +31,7 @@ from elastane_proto.job_settings import JobSettings
 from elastane_proto.message_codec import Codec, Field, InvalidFieldError, enum_words
 from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret
 from elastane_proto.v1 import common_pb2, ring_pb2
+from elastane_scheduler.autoscaling.stragglers import Report, Usual
 
 DEVICE_CHARACTERS_MAX = 80
 _DIGEST_BYTES_MAX = 64
@@ -124,6 +125,8 @@ _EVENTS = Codec(
             "ring_step_seconds": Field("figures.ring_step_seconds"),
             "ring_steps": Field("figures.ring_steps"),
             "ests_max": Field("figures.ests_max"),
+            "straggler": None,
+            "rate_ratio": None,
         },
         events.LoadedReported: {
             "checkpoint": SHOWN,
@@ -197,6 +200,20 @@ def attend_event(request: ring_pb2.AttendRequest, worker: str, session: str) -> 
         raise Rejection("invalid_argument", f"{worker} {fault}", hint=fault.hint, **fault.facts) from None
     except InvalidFieldError as error:
         raise invalid_field(error) from None
+
+
+def rate_report(figures: ring_pb2.WorkerFigures) -> Report:
+    """Return what a worker says of its rate; one that says nothing has no ESTs."""
+    usual = Usual(
+        figures.generation,
+        figures.usual_steps,
+        figures.usual_ests_seconds,
+        figures.usual_data_wait_seconds,
+        figures.usual_all_reduce_wait_seconds,
+        figures.usual_between_seconds,
+    )
+    device_type = shown(figures.device_type, characters_max=DEVICE_CHARACTERS_MAX)
+    return Report(device_type, figures.ests, figures.est_rates, figures.est_rate_steps, usual)
 
 
 def _compared(message: ring_pb2.Comparison, worker: str, session: str) -> events.AnyEvent:

@@ -261,13 +261,62 @@ def _(event: e.WorkerBarred) -> str:
     return f"{event.worker} {stands_by(event)}"
 
 
-def stands_by(event: e.WorkerQuarantined | e.WorkerBarred) -> str:
+@_says(e.HostBarred)
+def _(event: e.HostBarred) -> str:
+    return f"{event.worker} {stands_by(event)}"
+
+
+def stands_by(event: e.WorkerQuarantined | e.WorkerBarred | e.HostBarred) -> str:
     """Why the worker stands by, without its name."""
+    if isinstance(event, e.HostBarred):
+        return (
+            f"is on host {event.host}, where slow workers were replaced: stands by for"
+            f" {event.delay_seconds / 60:.0f} min"
+        )
     if isinstance(event, e.WorkerBarred):
         return f"computed other gradients than two other workers in step {event.at_step}: stands by for good"
     return (
         f"died {event.deaths} times within {event.window_seconds / 60:g} min:"
         f" stands by for {event.delay_seconds:g} s"
+    )
+
+
+_SLOW = {
+    "compute": "computes at {ratio:.2f} of the rate of its like",
+    "data": "waits for its data, at {ratio:.2f} of the rate of its like",
+    "network": "is late with its gradients, as if at {ratio:.2f} of the rate of its like",
+}
+
+
+def how_slow(cause: str, ratio: float) -> str:
+    """Describe a straggler, without its name."""
+    return "it " + _SLOW.get(cause, "has {ratio:.2f} of the rate of its like").format(ratio=ratio)
+
+
+def _step_rates(before: float, after: float) -> str:
+    if not before or not after:
+        return ""
+    return f"; {before:.3g} steps/s, {after:.3g} expected"
+
+
+@_says(e.StragglerReweighted)
+def _(event: e.StragglerReweighted) -> str:
+    return (
+        f"{event.worker} gets {event.ests} ESTs instead of {event.ests_before}: a straggler,"
+        f" {how_slow(event.cause, event.ratio)}{_step_rates(event.rate_before, event.rate_after)}"
+    )
+
+
+@_says(e.StragglerReplaced)
+def _(event: e.StragglerReplaced) -> str:
+    barred = (
+        f"; host {event.host} gets no worker for {event.barred_seconds / 60:.0f} min"
+        if event.barred_seconds
+        else ""
+    )
+    return (
+        f"{event.newcomer} has the place of {event.worker}, a straggler: {how_slow(event.cause, event.ratio)}"
+        f"{_step_rates(event.rate_before, event.rate_after)}{barred}"
     )
 
 

@@ -317,8 +317,9 @@ class WorkerLeft(HistoryEvent, frozen=True):
 class WorkerDraining(HistoryEvent, frozen=True):
     """A worker leaves at the next step boundary. Written by `sessions`; a mark of `fold`, counted by `by`.
 
-    by: "operator", "agent" (of a worker on another host), "signal", "reclaim" (its node's end was announced);
-    "": not known. The agent of a worker that an operator sent away does not start it again.
+    by: "operator", "agent" (of a worker on another host), "signal", "reclaim" (its node's end was announced),
+    "straggler" (another has its place); "": not known. The agent of a worker that an operator sent away does
+    not start it again.
     """
 
     kind = "worker_draining"
@@ -345,6 +346,53 @@ class WorkerBarred(HistoryEvent, frozen=True):
     facts = ("at_step",)
     worker: str
     at_step: int
+
+
+class HostBarred(HistoryEvent, frozen=True):
+    """A worker stands by because stragglers on its host were replaced. Written by `quarantine`."""
+
+    kind = "host_barred"
+    facts = ("host", "delay_seconds")
+    worker: str
+    host: str
+    delay_seconds: float
+
+
+class StragglerReweighted(HistoryEvent, frozen=True):
+    """A worker that is slower than its like will host fewer ESTs. Written by `stragglers`.
+
+    cause: "compute", "data" or "network". ratio: its rate over that of its like. rate_before, rate_after:
+    steps per second, as measured and as expected; 0: not known.
+    """
+
+    kind = "straggler_reweighted"
+    facts = ("cause", "ratio", "ests_before", "ests", "rate_before", "rate_after")
+    worker: str
+    cause: str
+    ratio: float
+    ests_before: int
+    ests: int
+    rate_before: float
+    rate_after: float
+
+
+class StragglerReplaced(HistoryEvent, frozen=True):
+    """Another worker has a straggler's place in the ring. Written by `stragglers`; read by agents.
+
+    cause, ratio, rate_before, rate_after: as of `StragglerReweighted`. host: the straggler's; barred_seconds:
+    for how long it gets no worker, 0: it may.
+    """
+
+    kind = "straggler_replaced"
+    facts = ("newcomer", "cause", "ratio", "rate_before", "rate_after", "host", "barred_seconds")
+    worker: str
+    newcomer: str
+    cause: str
+    ratio: float
+    host: str
+    barred_seconds: float
+    rate_before: float
+    rate_after: float
 
 
 class WorkerReleased(HistoryEvent, frozen=True):
@@ -745,6 +793,9 @@ AnyHistoryEvent = (
     | WorkerDraining
     | WorkerQuarantined
     | WorkerBarred
+    | HostBarred
+    | StragglerReweighted
+    | StragglerReplaced
     | WorkerReleased
     | NoticeOver
     | NoticeOverUnsaved

@@ -39,7 +39,13 @@ _BY_FACT: dict[str, tuple[str, type[HistoryEvent], type[HistoryEvent]]] = {
     "task_failed": ("attempt", e.TaskFailed, e.MoreTasksFailed),
     "task_timed_out": ("attempt", e.TaskTimedOut, e.MoreTasksTimedOut),
 }
-_NEVER_TOLD = (e.SuspensionCalledOff, e.SuspensionGivenUp)
+_NEVER_TOLD = (
+    e.SuspensionCalledOff,
+    e.SuspensionGivenUp,
+    e.HostBarred,
+    e.StragglerReweighted,
+    e.StragglerReplaced,
+)
 _BY_KIND: dict[str, type[HistoryEvent]] = {
     struct.kind: struct
     for struct in typing.get_args(AnyHistoryEvent)

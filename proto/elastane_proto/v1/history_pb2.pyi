@@ -276,6 +276,54 @@ class WorkerBarred(_message.Message):
     at_step: int
     def __init__(self, worker: _Optional[str] = ..., at_step: _Optional[int] = ...) -> None: ...
 
+class HostBarred(_message.Message):
+    __slots__ = ("worker", "host", "delay_seconds")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DELAY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    host: str
+    delay_seconds: float
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., delay_seconds: _Optional[float] = ...) -> None: ...
+
+class StragglerReweighted(_message.Message):
+    __slots__ = ("worker", "cause", "ratio", "ests_before", "ests", "rate_before", "rate_after")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    ESTS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    ESTS_FIELD_NUMBER: _ClassVar[int]
+    RATE_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RATE_AFTER_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    cause: str
+    ratio: float
+    ests_before: int
+    ests: int
+    rate_before: float
+    rate_after: float
+    def __init__(self, worker: _Optional[str] = ..., cause: _Optional[str] = ..., ratio: _Optional[float] = ..., ests_before: _Optional[int] = ..., ests: _Optional[int] = ..., rate_before: _Optional[float] = ..., rate_after: _Optional[float] = ...) -> None: ...
+
+class StragglerReplaced(_message.Message):
+    __slots__ = ("worker", "newcomer", "cause", "ratio", "host", "barred_seconds", "rate_before", "rate_after")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NEWCOMER_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BARRED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RATE_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    RATE_AFTER_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    newcomer: str
+    cause: str
+    ratio: float
+    host: str
+    barred_seconds: float
+    rate_before: float
+    rate_after: float
+    def __init__(self, worker: _Optional[str] = ..., newcomer: _Optional[str] = ..., cause: _Optional[str] = ..., ratio: _Optional[float] = ..., host: _Optional[str] = ..., barred_seconds: _Optional[float] = ..., rate_before: _Optional[float] = ..., rate_after: _Optional[float] = ...) -> None: ...
+
 class WorkerReleased(_message.Message):
     __slots__ = ("worker",)
     WORKER_FIELD_NUMBER: _ClassVar[int]

@@ -8,6 +8,7 @@ import argparse
 import os
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--busy-seconds", type=float, default=0.0, help="what a mini-batch costs besides")
     args = parser.parse_args()
     busy_seconds = float(os.environ.get("BUSY_SECONDS", args.busy_seconds))  # for one worker alone
+    slowed = Path(os.environ.get("SLOWED_BY", "/nowhere"))  # while it is there, a mini-batch costs twice
 
     job = elastane.init(seed=args.seed)
     if args.seed is None:
@@ -74,7 +76,8 @@ def main() -> None:
 
     for _ in job.epochs(args.epochs):
         for images, labels in loader:
-            time.sleep(busy_seconds)  # stands for computing on a device
+            # Stands for computing on a device.
+            time.sleep(2 * busy_seconds if slowed.exists() else busy_seconds)
             mix = random.random()
             order = torch.randperm(len(images))
             images = mix * images + (1 - mix) * images[order]

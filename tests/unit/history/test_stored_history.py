@@ -74,7 +74,11 @@ def _made(hint: typing.Any, rng: random.Random) -> typing.Any:
 
 
 #: Kinds that there are only since events have fields: no release stored them as text.
-NEW = {"scaling_set", "scaled", "scale_rolled_back"}
+NEW = {"scaling_set", "scaled", "scale_rolled_back"} | {
+    "host_barred",
+    "straggler_reweighted",
+    "straggler_replaced",
+}
 
 
 def test_every_kind_that_was_stored_before_is_read_as_what_it_was() -> None:

@@ -19,12 +19,13 @@ from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.translate import duration, seconds, timestamp
 from elastane_master.servers.translate_job import job_settings, settings_message
-from elastane_master.servers.translate_session import attend_event, attend_response, hello
+from elastane_master.servers.translate_session import attend_event, attend_response, hello, rate_report
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.rendezvous import group_of, group_secret
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
+from elastane_scheduler.autoscaling.stragglers import Report, Usual
 from elastane_shards.settings import QueueSettings
 
 SPANS = st.integers(1, 10**12).map(lambda micros: micros / 1e6)
@@ -355,3 +356,21 @@ def test_workers_are_told_whose_children_their_spans_are() -> None:
         assert told(go, trace).go.members == attend_response(go, settings).go.members
     untraced = ring_pb2.AttendResponse.FromString(encoder.encode(PREPARE, settings))
     assert untraced == attend_response(PREPARE, settings) and not untraced.prepare.traceparent
+
+
+def test_what_a_worker_says_of_its_rate_is_read_and_one_that_says_nothing_has_no_ests() -> None:
+    figures = ring_pb2.WorkerFigures(
+        generation=3,
+        ests=4,
+        device_type="T4\x1b[2J",
+        est_rates=120.5,
+        est_rate_steps=7,
+        usual_steps=31,
+        usual_ests_seconds=0.4,
+        usual_data_wait_seconds=0.1,
+        usual_all_reduce_wait_seconds=0.2,
+        usual_between_seconds=0.3,
+    )
+    usual = Usual(3, 31, 0.4, 0.1, 0.2, 0.3)
+    assert rate_report(figures) == Report("T4\N{REPLACEMENT CHARACTER}[2J", 4, 120.5, 7, usual)
+    assert rate_report(ring_pb2.WorkerFigures()).ests == 0

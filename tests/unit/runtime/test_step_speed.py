@@ -88,5 +88,42 @@ def test_a_step_without_an_end_of_its_backward_is_not_measured(clock: Clock):
     assert (worker.figures.est_steps, worker.figures.ring_steps) == (0, 0)
 
 
+def test_every_measured_step_adds_its_rate(clock: Clock):
+    worker = Worker(clock)
+    for _ in range(SETTLING_STEPS):
+        worker.step(9.0)
+    for part in (0.4, 0.4, 40.0):
+        worker.step(part)
+    assert worker.figures.est_rate_steps == 3
+    assert worker.figures.est_rates == pytest.approx(2 / 0.4 + 2 / 0.4 + 2 / 40)
+
+
+def test_a_usual_step_is_told_by_its_parts_and_anew_in_each_ring(clock: Clock):
+    worker = Worker(clock)
+    figures = worker.figures
+
+    def step(part: float, data: float, waited: float, between: float, generation: int = 1) -> None:
+        clock.now += between
+        figures.data_wait_seconds += data
+        figures.all_reduce_wait_seconds += waited
+        worker.step(part, waited, generation=generation)
+
+    for _ in range(SETTLING_STEPS):
+        step(9.0, 9.0, 9.0, 9.0)
+    for _ in range(5):
+        step(0.4, 0.1, 0.3, 0.2)
+    step(0.4, 7.0, 8.0, 9.0)  # a pause
+    assert figures.usual_steps == 6
+    assert figures.usual_ests_seconds == pytest.approx(0.4)
+    assert figures.usual_data_wait_seconds == pytest.approx(0.1)
+    assert figures.usual_all_reduce_wait_seconds == pytest.approx(0.3)
+    assert figures.usual_between_seconds == pytest.approx(0.2)
+    for _ in range(SETTLING_STEPS):
+        step(0.4, 0.1, 0.3, 0.2, generation=2)
+    assert figures.usual_steps == 0
+    step(0.4, 0.1, 0.5, 0.2, generation=2)
+    assert (figures.usual_steps, figures.usual_all_reduce_wait_seconds) == (1, pytest.approx(0.5))
+
+
 def test_the_device_has_a_name(clock: Clock):
     assert Worker(clock).figures.device_type

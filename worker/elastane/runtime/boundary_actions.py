@@ -203,7 +203,8 @@ class BoundaryActions:
         if go is None:
             return
         figures = self._figures
-        figures.ring_steps, figures.ring_step_seconds = 0, 0.0  # first: another thread reads them
+        figures.usual_steps, figures.ring_steps = 0, 0  # first: another thread reads them
+        figures.ring_step_seconds = 0.0
         figures.generation, figures.step, figures.ests = go.generation, step, len(self._contexts.now)
         figures.rings_formed += 1
         figures.ring_change_seconds += perf_counter() - self._change_began

@@ -36,6 +36,7 @@ from elastane_agent.supervisor.notices.notice import Notice
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.policy import Action, JobView, SupervisorPolicy
 from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
+from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_agent.supervisor.worker_command import local_start, remote_start, worker_variables
 from elastane_common.client import ClientClosedError, MasterClient
@@ -559,15 +560,22 @@ class Agent:
             return self._policy.worker_exited(now, worker, status)
         # Ask the master whether the worker was told to leave: the watch may lag behind its exit.
         actions: list[Action] = []
-        asked = False
+        asked, barred = False, None
         try:
             with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
                 self._job = client.get_job(self._settings.job)
-                asked = sent_away(worker, client.events(self._settings.job))
+                events = list(client.events(self._settings.job))
+                asked = sent_away(worker, events)
+                barred = barred_seconds(worker, events, time.time())
             actions = self._policy.job_changed(now, self._view_of(self._job))
         except ElastaneError as error:
             actions = [policies.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
-        return [*actions, *self._policy.worker_exited(now, worker, status, asked_to_leave=asked)]
+        if barred and self._placement is not None:
+            fault = self._placement.barred(now, worker, barred)
+            places = self._placement.wanted(now)
+            return [*actions, *self._policy.host_failed(now, worker, fault.text, fault.event, places)]
+        exited = self._policy.worker_exited(now, worker, status, asked_to_leave=asked, barred_seconds=barred)
+        return [*actions, *exited]
 
     # ------------------------------------------------------------------ the embedded master
 

@@ -128,6 +128,13 @@ class Placement:
             return HostFault(text, "host_rests")
         return None
 
+    def barred(self, now: float, worker: str, seconds: float) -> HostFault:
+        """Return the fault of a host whose slow workers were replaced; it gets no worker for so long."""
+        host = self._slots[worker].host
+        self._exclusions.exclude(now, host, seconds)
+        text = f"{worker} left: slow workers of {host} were replaced, it gets none for {seconds / 60:.0f} min"
+        return HostFault(text, "host_barred")
+
     def next_due(self) -> float | None:
         """Return the time at which a host's rest ends and `wanted` changes; None: no host rests."""
         return self._exclusions.next_due()

@@ -5,6 +5,7 @@ uses no process, socket or clock, so every rule has a plain unit test.
 
     exit of a worker          reaction
     0                         finished; once all are, the job's phase decides the agent's exit code
+    80, as a straggler        restarted at once; after an hour where its host had two of them in an hour
     80 (drained)              parked until the job is scaled up if it was asked to leave; else restarted
     any, once scaled in       idle until the job is scaled up
     84 (start anew)           restarted; not counted in the budget, because the master asked for it
@@ -230,11 +231,18 @@ class SupervisorPolicy:
         return [*actions, *self._dismiss()]
 
     def worker_exited(
-        self, now: float, worker: str, status: ExitStatus, *, asked_to_leave: bool = False
+        self,
+        now: float,
+        worker: str,
+        status: ExitStatus,
+        *,
+        asked_to_leave: bool = False,
+        barred_seconds: float | None = None,
     ) -> list[Action]:
         """React to the end of a worker's process, see the module's table.
 
-        asked_to_leave: an operator drained it, so it is not restarted.
+        asked_to_leave: an operator drained it, so it is not restarted. barred_seconds: it was a straggler
+        that another replaced, and its host gets no worker for so long.
         """
         slot = self._slots[worker]
         code = status.returncode
@@ -252,10 +260,20 @@ class SupervisorPolicy:
             actions = [Say(f"{worker} left ({status})", event="worker_drained", worker=worker)]
             self._vacate(slot)
             actions += self._fill()
+        elif code == EXIT_DRAINED and barred_seconds:
+            slot.state, slot.due = SlotState.BACKOFF, now + barred_seconds
+            minutes = f"{barred_seconds / 60:.0f} min"
+            text = f"{worker} left: slow workers of this host were replaced, it gets none for {minutes}"
+            actions = [Say(text, "warning", "host_barred", worker)]
         elif slot.surplus or (code == EXIT_DRAINED and self._too_many() > 0):
             slot.state, slot.surplus = SlotState.IDLE, False
             text = f"{worker} left: the job wants {self._wanted()}"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
+        elif code == EXIT_DRAINED and barred_seconds is not None:
+            text = f"{worker} left, since another has its place: it was slow; it is restarted and stands by"
+            actions = [Say(text, "warning", "straggler_replaced", worker)]
+            self._vacate(slot)
+            actions += self._fill()
         elif code == EXIT_START_ANEW:
             text = (
                 f"{worker} is restarted: the job was rolled back to a step before the one that it has trained"

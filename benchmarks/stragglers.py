@@ -1,0 +1,173 @@
+"""A worker becomes half as fast: how fast the job is with fewer ESTs for it, and with another in its place.
+
+    python benchmarks/stragglers.py [--quick] [--json [FILE]] [--est-milliseconds 40]
+
+Four workers train 16 ESTs whose steps mostly wait, so that two cores carry them. The leader is slowed to half
+its rate, then a fifth worker is added, which stands by. Rates are steps per second, beside those of the best
+plan (5 c, with shares of 5, 5, 4 and 2) and of the four without a fault (4 c). A stall is the longest time
+without a step around a change, less one step. The weights, and everything else that is compared, must be
+those of stock DDP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+
+from harness import Better, Report, Row, Series, run_benchmark
+
+from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.results import compare_outcomes, read_elastic, read_stock
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_proto.history import events as history
+from elastane_proto.history_wire import dated_event_of
+from elastane_proto.v1 import job_pb2
+
+SCRIPT = Path(__file__).parent.parent / "tests" / "integration" / "scripts" / "train_matrix.py"
+ESTS, WORKERS, BATCH, PER_EPOCH, EPOCHS = 16, 4, 4, 50, 9
+SIZE = ESTS * BATCH * PER_EPOCH
+SLOW, STANDBY = "w0", "w4"
+SETTLE_STEPS = 10
+ARGUMENTS = [str(SCRIPT), "--optimizer", "adamw", "--epochs", str(EPOCHS), "--seed", "3"]
+ARGUMENTS += ["--size", str(SIZE), "--batch-size", str(BATCH)]
+
+
+@dataclass
+class Steps:
+    """When each step was first seen as committed, on the clock of `monotonic`."""
+
+    seen: dict[int, float] = field(default_factory=dict)
+
+    def look(self, job: job_pb2.Job) -> None:
+        """Take note of a state of the job."""
+        self.seen.setdefault(job.step, monotonic())
+
+    def seconds(self, first: int, end: int) -> float:
+        """Return the time of a step, as the median between two that were seen."""
+        times = sorted((step, at) for step, at in self.seen.items() if first <= step <= end)
+        return statistics.median((b - a) / (after - step) for (step, a), (after, b) in pairwise(times))
+
+    def stall(self, first: int, end: int) -> float:
+        """Return the longest time without a step, less a usual one."""
+        times = sorted(at for step, at in self.seen.items() if first <= step <= end)
+        return max(0.0, max(b - a for a, b in pairwise(times)) - self.seconds(first, end))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has shown. Seconds of a step: clean, slowed, and after each remedy; est: of one EST.
+
+    shares: of the ring after the first remedy. sizes: of all rings since the first. differences: from stock
+    DDP, in words.
+    """
+
+    est: float
+    clean: float
+    slowed: float
+    reweighted: float
+    replaced: float
+    shares: tuple[int, ...]
+    stalls: tuple[float, float]
+    sizes: tuple[int, ...]
+    told: tuple[history.HistoryEvent, ...]
+    differences: tuple[str, ...]
+
+    @property
+    def best_plan(self) -> float:
+        """Seconds of a step of the best plan, with all that is not ESTs as in the clean ring."""
+        return 5 * self.est + (self.clean - 4 * self.est)
+
+
+def counts(job: job_pb2.Job) -> dict[str, int]:
+    """Return how many ESTs each member of the ring hosts."""
+    members = (worker for worker in job.workers if worker.state == job_pb2.WORKER_STATE_MEMBER)
+    return {worker.worker_id: worker.ests.end - worker.ests.start for worker in members}
+
+
+def run(folder: Path, est_seconds: float, steps: int) -> Outcome:
+    """Run the job and the reference. steps: that each figure is taken of."""
+    settings = job_pb2.JobSettings(ests=ESTS, workers_min=2, workers_max=WORKERS, audit_samples=True)
+    settings.join_window.FromMilliseconds(500)
+    slowed_by, seen = folder / "slowed", Steps()
+    environment = {"BUSY_SECONDS": str(est_seconds)}
+    with local_cluster(folder / "elastic", settings, ARGUMENTS, environment=environment) as cluster:
+        cluster.on_job = seen.look
+        for number in range(WORKERS):
+            is_slow = f"w{number}" == SLOW
+            cluster.add_worker(environment={"SLOWED_BY": str(slowed_by)} if is_slow else {})
+        first = _wait(cluster, "four workers", lambda hosted: set(hosted.values()) == {4})
+        begin = first.step + SETTLE_STEPS
+        cluster.wait_for_step(begin + steps)
+        figures = cluster.client.worker_figures(cluster.job, [f"w{number}" for number in range(WORKERS)])
+        est = statistics.median(one.est_seconds for one in figures.values())
+        slowed_by.touch()
+        changed = _wait(cluster, "fewer ESTs for the straggler", lambda hosted: hosted.get(SLOW, 4) < 4)
+        again = changed.step + SETTLE_STEPS
+        cluster.wait_for_step(again + steps)
+        cluster.add_worker(STANDBY)
+        out = _wait(cluster, "another in its place", lambda hosted: STANDBY in hosted and SLOW not in hosted)
+        last = out.step + SETTLE_STEPS
+        cluster.wait_for_step(last + steps)
+        cluster.wait_for_success()
+        told = tuple(dated_event_of(event).event for event in cluster.client.events(cluster.job))
+        audit = list(cluster.client.audit_log(cluster.job))
+    return Outcome(
+        est,
+        seen.seconds(begin, begin + steps),
+        seen.seconds(begin + steps + 2, changed.step - 1),
+        seen.seconds(again, again + steps),
+        seen.seconds(last, last + steps),
+        tuple(counts(changed).values()),
+        (seen.stall(changed.step - 5, again), seen.stall(out.step - 5, last)),
+        tuple(len(event.members) for event in told if isinstance(event, history.RingAnnounced)),
+        told,
+        _differences(folder, cluster.reports, audit),
+    )
+
+
+def _wait(cluster: LocalCluster, what: str, condition: Callable[[dict[str, int]], bool]) -> job_pb2.Job:
+    return cluster.wait_for(lambda job: condition(counts(job)), what=what)
+
+
+def _differences(folder: Path, reports: Path, audit: list) -> tuple[str, ...]:
+    stock = run_stock_ddp(folder / "stock", ARGUMENTS, processes=ESTS)
+    elastic = read_elastic(reports, audit, ESTS, steps_per_epoch=PER_EPOCH, dataset_size=SIZE)
+    compared = compare_outcomes(read_stock(stock, ESTS), elastic)
+    return (*compared.audit.violations, *(row.name for row in compared.rows if not row.equal))
+
+
+def measure(args: argparse.Namespace, report: Report) -> None:
+    """Run the job, and add what it has shown."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(Path(folder), args.est_milliseconds / 1000, 20 if args.quick else 50)
+
+    def add(case: str, value: float, unit: str, target: float | None = None, *, better: Better = "higher"):
+        report.rows.append(Row(case, Series([value], unit), None, "", better, target, True))
+
+    add("slowed: rate over the clean one", found.clean / found.slowed, "")
+    add("fewer ESTs: rate over the best plan's", found.best_plan / found.reweighted, "", 0.9)
+    add("replaced: rate over the clean one", found.clean / found.replaced, "", 0.95)
+    add("fewer ESTs: stall", found.stalls[0], "s", 1.0, better="lower")
+    add("replaced: stall", found.stalls[1], "s", 1.0, better="lower")
+    add("smallest ring", min(found.sizes), "workers", WORKERS)
+    add("differences from stock DDP", len(found.differences), "", 0, better="lower")
+    report.facts["shares"] = list(found.shares)
+    report.facts["seconds of a step"] = {
+        name: getattr(found, name) for name in ("clean", "slowed", "reweighted", "replaced")
+    }
+    if found.differences:
+        report.facts["differences"] = list(found.differences)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--est-milliseconds", type=float, default=40.0, help="what an EST waits in a step")
+
+
+if __name__ == "__main__":
+    run_benchmark("stragglers", __doc__ or "", measure, _options)

@@ -1,0 +1,29 @@
+"""A worker becomes half as fast: fewer ESTs for it, then another in its place, and the bits of stock DDP.
+
+The same run as in `benchmarks/stragglers.py`, which has the figures that a quiet machine reaches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stragglers import SLOW, STANDBY, WORKERS, run
+
+from elastane_proto.history import events as history
+from slow import slow
+
+
+@slow
+def test_a_slow_leader_gets_fewer_ests_and_then_another_has_its_place(tmp_path: Path) -> None:
+    found = run(tmp_path, est_seconds=0.04, steps=20)
+    assert found.differences == ()
+    assert sorted(found.shares) == [2, 4, 5, 5]
+    assert min(found.sizes) == WORKERS
+    reweighted = [event for event in found.told if isinstance(event, history.StragglerReweighted)]
+    assert {event.worker for event in reweighted} <= {SLOW}
+    (replaced,) = [event for event in found.told if isinstance(event, history.StragglerReplaced)]
+    assert (replaced.worker, replaced.newcomer, replaced.cause) == (SLOW, STANDBY, "compute")
+    assert replaced.rate_after > replaced.rate_before > 0
+    assert found.best_plan / found.reweighted >= 0.8
+    assert found.clean / found.replaced >= 0.8
+    assert max(found.stalls) <= 1.5

@@ -67,6 +67,7 @@ class RunScheduler:
         make = make or (lambda: make_policy(policy))
         self._policy = PolicyThread(lambda: ByQueuePolicy(lambda: PrioritizedPolicy(make)), seconds_max)
         self._fairness = FairnessBook()
+        self._shown: PoolView | None = None
         self._comparing: BoundedThread[list[float]] = BoundedThread("fairness of the policy", seconds_max)
         self._seen: Hashable = None
         self._due = 0.0
@@ -95,25 +96,31 @@ class RunScheduler:
         if seen == self._seen and time.monotonic() < self._due:
             return
         self._seen, self._due = seen, time.monotonic() + REFRESH_SECONDS
+        await self._decide(state, now)
         await self._compare(state)
+
+    async def _decide(self, state: RunsState, now: float) -> None:
         revision = state.revision
         try:
             progress, unlike = self._progress(state)
             view = pool_view(state, self._server.machine.index, progress, now, Costs())
             if view is None:
                 return
-            self._fairness.observe(view)
+            self._shown = view
             decided = msgspec.structs.replace(await self._decided(view, now), unlike=dict(unlike))
         except Exception as error:  # noqa: BLE001 - no run may wait for a bug in a policy
             decided = self._failed(revision, error)
         await self._server.submit(decided)
 
     async def _compare(self, state: RunsState) -> None:
-        """Count rho of runs that have ended since the last look."""
-        comparison = self._fairness.ended(state.runs)
-        if comparison is None:
-            return
+        """Note what is known of runs, and count rho of those that have ended since the last look."""
+        shown, self._shown = self._shown, None
         try:
+            comparison = self._fairness.ended(state.runs)
+            if shown is not None:
+                self._fairness.observe(shown)
+            if comparison is None:
+                return
             for rho in await self._comparing.run(comparison.rhos):
                 self._server.counters.rho.observe(rho)
         except Exception as error:  # noqa: BLE001 - a figure is missing, and no run waits for it

@@ -183,6 +183,19 @@ async def test_rho_of_runs_that_have_ended_is_counted(monkeypatch: pytest.Monkey
     assert served.counters.rho.count == 1
 
 
+async def test_a_figure_that_fails_costs_no_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(scheduler_module.FairnessBook, "ended", fails)
+    served, policy = Served(), Scripted(real)
+    served.driver.join("a", 4)
+    run = served.driver.submit(framework="elastane", instances=4)
+    await scheduler_of(served, policy).look()
+    assert served.machine.state.allocation.targets == {run: {"cpu": 4}}
+    assert not served.machine.state.allocation.failure
+
+
 async def test_what_a_failed_policy_remembers_is_given_up() -> None:
     made: list[Scripted] = []
 

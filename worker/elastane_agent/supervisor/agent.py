@@ -35,6 +35,7 @@ from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.policy import Action, JobView, SupervisorPolicy
+from elastane_agent.supervisor.price_feed import News, PriceFeedSettings, PriceListFeed, set_prices_arguments
 from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
 from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
@@ -153,7 +154,7 @@ class Agent:
         self._discovery: Discovery | None = None
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
-        self._prices: PriceFeed | None = None
+        self._prices: PriceFeed | PriceListFeed | None = None
         self._metrics = AgentMetrics(settings.job, settings.metrics, self._worker_figures)
         self._address = ""
         self._job = job_pb2.Job()
@@ -349,10 +350,14 @@ class Agent:
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
     def _feed_prices(self) -> None:
-        if self._settings.prices is None:
+        prices, client = self._settings.prices, self._watch_client
+        if prices is None:
             return
-        client, created = self._watch_client, self._job.created.ToNanoseconds() / 1e9
         assert client is not None
+        if isinstance(prices, PriceFeedSettings):
+            self._follow_prices(prices, client)
+            return
+        created = self._job.created.ToNanoseconds() / 1e9
 
         def tell(row: PriceRow) -> None:
             client.set_prices(
@@ -362,9 +367,23 @@ class Agent:
             )
 
         self._prices = PriceFeed(
-            self._settings.prices.since_epoch(created),
+            prices.since_epoch(created),
             tell,
             lambda text: self._output.say(text, "warning", "prices_refused"),
+        )
+        self._prices.start()
+
+    def _follow_prices(self, prices: PriceFeedSettings, client: MasterClient) -> None:
+        def tell(news: News) -> None:
+            client.set_prices(self._settings.job, **set_prices_arguments(news))
+
+        self._prices = PriceListFeed(
+            prices,
+            self._job.settings.currency,
+            tell,
+            lambda text, event: self._output.say(
+                text, "info" if event == "prices_readable" else "warning", event
+            ),
         )
         self._prices.start()
 

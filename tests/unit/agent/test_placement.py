@@ -9,20 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane_agent.hosts.exclusions import EXCLUDED_SECONDS, FAILURES_MAX, UNREACHABLE_MIN_SECONDS
+from elastane_agent.supervisor.actions import Action, Announce, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.node_policy import NodePolicy
 from elastane_agent.supervisor.placement import Placement
-from elastane_agent.supervisor.policy import (
-    Action,
-    Announce,
-    Finish,
-    JobView,
-    Kill,
-    Say,
-    Spawn,
-    SupervisorPolicy,
-    Terminate,
-)
+from elastane_agent.supervisor.policy import JobView, SupervisorPolicy
 from elastane_common.exit_codes import CODE_OK, CODE_UNREACHABLE, EXIT_DRAINED, EXIT_RECLAIMED
 from elastane_common.processes.child import ExitStatus
 

@@ -198,6 +198,16 @@ def test_a_time_limit_without_end_is_bad_usage(option: str, asked: list[AgentSet
     assert not asked
 
 
+def test_on_demand_workers_that_nobody_can_start_are_refused_in_words(asked: list[AgentSettings]) -> None:
+    auto = ("--ests", "2", "--auto", "deadline=+2h", "--on-demand-workers", "1")
+    result = run(*auto)
+    assert result.exit_code == 2 and "nothing here can start" in result.output
+    assert not asked
+    for possible in (("--master", "127.0.0.1:1"), ("--listen", "127.0.0.1"), ("--capacity", "on-demand")):
+        assert run(*auto, *possible).exit_code == 4  # the fake has no master
+    assert len(asked) == 3 and asked[0].settings is not None and asked[0].settings.on_demand_workers == 1
+
+
 def test_prices_from_a_file_or_a_url(asked: list[AgentSettings], tmp_path: Path) -> None:
     table, prices = tmp_path / "table.csv", tmp_path / "prices.json"
     table.write_text("at,spot\n0,0.31\n")

@@ -16,7 +16,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,17 +24,19 @@ from types import FrameType
 from elastane_agent.hosts.discovery import Discovery
 from elastane_agent.hosts.remote import out_of_reach
 from elastane_agent.observe.agent_side import AgentMetrics
-from elastane_agent.supervisor import policy as policies
+from elastane_agent.supervisor import actions as act
+from elastane_agent.supervisor.actions import Action
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
 from elastane_agent.supervisor.gpus import SLOT, gpu_variables
+from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
 from elastane_agent.supervisor.joining import wait_for_job
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
 from elastane_agent.supervisor.placement import Placement
-from elastane_agent.supervisor.policy import Action, JobView, SupervisorPolicy
+from elastane_agent.supervisor.policy import JobView, SupervisorPolicy
 from elastane_agent.supervisor.price_feed import News, PriceFeedSettings, PriceListFeed, set_prices_arguments
 from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
 from elastane_agent.supervisor.replaced import barred_seconds
@@ -54,8 +56,6 @@ from elastane_common.gpus import VISIBLE
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
 from elastane_proto.amounts import price_text
-from elastane_proto.history import events as history
-from elastane_proto.history_wire import event_of
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: Restart budget of the embedded master. The first restart is quick because the workers wait for it; a
@@ -176,6 +176,7 @@ class Agent:
             settings.budget,
             grace_seconds=settings.grace_seconds,
             dynamic=settings.hosts is not None,
+            on_demand=settings.hosts is None and settings.capacity == "on-demand",
         )
 
     def run(self) -> int:
@@ -456,24 +457,24 @@ class Agent:
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case policies.Spawn(worker):
+                case act.Spawn(worker):
                     self._spawn(worker)
-                case policies.Announce(seconds, reason):
+                case act.Announce(seconds, reason):
                     self._notices.announce(seconds, reason)
-                case policies.Terminate(worker, reason):
+                case act.Terminate(worker, reason):
                     self._terminate(worker, reason)
-                case policies.Kill(worker):
+                case act.Kill(worker):
                     self._workers[worker].kill_group()
-                case policies.Say(text, kind, event, worker):
+                case act.Say(text, kind, event, worker):
                     facts = {"worker": worker} if worker else {}
                     self._output.say(text, kind, event, **facts)
-                case policies.Finish(code):
+                case act.Finish(code):
                     self._code = code
 
     def _noticed(self, now: float, notice: Notice) -> list[Action]:
         if notice.kind == "rebalance":
             text = f"{notice.source}: {notice.reason}; this node may be taken away soon"
-            return [policies.Say(text, "warning", "spot_rebalance")]
+            return [act.Say(text, "warning", "spot_rebalance")]
         self._metrics.counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
         return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
@@ -588,7 +589,7 @@ class Agent:
                 barred = barred_seconds(worker, events, time.time())
             actions = self._policy.job_changed(now, self._view_of(self._job))
         except ElastaneError as error:
-            actions = [policies.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
+            actions = [act.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
         if barred and self._placement is not None:
             fault = self._placement.barred(now, worker, barred)
             places = self._placement.wanted(now)
@@ -622,7 +623,7 @@ class Agent:
         if not decision.allowed:
             return self._policy.fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
         self._master_due = now + decision.delay_seconds
-        return [policies.Say(f"{what}; {decision.reason}", "warning", "master_died")]
+        return [act.Say(f"{what}; {decision.reason}", "warning", "master_died")]
 
     def _restart_master(self) -> list[Action]:
         assert self._master is not None
@@ -632,7 +633,7 @@ class Agent:
             self._master.start()
         except MasterStartError as error:
             return self._master_died(time.monotonic(), str(error))
-        return [policies.Say(f"embedded master restarted at {self._address}", event="master_restarted")]
+        return [act.Say(f"embedded master restarted at {self._address}", event="master_restarted")]
 
     # ------------------------------------------------------------------ the end
 
@@ -719,43 +720,3 @@ class Agent:
         finally:
             for number, previous in before.items():
                 signal.signal(number, previous)
-
-
-def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
-    """True if the worker's latest join or drain event is a drain that an operator requested."""
-    away = False
-    for event in events:
-        match event_of(event):
-            case history.WorkerDraining(worker=name, by=by) if name == worker:
-                away = by == "operator"
-            case history.WorkerJoined(worker=name) | history.WorkerReturned(worker=name) if name == worker:
-                away = False
-    return away
-
-
-def is_undecided(events: Iterable[ring_pb2.Event]) -> bool:
-    """True if the sentinel suspended the job without a verdict and nobody has resumed it since."""
-    found = False
-    for event in map(event_of, events):
-        if isinstance(event, history.SentinelUndecided):
-            found = True
-        elif isinstance(event, (history.JobResumed, history.SuspensionCalledOff)):
-            found = False
-    return found
-
-
-def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
-    """Convert a job to the policy's view. undecided: the sentinel has suspended it."""
-    phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
-    return JobView(
-        phase=phase,  # type: ignore[arg-type]
-        reason=job.reason,
-        workers_max=job.settings.workers_max or job.settings.ests,
-        step=job.step,
-        steps=job.steps_per_epoch * job.epochs,
-        standby=frozenset(
-            worker.worker_id for worker in job.workers if worker.state == job_pb2.WORKER_STATE_STANDBY
-        ),
-        undecided=undecided,
-        datasets=job.datasets if job.HasField("datasets") else None,
-    )

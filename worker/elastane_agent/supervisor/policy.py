@@ -15,6 +15,10 @@ uses no process, socket or clock, so every rule has a plain unit test.
                               dynamic hosts another host may have the module: treated as the next row
     1, or a signal            restarted within the budget
     any, its place is gone    not restarted; another worker takes over elsewhere, if there is room
+
+A job that scales by itself has a target for all its workers, also those of other agents: an agent starts
+what is missing of it, and releases those of its workers that stand by beyond it. Every agent picks them in
+the same order, so that not two agents release one each where one is too many.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
+from elastane_agent.supervisor.actions import Action, Announce, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 from elastane_common.exit_codes import (
@@ -73,7 +78,9 @@ class JobView:
 
     step: committed steps. steps: total of all epochs; 0 until a worker has reported it. standby: ids of
     connected workers without ESTs. undecided: the sentinel suspended the job. datasets: number of dynamic
-    ones; None: the master does not say.
+    ones; None: the master does not say. target: workers that a job wants that scales by itself, of all
+    agents; None: it does not. attending: ids of all workers of the ring that are not leaving; on_demand: of
+    those on demand. on_demand_max: how many may be on demand; None: any number.
     """
 
     phase: Phase
@@ -84,62 +91,15 @@ class JobView:
     standby: frozenset[str] = frozenset()
     undecided: bool = False
     datasets: int | None = None
+    target: int | None = None
+    attending: frozenset[str] = frozenset()
+    on_demand: frozenset[str] = frozenset()
+    on_demand_max: int | None = None
 
-
-# ------------------------------------------------------------------ actions
-
-
-@dataclass(frozen=True)
-class Spawn:
-    """Start this worker."""
-
-    worker: str
-
-
-@dataclass(frozen=True)
-class Terminate:
-    """Ask this worker to drain and leave (SIGTERM).
-
-    reason: passed to the worker, which reports it to the master; empty: the one of the last `Announce`.
-    """
-
-    worker: str
-    reason: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Notify the workers that their node is taken away in `seconds`; `Terminate` actions follow."""
-
-    seconds: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Kill:
-    """SIGKILL this worker and its process group."""
-
-    worker: str
-
-
-@dataclass(frozen=True)
-class Say:
-    """Print a message. kind: as in `Output.say`; event: its machine-readable name."""
-
-    text: str
-    kind: str = "info"
-    event: str = "message"
-    worker: str = ""
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Exit with this code; no worker runs any more."""
-
-    code: int
-
-
-Action = Spawn | Announce | Terminate | Kill | Say | Finish
+    @property
+    def wanted(self) -> int:
+        """Number of workers that the job wants, of all agents."""
+        return self.workers_max if self.target is None else min(self.target, self.workers_max)
 
 
 class SlotState(Enum):
@@ -174,6 +134,7 @@ class SupervisorPolicy:
 
     workers: ids of the workers this agent may run, in order of preference. grace_seconds: from the first
     signal to SIGKILL. dynamic: places for workers come and go (`places_changed`); there may be none at times.
+    on_demand: all workers are on demand; with dynamic places, those say it.
     """
 
     def __init__(
@@ -183,9 +144,12 @@ class SupervisorPolicy:
         *,
         grace_seconds: float = 30.0,
         dynamic: bool = False,
+        on_demand: bool = False,
     ) -> None:
         assert workers or dynamic, "an agent has at least one worker"
         self._dynamic = dynamic
+        self._on_demand = on_demand
+        self._said_not_wanted = False
         self._said_no_place = False
         self._goes_at: float | None = None  # when this node is taken away, by the earliest notice
         self._slots = {worker: _Slot(worker) for worker in workers}
@@ -208,7 +172,7 @@ class SupervisorPolicy:
         self._view = view
         if view.phase in _OVER:
             return [*self._over(now), *self._end(now)]
-        return self._fill()
+        return [*self._fill(), *(self._end(now) if view.target is not None else [])]
 
     def job_changed(self, now: float, view: JobView) -> list[Action]:
         """React to a job update: the job is over, was scaled, or has made a step."""
@@ -221,14 +185,27 @@ class SupervisorPolicy:
         if view.phase in _OVER:
             return [*self._over(now), *self._end(now)]
         actions: list[Action] = []
-        if view.workers_max != before.workers_max:
-            actions.append(Say(f"the job wants up to {view.workers_max} workers", event="scaled"))
-        if view.workers_max > before.workers_max:
+        if (view.wanted, view.on_demand_max) != (before.wanted, before.on_demand_max):
+            actions.append(Say(f"the job wants up to {self._wanted()}", event="scaled"))
+        if view.wanted > before.wanted:
             for slot in self._slots.values():
                 if slot.state is SlotState.PARKED:
                     slot.state = SlotState.IDLE
+        if view.wanted > before.wanted or view.target is not None:
             actions.extend(self._fill())
-        return [*actions, *self._dismiss()]
+        return [*actions, *self._dismiss(), *self._end(now)]
+
+    def release(self, workers: Mapping[str, str]) -> list[Action]:
+        """Let running workers drain and leave at a step boundary that are not wanted where they are.
+
+        workers: ids, each with the reason. Others take over where there is room.
+        """
+        actions: list[Action] = []
+        for slot in self._in(SlotState.RUNNING):
+            if self._code is None and slot.worker in workers and not (slot.surplus or slot.leaving):
+                slot.surplus = True
+                actions.append(Terminate(slot.worker, by_agent(workers[slot.worker])))
+        return actions
 
     def worker_exited(
         self,
@@ -410,36 +387,57 @@ class SupervisorPolicy:
     def _in(self, *states: SlotState) -> list[_Slot]:
         return [slot for slot in self._slots.values() if slot.state in states]
 
+    def _most(self) -> int:
+        """Return how many workers of this agent the job wants: of a target, what other agents leave."""
+        view = self._view
+        most = view.wanted
+        if view.target is not None:
+            most = max(most - len(view.attending - self._slots.keys()), 0)
+        on_demand_most = self._on_demand_most()
+        return most if on_demand_most is None else min(most, on_demand_most)
+
+    def _on_demand_most(self) -> int | None:
+        """Return how many workers this agent may run since they are on demand; None: any number."""
+        view = self._view
+        if not self._on_demand or view.on_demand_max is None:
+            return None
+        return max(view.on_demand_max - len(view.on_demand - self._slots.keys()), 0)
+
     def _too_many(self) -> int:
-        """Count the running workers beyond `workers_max`, without those that are leaving already."""
-        staying = [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
-        return len(staying) - self._view.workers_max
+        """Count the running workers beyond what is wanted, without those that are leaving already."""
+        return len(self._staying()) - self._most()
+
+    def _staying(self) -> list[_Slot]:
+        return [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
 
     def _dismiss(self) -> list[Action]:
-        """Ask standby workers to leave that the job no longer wants after it was scaled in."""
+        """Ask workers to leave that the job no longer wants: those that stand by, and those on demand."""
         actions: list[Action] = []
-        for slot in reversed(self._in(SlotState.RUNNING)):
-            if (
-                self._too_many() > 0
-                and slot.worker in self._view.standby
-                and not (slot.surplus or slot.leaving)
-            ):
+        view = self._view
+        releasable = view.standby
+        if view.target is not None:
+            too_many = max(len(view.attending) - view.wanted, 0)
+            releasable = frozenset(sorted(view.standby & view.attending)[-too_many:] if too_many else ())
+        on_demand_most = self._on_demand_most()
+        for slot in reversed(self._staying()):
+            is_surplus = slot.worker in releasable and self._too_many() > 0
+            if is_surplus or (on_demand_most is not None and len(self._staying()) > on_demand_most):
                 slot.surplus = True
                 actions.append(Terminate(slot.worker, by_agent(f"the job wants {self._wanted()}")))
         return actions
 
     def _fill(self) -> list[Action]:
-        """Start idle workers, up to `workers_max` in all."""
+        """Start idle workers, up to what is wanted of this agent."""
         actions: list[Action] = []
         for slot in self._in(SlotState.IDLE):
             # Finished workers count too: the script has come to its end, so nothing is left for a
             # replacement.
             there = self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
-            if sum(not other.leaving for other in there) >= self._view.workers_max:
+            if sum(not other.leaving for other in there) >= self._most():
                 break
             if slot.held:
                 continue
-            slot.state, self._said_no_place = SlotState.RUNNING, False
+            slot.state, self._said_no_place, self._said_not_wanted = SlotState.RUNNING, False, False
             actions.append(Spawn(slot.worker))
         return actions
 
@@ -496,8 +494,11 @@ class SupervisorPolicy:
 
     def _wanted(self) -> str:
         """Return the wanted number in words, such as "2 workers"."""
-        most = self._view.workers_max
-        return f"{most} worker" if most == 1 else f"{most} workers"
+        view = self._view
+        text = f"{view.wanted} worker" if view.wanted == 1 else f"{view.wanted} workers"
+        if view.on_demand_max is not None:
+            text += f", {view.on_demand_max} of them on demand"
+        return text
 
     def _stop(self, now: float, code: int, why: str) -> list[Action]:
         """Ask every worker to drain and leave; the agent exits with `code` afterwards.
@@ -535,6 +536,8 @@ class SupervisorPolicy:
         if self._code is not None:
             return self._finish(self._code)
         if not self._in(SlotState.FINISHED):
+            if self._view.target is not None and self._in(SlotState.IDLE) and not self._most():
+                return self._wait_until_wanted()
             if self._dynamic and (not self._slots or self._in(SlotState.IDLE)):
                 return self._wait_for_place()
             return self._finish(
@@ -547,6 +550,14 @@ class SupervisorPolicy:
         if now < self._phase_by:
             return []
         return self._ended_early()
+
+    def _wait_until_wanted(self) -> list[Action]:
+        """Say once that a job that scales by itself wants no worker of this agent now."""
+        if self._said_not_wanted:
+            return []
+        self._said_not_wanted = True
+        text = f"no worker is wanted here: the job wants {self._wanted()}; waiting until it wants more"
+        return [Say(text, event="waiting_until_wanted")]
 
     def _wait_for_place(self) -> list[Action]:
         """Say once that no worker runs; a new host may be found, or the rest of one may end."""

@@ -75,6 +75,8 @@ def _run(
     _check_addresses(agent)
     if settings is None:
         _require_joinable(context, master=agent.master, job=agent.job)
+    else:
+        _check_on_demand(agent, settings)
 
     from elastane_agent.supervisor.agent import Agent
     from elastane_common import exit_codes as codes
@@ -111,6 +113,17 @@ def _check_addresses(agent: AgentOptions) -> None:
         typer.echo(
             f"--http is ignored: it is for an embedded master, and the one at {agent.master} has its own",
             err=True,
+        )
+
+
+def _check_on_demand(agent: AgentOptions, settings: JobSettings) -> None:
+    """Check that somebody could start on-demand workers, if the job may ask for them. Raises BadParameter."""
+    is_alone = not agent.master and not agent.listen and agent.hosts is None
+    if settings.on_demand_workers and is_alone and agent.capacity != "on-demand":
+        raise typer.BadParameter(
+            "nothing here can start on-demand workers: all of them run on this machine. List on-demand hosts "
+            "with --hosts (docs/hosts.md), give --master for agents on on-demand machines, or leave it out",
+            param_hint="--on-demand-workers",
         )
 
 

@@ -20,7 +20,8 @@ from elastane_agent.supervisor.agent import Agent, _JobNews, _MasterAway
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
 from elastane_agent.supervisor.policy import RAISES_BEFORE_JOIN_MAX
-from elastane_agent.supervisor.settings import AgentSettings
+from elastane_agent.supervisor.settings import AgentSettings, HostSettings
+from elastane_agent.supervisor.worker_command import remote_start
 from elastane_common.client import RequestRefusedError
 from elastane_common.determinism import Level, process_environment
 from elastane_common.processes.output import Output
@@ -326,3 +327,10 @@ def test_what_an_agent_reads_of_a_job_that_scales_by_itself() -> None:
     assert job_view(job).on_demand_max == 0
     job.scaling.on_demand_target = 1
     assert job_view(job).on_demand_max == 1
+
+
+def test_a_worker_on_another_host_reports_the_class_of_that_host(tmp_path: Path) -> None:
+    hosts = HostSettings(tmp_path / "hosts.sh", "ssh {host} {command}")
+    settings = AgentSettings(("train.py",), "j", None, 1, master="m:1", hosts=hosts)
+    [*_, line], _ = remote_start(settings, "gpu3", {}, "on-demand")
+    assert " --capacity on-demand -- " in line

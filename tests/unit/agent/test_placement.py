@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane_agent.hosts.exclusions import EXCLUDED_SECONDS, FAILURES_MAX, UNREACHABLE_MIN_SECONDS
+from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.supervisor.actions import Action, Announce, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.node_policy import NodePolicy
@@ -29,14 +32,33 @@ class Driver:
         self.placement = Placement()
         budget = RestartBudget(restarts_max=10, delay_min_seconds=1.0)
         self.policy = SupervisorPolicy([], budget, grace_seconds=GRACE, dynamic=True)
-        self.policy.start(0.0, JobView("running", workers_max=workers_max, step=5, steps=100))
+        self.view = JobView("running", workers_max=workers_max, step=5, steps=100)
+        self.policy.start(0.0, self.view)
 
     def found(self, now: float, held: dict[str, str] | None = None, **hosts: int) -> list[Action]:
-        self.placement.found({name.replace("_", "."): count for name, count in hosts.items()}, held or {})
+        offers = {name.replace("_", "."): HostOffer(count) for name, count in hosts.items()}
+        self.placement.found(offers, held or {})
         return self.changed(now)
 
     def changed(self, now: float) -> list[Action]:
-        actions = self.policy.places_changed(now, self.placement.wanted(now))
+        most, staying = self.view.on_demand_max, self.policy.staying()
+        actions = self.policy.places_changed(now, self.placement.wanted(now, most, staying))
+        actions += self.policy.release(self.placement.beyond(most, self.policy.staying()))
+        return self._note_starts(now, actions)
+
+    def news(self, now: float, **changes: Any) -> list[Action]:
+        """What the agent does about a job update."""
+        self.view = replace(self.view, **changes)
+        most, staying = self.view.on_demand_max, self.policy.staying()
+        actions = self.policy.job_changed(now, self.view, self.placement.wanted(now, most, staying))
+        actions += self.policy.release(self.placement.beyond(most, self.policy.staying()))
+        return self._note_starts(now, actions)
+
+    def offered(self, now: float, **hosts: HostOffer) -> list[Action]:
+        self.placement.found(hosts, {})
+        return self.changed(now)
+
+    def _note_starts(self, now: float, actions: list[Action]) -> list[Action]:
         for worker in spawned(actions):
             self.placement.started(now, worker)
         return actions
@@ -70,6 +92,58 @@ def test_workers_go_where_there_are_slots_up_to_what_the_job_wants() -> None:
     assert spawned(driver.found(1.0, a=1)) == ["a-0"]
     assert spawned(driver.found(2.0, a=2, b=2)) == ["a-1", "b-0"]
     assert spawned(driver.found(3.0, a=2, b=2)) == []
+
+
+def test_the_cheapest_hosts_are_used_first() -> None:
+    driver = Driver(workers_max=4)
+    offers = {
+        "unknown": HostOffer(1),
+        "dear": HostOffer(2, "on-demand", 980_000),
+        "cheap": HostOffer(2, "spot", 310_000),
+        "same": HostOffer(1, "spot", 310_000),
+    }
+    assert spawned(driver.offered(1.0, **offers)) == ["cheap-0", "cheap-1", "same-0", "dear-0"]
+    assert driver.placement.capacity("dear-1") == "on-demand" and not driver.placement.capacity("unknown-0")
+
+
+MIXED = {"o": HostOffer(3, "on-demand", 980_000), "s": HostOffer(3, "spot", 310_000)}
+
+
+def test_no_more_workers_on_demand_than_the_job_wants() -> None:
+    """A deadline takes spot; as time runs out, on-demand workers fill what is missing, and stay."""
+    driver = Driver(workers_max=6)
+    driver.news(0.5, target=6, on_demand_max=0)
+    assert spawned(driver.offered(1.0, **MIXED)) == ["s-0", "s-1", "s-2"]
+    actions = driver.news(2.0, on_demand_max=2)
+    assert spawned(actions) == ["o-0", "o-1"] and "2 of them on demand" in said(actions)
+    assert spawned(driver.changed(3.0)) == [] == terminated(driver.changed(3.0))
+    # One of the two dies for good, as its host is taken away: another place on demand takes over.
+    driver.exited(4.0, "o-0", EXIT_RECLAIMED)
+    assert driver.placement.wanted(4.5, 2, driver.policy.staying())["o-1"] != "", "its host rests"
+    driver.news(4.0 + EXCLUDED_SECONDS, step=9)
+    assert spawned(driver.changed(4.1 + EXCLUDED_SECONDS)) or "o-0" in driver.policy.staying()
+    # Fewer are wanted: who is beyond drains at a step boundary and is not killed for taking its time.
+    actions = driver.news(400.0, on_demand_max=1)
+    [gone] = terminated(actions)
+    assert gone.startswith("o-") and driver.policy.next_due() is None
+    assert spawned(driver.exited(401.0, gone, EXIT_DRAINED)) == []
+
+
+def test_on_demand_comes_first_where_it_is_wanted_and_else_spot_fills() -> None:
+    driver = Driver(workers_max=4)
+    driver.news(0.5, target=4, on_demand_max=2)
+    assert spawned(driver.offered(1.0, **MIXED)) == ["o-0", "o-1", "s-0", "s-1"]
+    driver = Driver(workers_max=4)
+    driver.news(0.5, target=4, on_demand_max=2)
+    assert spawned(driver.offered(1.0, s=HostOffer(4, "spot"))) == ["s-0", "s-1", "s-2", "s-3"]
+
+
+def test_a_list_without_spot_waits_and_says_why() -> None:
+    driver = Driver(workers_max=2)
+    driver.news(0.5, target=2, on_demand_max=0)
+    actions = driver.offered(1.0, o=HostOffer(2, "on-demand"))
+    assert spawned(actions) == [] and finished(actions) is None
+    assert "its host is on demand, and the job wants 0 workers on demand" in said(actions)
 
 
 def test_without_hosts_it_waits_and_says_so_once() -> None:
@@ -151,7 +225,7 @@ def test_a_host_that_is_reclaimed_gets_no_worker_for_a_while() -> None:
 
 def test_a_notice_of_a_host_counts_once_for_all_its_workers() -> None:
     placement = Placement()
-    placement.found({"a": 2}, {})
+    placement.found({"a": HostOffer(2)}, {})
 
     def told(now: float, worker: str) -> bool:
         fault = placement.ended(now, worker, ExitStatus(EXIT_RECLAIMED))
@@ -207,7 +281,7 @@ def test_a_host_that_cannot_be_used_is_held() -> None:
 
 def test_signals_of_a_remote_worker_are_named() -> None:
     placement = Placement()
-    placement.found({"a": 1, "localhost": 1}, {})
+    placement.found({"a": HostOffer(1), "localhost": HostOffer(1)}, {})
     assert placement.status("a-0", ExitStatus(137)) == ExitStatus(-signal.SIGKILL)
     assert placement.status("localhost-0", ExitStatus(137)) == ExitStatus(137)
     assert placement.status("a-0", ExitStatus(255)) == ExitStatus(255)

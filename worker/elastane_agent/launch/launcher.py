@@ -208,7 +208,9 @@ class Launcher:
             settings.hosts_script,
             interval_seconds=settings.interval_seconds,
             timeout_seconds=settings.hosts_timeout_seconds,
-            on_hosts=lambda hosts: self._events.put(_Hosts(hosts)),
+            on_hosts=lambda hosts: self._events.put(
+                _Hosts({host: offer.slots for host, offer in hosts.items()})
+            ),
             on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
         )
         self._discovery.start()

@@ -23,6 +23,7 @@ from types import FrameType
 
 from elastane_agent.hosts.discovery import Discovery
 from elastane_agent.hosts.remote import out_of_reach
+from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.observe.agent_side import AgentMetrics
 from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.actions import Action
@@ -30,7 +31,7 @@ from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
 from elastane_agent.supervisor.gpus import SLOT, gpu_variables
-from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
+from elastane_agent.supervisor.job_reading import is_undecided, job_view, on_demand_max, sent_away
 from elastane_agent.supervisor.joining import wait_for_job
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
@@ -41,7 +42,7 @@ from elastane_agent.supervisor.price_feed import News, PriceFeedSettings, PriceL
 from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
 from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
-from elastane_agent.supervisor.worker_command import local_start, remote_start, worker_variables
+from elastane_agent.supervisor.worker_command import CAPACITY, local_start, remote_start, worker_variables
 from elastane_common.client import ClientClosedError, MasterClient
 from elastane_common.errors import EXIT_START_ANEW, ElastaneError
 from elastane_common.exit_codes import (
@@ -117,7 +118,7 @@ class _Noticed:
 
 @dataclass(frozen=True)
 class _HostsFound:
-    hosts: Mapping[str, int]
+    hosts: Mapping[str, HostOffer]
 
 
 _Event = (
@@ -154,6 +155,7 @@ class Agent:
         self._discovery: Discovery | None = None
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
+        self._said_no_host_on_demand = False
         self._prices: PriceFeed | PriceListFeed | None = None
         self._metrics = AgentMetrics(settings.job, settings.metrics, self._worker_figures)
         self._address = ""
@@ -435,9 +437,8 @@ class Agent:
             case _WorkerExited(worker, status):
                 return self._worker_exited(now, worker, status)
             case _JobNews(job):
-                self._job = job
                 self._master_answers()
-                return self._policy.job_changed(now, self._view_of(job))
+                return self._job_changed(now, job)
             case _Signalled(number):
                 return self._policy.signalled(now, number)
             case _Noticed(notice):
@@ -481,21 +482,51 @@ class Agent:
 
     # ------------------------------------------------------------------ hosts
 
-    def _hosts_found(self, now: float, hosts: Mapping[str, int]) -> list[Action]:
+    def _hosts_found(self, now: float, hosts: Mapping[str, HostOffer]) -> list[Action]:
         assert self._placement is not None
         held = dict.fromkeys(out_of_reach(self._address, hosts), "it cannot reach a master on loopback")
         self._placement.found(hosts, held)
         for host in held.keys() - self._said_of_hosts:
             self._output.say(f"{host} is not used: {held[host]}", "warning", "host_left_out")
         self._said_of_hosts |= held.keys()
+        if self._job.settings.on_demand_workers and not self._placement.offers_on_demand:
+            self._say_no_host_on_demand()
         return self._places_changed(now)
+
+    def _say_no_host_on_demand(self) -> None:
+        if self._said_no_host_on_demand:
+            return
+        self._said_no_host_on_demand = True
+        text = (
+            f"no host is listed as on-demand: the job may ask for {self._job.settings.on_demand_workers} "
+            "on-demand workers, and none can be started here; its deadline is met with the listed hosts alone"
+        )
+        self._output.say(text, "warning", "no_host_on_demand")
+
+    def _job_changed(self, now: float, job: job_pb2.Job) -> list[Action]:
+        """Adopt a job update; which places may be used can depend on it."""
+        self._job = job
+        if self._placement is None:
+            return self._policy.job_changed(now, self._view_of(job))
+        actions = self._policy.job_changed(now, self._view_of(job), self._places(now))
+        return [*actions, *self._released()]
+
+    def _places(self, now: float) -> dict[str, str]:
+        assert self._placement is not None
+        return self._placement.wanted(now, on_demand_max(self._job), self._policy.staying())
+
+    def _released(self) -> list[Action]:
+        """Let workers leave that are on demand, where the job wants fewer such."""
+        assert self._placement is not None
+        staying = self._policy.staying()
+        return self._policy.release(self._placement.beyond(on_demand_max(self._job), staying))
 
     def _places_changed(self, now: float) -> list[Action]:
         assert self._placement is not None
-        places = self._placement.wanted(now)
+        places = self._places(now)
         running = (name for name, child in self._workers.items() if child.status is None)
         self._metrics.keep({*places, *running})
-        return self._policy.places_changed(now, places)
+        return [*self._policy.places_changed(now, places), *self._released()]
 
     def _terminate(self, worker: str, reason: str) -> None:
         """Ask a worker to drain and leave. reason: passed on to it; empty: as announced before."""
@@ -542,8 +573,11 @@ class Agent:
         own = worker_variables(self._settings, self._job, self._address, worker)
         if self._placement is not None and self._placement.is_remote(worker):
             slot = self._placement.slot(worker)
-            return remote_start(self._settings, slot.host, own | {SLOT: str(slot.index)})
+            capacity = self._placement.capacity(worker) or self._settings.capacity
+            return remote_start(self._settings, slot.host, own | {SLOT: str(slot.index)}, capacity)
         command, environment = local_start(self._settings, own | self._notices.environment())
+        if self._placement is not None and (of_host := self._placement.capacity(worker)):
+            environment |= {CAPACITY: of_host}
         running = (name for name, child in self._workers.items() if child.status is None)
         gpu = gpu_variables(environment, [self._gpus[name] for name in running if name in self._gpus])
         self._gpus[worker] = gpu.get(VISIBLE, "")
@@ -574,7 +608,7 @@ class Agent:
         counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW))
         if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
             counts.spot_notices += fault.first_notice
-            places = self._placement.wanted(now)
+            places = self._places(now)
             return self._policy.host_failed(now, worker, fault.text, fault.event, places)
         if status.returncode != EXIT_DRAINED:
             return self._policy.worker_exited(now, worker, status)

@@ -150,7 +150,7 @@ class SupervisorPolicy:
         self._dynamic = dynamic
         self._on_demand = on_demand
         self._said_not_wanted = False
-        self._said_no_place = False
+        self._said_no_place = ""  # the reason given
         self._goes_at: float | None = None  # when this node is taken away, by the earliest notice
         self._slots = {worker: _Slot(worker) for worker in workers}
         self._places = frozenset(workers)
@@ -174,9 +174,17 @@ class SupervisorPolicy:
             return [*self._over(now), *self._end(now)]
         return [*self._fill(), *(self._end(now) if view.target is not None else [])]
 
-    def job_changed(self, now: float, view: JobView) -> list[Action]:
-        """React to a job update: the job is over, was scaled, or has made a step."""
+    def job_changed(
+        self, now: float, view: JobView, workers: Mapping[str, str] | None = None
+    ) -> list[Action]:
+        """React to a job update: the job is over, was scaled, or has made a step.
+
+        workers: places, as in `places_changed`, if the job decides which may be used.
+        """
         before, self._view = self._view, view
+        for worker, held in (workers or {}).items():
+            if worker in self._slots:
+                self._slots[worker].held = held
         if view.step > before.step:
             for slot in self._slots.values():
                 slot.raises = 0
@@ -407,6 +415,10 @@ class SupervisorPolicy:
         """Count the running workers beyond what is wanted, without those that are leaving already."""
         return len(self._staying()) - self._most()
 
+    def staying(self) -> frozenset[str]:
+        """Return the running workers that have not been asked to leave."""
+        return frozenset(slot.worker for slot in self._staying())
+
     def _staying(self) -> list[_Slot]:
         return [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
 
@@ -437,7 +449,7 @@ class SupervisorPolicy:
                 break
             if slot.held:
                 continue
-            slot.state, self._said_no_place, self._said_not_wanted = SlotState.RUNNING, False, False
+            slot.state, self._said_no_place, self._said_not_wanted = SlotState.RUNNING, "", False
             actions.append(Spawn(slot.worker))
         return actions
 
@@ -560,12 +572,13 @@ class SupervisorPolicy:
         return [Say(text, event="waiting_until_wanted")]
 
     def _wait_for_place(self) -> list[Action]:
-        """Say once that no worker runs; a new host may be found, or the rest of one may end."""
-        if self._said_no_place:
+        """Say once why no worker runs; a new host may be found, or the rest of one may end."""
+        held = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
+        why = "; ".join(held) or "no host has a slot"
+        if why == self._said_no_place:
             return []
-        self._said_no_place = True
-        why = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
-        text = f"no worker is running: {'; '.join(why) or 'no host has a slot'}; waiting for hosts"
+        self._said_no_place = why
+        text = f"no worker is running: {why}; waiting for hosts"
         return [Say(text, "warning", "waiting_for_hosts")]
 
     def _ended_early(self) -> list[Action]:

@@ -41,18 +41,13 @@ class Driver:
         return self.changed(now)
 
     def changed(self, now: float) -> list[Action]:
-        most, staying = self.view.on_demand_max, self.policy.staying()
-        actions = self.policy.places_changed(now, self.placement.wanted(now, most, staying))
-        actions += self.policy.release(self.placement.beyond(most, self.policy.staying()))
-        return self._note_starts(now, actions)
+        places = self.placement.wanted(now)
+        return self._note_starts(now, self.policy.places_changed(now, places, self.placement.on_demand()))
 
     def news(self, now: float, **changes: Any) -> list[Action]:
         """What the agent does about a job update."""
         self.view = replace(self.view, **changes)
-        most, staying = self.view.on_demand_max, self.policy.staying()
-        actions = self.policy.job_changed(now, self.view, self.placement.wanted(now, most, staying))
-        actions += self.policy.release(self.placement.beyond(most, self.policy.staying()))
-        return self._note_starts(now, actions)
+        return self._note_starts(now, self.policy.job_changed(now, self.view))
 
     def offered(self, now: float, **hosts: HostOffer) -> list[Action]:
         self.placement.found(hosts, {})
@@ -109,33 +104,24 @@ def test_the_cheapest_hosts_are_used_first() -> None:
 MIXED = {"o": HostOffer(3, "on-demand", 980_000), "s": HostOffer(3, "spot", 310_000)}
 
 
-def test_no_more_workers_on_demand_than_the_job_wants() -> None:
-    """A deadline takes spot; as time runs out, on-demand workers fill what is missing, and stay."""
+def test_workers_on_demand_are_those_that_the_job_wants_on_demand() -> None:
+    """A deadline takes spot; as time runs out, on-demand workers come beside it and stay."""
     driver = Driver(workers_max=6)
     driver.news(0.5, target=6, on_demand_max=0)
     assert spawned(driver.offered(1.0, **MIXED)) == ["s-0", "s-1", "s-2"]
     actions = driver.news(2.0, on_demand_max=2)
     assert spawned(actions) == ["o-0", "o-1"] and "2 of them on demand" in said(actions)
-    assert spawned(driver.changed(3.0)) == [] == terminated(driver.changed(3.0))
-    # One of the two dies for good, as its host is taken away: another place on demand takes over.
-    driver.exited(4.0, "o-0", EXIT_RECLAIMED)
-    assert driver.placement.wanted(4.5, 2, driver.policy.staying())["o-1"] != "", "its host rests"
-    driver.news(4.0 + EXCLUDED_SECONDS, step=9)
-    assert spawned(driver.changed(4.1 + EXCLUDED_SECONDS)) or "o-0" in driver.policy.staying()
-    # Fewer are wanted: who is beyond drains at a step boundary and is not killed for taking its time.
-    actions = driver.news(400.0, on_demand_max=1)
-    [gone] = terminated(actions)
-    assert gone.startswith("o-") and driver.policy.next_due() is None
-    assert spawned(driver.exited(401.0, gone, EXIT_DRAINED)) == []
+    assert driver.changed(3.0) == []
+    assert spawned(driver.exited(4.0, "o-0", EXIT_DRAINED, asked_to_leave=False)) == []
+    assert spawned(driver.policy.tick(30.0)) == ["o-0"], "no other class replaces it"
+    assert spawned(driver.news(40.0, on_demand_max=3)) == ["o-2"]
 
 
-def test_on_demand_comes_first_where_it_is_wanted_and_else_spot_fills() -> None:
+def test_where_no_host_is_on_demand_spot_does_not_take_its_place() -> None:
     driver = Driver(workers_max=4)
     driver.news(0.5, target=4, on_demand_max=2)
-    assert spawned(driver.offered(1.0, **MIXED)) == ["o-0", "o-1", "s-0", "s-1"]
-    driver = Driver(workers_max=4)
-    driver.news(0.5, target=4, on_demand_max=2)
-    assert spawned(driver.offered(1.0, s=HostOffer(4, "spot"))) == ["s-0", "s-1", "s-2", "s-3"]
+    assert spawned(driver.offered(1.0, s=HostOffer(4, "spot"))) == ["s-0", "s-1"]
+    assert spawned(driver.news(2.0, on_demand_max=0)) == ["s-2", "s-3"]
 
 
 def test_a_list_without_spot_waits_and_says_why() -> None:
@@ -143,7 +129,7 @@ def test_a_list_without_spot_waits_and_says_why() -> None:
     driver.news(0.5, target=2, on_demand_max=0)
     actions = driver.offered(1.0, o=HostOffer(2, "on-demand"))
     assert spawned(actions) == [] and finished(actions) is None
-    assert "its host is on demand, and the job wants 0 workers on demand" in said(actions)
+    assert "no worker is wanted here: the job wants 2 workers, 0 of them on demand" in said(actions)
 
 
 def test_without_hosts_it_waits_and_says_so_once() -> None:

@@ -256,18 +256,39 @@ def test_the_end_of_a_job_ends_an_agent_of_which_no_worker_is_wanted() -> None:
     assert finished(policy.job_changed(2.0, JobView("succeeded", step=100, steps=100))) == CODE_OK
 
 
-def test_an_agent_on_demand_runs_no_more_workers_than_are_wanted_on_demand() -> None:
+def test_workers_on_demand_and_on_spot_are_counted_apart() -> None:
     names = [f"o{number}" for number in range(4)]
-    policy = SupervisorPolicy(names, RestartBudget(restarts_max=10), on_demand=True)
-    assert spawned(policy.start(0.0, auto(4, "s0", on_demand_max=0))) == []
+    dear = SupervisorPolicy(names, RestartBudget(restarts_max=10), on_demand=True)
+    cheap = SupervisorPolicy([f"s{number}" for number in range(4)], RestartBudget(restarts_max=10))
+    first = auto(4, on_demand_max=0)
+    assert spawned(dear.start(0.0, first)) == []
+    assert spawned(cheap.start(0.0, first)) == ["s0", "s1", "s2", "s3"]
+    # On demand is asked for while spot fills the target: it is started beside, and takes the place of spot.
+    names = ["s0", "s1", "s2", "s3"]
+    actions = dear.job_changed(1.0, auto(4, *names, on_demand_max=2))
+    assert spawned(actions) == ["o0", "o1"] and "4 workers, 2 of them on demand" in said(actions)
+    coming = auto(4, *names, standby="o0", on_demand_max=2, on_demand=frozenset({"o0"}))
+    assert dear.job_changed(2.0, coming) == [] != cheap.job_changed(2.0, coming), "it waits for its ring"
+    assert not any(isinstance(action, Terminate) for action in cheap.job_changed(2.1, coming))
+    there = auto(
+        4, "s0", "s1", "o0", "o1", standby="s2 s3", on_demand_max=2, on_demand=frozenset({"o0", "o1"})
+    )
+    assert dear.job_changed(3.0, there) == []
+    assert cheap.job_changed(3.0, there) == [Terminate("s3"), Terminate("s2")]
+    # Fewer on demand are wanted: who trains stays until spot has taken the place.
+    for worker in ("s2", "s3"):
+        cheap.worker_exited(3.5, worker, DRAINED)
+    fewer = auto(4, "s0", "s1", "o0", "o1", on_demand_max=1, on_demand=frozenset({"o0", "o1"}))
+    assert not any(isinstance(action, Terminate) for action in dear.job_changed(4.0, fewer))
+    assert spawned(cheap.job_changed(4.0, fewer)) == ["s2"]
+    taken = auto(4, "s0", "s1", "s2", "o0", standby="o1", on_demand_max=1, on_demand=frozenset({"o0", "o1"}))
+    assert dear.job_changed(5.0, taken) == [Terminate("o1")]
+
+
+def test_an_agent_on_demand_starts_only_what_others_have_not() -> None:
+    policy = SupervisorPolicy(["o0", "o1"], RestartBudget(restarts_max=10), on_demand=True)
     there = auto(4, "s0", "p0", on_demand_max=2, on_demand=frozenset({"p0"}))
-    assert spawned(policy.job_changed(1.0, there)) == ["o0"], "one is there already, from elsewhere"
-    wider = auto(4, "s0", "o0", on_demand_max=2, on_demand=frozenset({"o0"}))
-    assert spawned(policy.job_changed(2.0, wider)) == ["o1"]
-    fewer = auto(4, "s0", "o0", "o1", on_demand_max=1, on_demand=frozenset({"o0", "o1"}))
-    assert policy.job_changed(3.0, fewer)[1:] == [Terminate("o1")]
-    spot = SupervisorPolicy(["s0"], RestartBudget(restarts_max=10))
-    assert spawned(spot.start(0.0, auto(4, on_demand_max=0))) == ["s0"]
+    assert spawned(policy.start(1.0, there)) == ["o0"], "one is there already, from elsewhere"
 
 
 def test_who_is_drained_while_there_are_too_many_stays_away() -> None:

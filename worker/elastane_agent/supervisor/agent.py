@@ -31,13 +31,14 @@ from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
 from elastane_agent.supervisor.gpus import SLOT, gpu_variables
-from elastane_agent.supervisor.job_reading import is_undecided, job_view, on_demand_max, sent_away
+from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
+from elastane_agent.supervisor.job_view import JobView
 from elastane_agent.supervisor.joining import wait_for_job
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
 from elastane_agent.supervisor.placement import Placement
-from elastane_agent.supervisor.policy import JobView, SupervisorPolicy
+from elastane_agent.supervisor.policy import SupervisorPolicy
 from elastane_agent.supervisor.price_feed import News, PriceFeedSettings, PriceListFeed, set_prices_arguments
 from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
 from elastane_agent.supervisor.replaced import barred_seconds
@@ -438,7 +439,8 @@ class Agent:
                 return self._worker_exited(now, worker, status)
             case _JobNews(job):
                 self._master_answers()
-                return self._job_changed(now, job)
+                self._job = job
+                return self._policy.job_changed(now, self._view_of(job))
             case _Signalled(number):
                 return self._policy.signalled(now, number)
             case _Noticed(notice):
@@ -489,7 +491,7 @@ class Agent:
         for host in held.keys() - self._said_of_hosts:
             self._output.say(f"{host} is not used: {held[host]}", "warning", "host_left_out")
         self._said_of_hosts |= held.keys()
-        if self._job.settings.on_demand_workers and not self._placement.offers_on_demand:
+        if self._job.settings.on_demand_workers and not self._placement.on_demand():
             self._say_no_host_on_demand()
         return self._places_changed(now)
 
@@ -499,34 +501,16 @@ class Agent:
         self._said_no_host_on_demand = True
         text = (
             f"no host is listed as on-demand: the job may ask for {self._job.settings.on_demand_workers} "
-            "on-demand workers, and none can be started here; its deadline is met with the listed hosts alone"
+            "on-demand workers, and none can be started here: only the others are"
         )
         self._output.say(text, "warning", "no_host_on_demand")
 
-    def _job_changed(self, now: float, job: job_pb2.Job) -> list[Action]:
-        """Adopt a job update; which places may be used can depend on it."""
-        self._job = job
-        if self._placement is None:
-            return self._policy.job_changed(now, self._view_of(job))
-        actions = self._policy.job_changed(now, self._view_of(job), self._places(now))
-        return [*actions, *self._released()]
-
-    def _places(self, now: float) -> dict[str, str]:
-        assert self._placement is not None
-        return self._placement.wanted(now, on_demand_max(self._job), self._policy.staying())
-
-    def _released(self) -> list[Action]:
-        """Let workers leave that are on demand, where the job wants fewer such."""
-        assert self._placement is not None
-        staying = self._policy.staying()
-        return self._policy.release(self._placement.beyond(on_demand_max(self._job), staying))
-
     def _places_changed(self, now: float) -> list[Action]:
         assert self._placement is not None
-        places = self._places(now)
+        places = self._placement.wanted(now)
         running = (name for name, child in self._workers.items() if child.status is None)
         self._metrics.keep({*places, *running})
-        return [*self._policy.places_changed(now, places), *self._released()]
+        return self._policy.places_changed(now, places, self._placement.on_demand())
 
     def _terminate(self, worker: str, reason: str) -> None:
         """Ask a worker to drain and leave. reason: passed on to it; empty: as announced before."""
@@ -608,7 +592,7 @@ class Agent:
         counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW))
         if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
             counts.spot_notices += fault.first_notice
-            places = self._places(now)
+            places = self._placement.wanted(now)
             return self._policy.host_failed(now, worker, fault.text, fault.event, places)
         if status.returncode != EXIT_DRAINED:
             return self._policy.worker_exited(now, worker, status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from elastane_agent.supervisor.policy import JobView
+from elastane_agent.supervisor.job_view import JobView
 from elastane_proto.history import events as history
 from elastane_proto.history_wire import event_of
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2

@@ -2,14 +2,11 @@
 
 A worker id is permanently bound to one slot, since it is made of the names of host and slot. The supervisor's
 policy knows only workers; this module decides whether an exit is the fault of the host or of the script.
-
-Places are offered cheapest first. Where a job says how many workers it wants on demand, so many places of
-on-demand hosts come before all others, and further ones get no worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -72,56 +69,32 @@ class Placement:
         """Return the class of a worker's host; "": not known."""
         return self._hosts.get(self._slots[worker].host, HostOffer()).capacity
 
-    @property
-    def offers_on_demand(self) -> bool:
-        """True if a listed host is on demand."""
-        return any(offer.capacity == "on-demand" for offer in self._hosts.values())
+    def wanted(self, now: float) -> dict[str, str]:
+        """Return all workers with a slot, those of the cheapest hosts first, of unknown price last.
 
-    def wanted(
-        self, now: float, on_demand_max: int | None = None, running: Collection[str] = ()
-    ) -> dict[str, str]:
-        """Return all workers with a slot, in the order in which they should be started.
-
-        The value is the reason why the worker must not be started now, or "". on_demand_max: how many may be
-        on demand; None: any number. running: those that are not leaving; of the places on demand they keep
-        theirs.
+        The value is the reason why the worker must not be started now, or "".
         """
         excluded = self._exclusions.excluded(now)
-        offered = {
-            worker: self._held.get(host, "its host is paused after failures" if host in excluded else "")
-            for worker, host in self._offered()
+        return {
+            self._name(host, index): self._held.get(
+                host, "its host is paused after failures" if host in excluded else ""
+            )
+            for host in sorted(self._hosts, key=self._dearness)
+            for index in range(self._hosts[host].slots)
         }
-        free = [worker for worker, held in offered.items() if not held]
-        allowed, beyond = self._on_demand(on_demand_max, running, free)
-        held = f"its host is on demand, and the job wants {on_demand_max} workers on demand"
-        offered |= dict.fromkeys(beyond, held)
-        return {worker: offered[worker] for worker in dict.fromkeys([*allowed, *offered])}
 
-    def beyond(self, on_demand_max: int | None, running: Collection[str]) -> dict[str, str]:
-        """Return the running workers that are to leave since no more may be on demand, with the reason."""
-        _, beyond = self._on_demand(on_demand_max, running, ())
-        why = f"the job wants {on_demand_max} workers on demand"
-        return {worker: why for worker in beyond if worker in running}
+    def on_demand(self) -> frozenset[str]:
+        """Return the workers whose hosts are listed as on-demand."""
+        return frozenset(
+            self._name(host, index)
+            for host, offer in self._hosts.items()
+            if offer.capacity == "on-demand"
+            for index in range(offer.slots)
+        )
 
-    def _offered(self) -> list[tuple[str, str]]:
-        """Return worker and host of each place, the cheapest first; those of unknown price last."""
-
-        def dearness(host: str) -> tuple[bool, int]:
-            price = self._hosts[host].price_micros
-            return not price, price
-
-        hosts = sorted(self._hosts, key=dearness)
-        return [(self._name(host, index), host) for host in hosts for index in range(self._hosts[host].slots)]
-
-    def _on_demand(
-        self, most: int | None, running: Collection[str], free: Collection[str]
-    ) -> tuple[list[str], list[str]]:
-        """Return the workers that may be on demand, and those beyond: who runs already stays first."""
-        if most is None:
-            return [], []
-        places = [worker for worker, host in self._offered() if self._hosts[host].capacity == "on-demand"]
-        places.sort(key=lambda worker: (worker not in running, worker not in free))
-        return places[:most], places[most:]
+    def _dearness(self, host: str) -> tuple[bool, int]:
+        price = self._hosts[host].price_micros
+        return not price, price
 
     def started(self, now: float, worker: str) -> None:
         """Record the start of a worker; its host no longer counts as reclaimed."""

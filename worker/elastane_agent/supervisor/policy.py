@@ -28,10 +28,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal
+from typing import Final
 
 from elastane_agent.supervisor.actions import Action, Announce, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.job_view import JobView
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 from elastane_common.exit_codes import (
     CODE_FAILED,
@@ -57,49 +58,7 @@ UNTRAINED_WAIT_SECONDS: Final = 1.0
 #: Once the job is over, workers have this long to exit by themselves.
 OVER_GRACE_SECONDS: Final = 30.0
 
-Phase = Literal[
-    "unspecified",
-    "waiting",
-    "running",
-    "suspended",
-    "max_wait_exceeded",
-    "succeeded",
-    "failed",
-    "cancelled",
-    "damaged",
-    "too_new",
-]
 _OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
-
-
-@dataclass(frozen=True)
-class JobView:
-    """The facts about a job that the policy needs.
-
-    step: committed steps. steps: total of all epochs; 0 until a worker has reported it. standby: ids of
-    connected workers without ESTs. undecided: the sentinel suspended the job. datasets: number of dynamic
-    ones; None: the master does not say. target: workers that a job wants that scales by itself, of all
-    agents; None: it does not. attending: ids of all workers of the ring that are not leaving; on_demand: of
-    those on demand. on_demand_max: how many may be on demand; None: any number.
-    """
-
-    phase: Phase
-    reason: str = ""
-    workers_max: int = 1
-    step: int = 0
-    steps: int = 0
-    standby: frozenset[str] = frozenset()
-    undecided: bool = False
-    datasets: int | None = None
-    target: int | None = None
-    attending: frozenset[str] = frozenset()
-    on_demand: frozenset[str] = frozenset()
-    on_demand_max: int | None = None
-
-    @property
-    def wanted(self) -> int:
-        """Number of workers that the job wants, of all agents."""
-        return self.workers_max if self.target is None else min(self.target, self.workers_max)
 
 
 class SlotState(Enum):
@@ -148,7 +107,7 @@ class SupervisorPolicy:
     ) -> None:
         assert workers or dynamic, "an agent has at least one worker"
         self._dynamic = dynamic
-        self._on_demand = on_demand
+        self._on_demand = frozenset(workers if on_demand else ())
         self._said_not_wanted = False
         self._said_no_place = ""  # the reason given
         self._goes_at: float | None = None  # when this node is taken away, by the earliest notice
@@ -174,17 +133,9 @@ class SupervisorPolicy:
             return [*self._over(now), *self._end(now)]
         return [*self._fill(), *(self._end(now) if view.target is not None else [])]
 
-    def job_changed(
-        self, now: float, view: JobView, workers: Mapping[str, str] | None = None
-    ) -> list[Action]:
-        """React to a job update: the job is over, was scaled, or has made a step.
-
-        workers: places, as in `places_changed`, if the job decides which may be used.
-        """
+    def job_changed(self, now: float, view: JobView) -> list[Action]:
+        """React to a job update: the job is over, was scaled, or has made a step."""
         before, self._view = self._view, view
-        for worker, held in (workers or {}).items():
-            if worker in self._slots:
-                self._slots[worker].held = held
         if view.step > before.step:
             for slot in self._slots.values():
                 slot.raises = 0
@@ -202,18 +153,6 @@ class SupervisorPolicy:
         if view.wanted > before.wanted or view.target is not None:
             actions.extend(self._fill())
         return [*actions, *self._dismiss(), *self._end(now)]
-
-    def release(self, workers: Mapping[str, str]) -> list[Action]:
-        """Let running workers drain and leave at a step boundary that are not wanted where they are.
-
-        workers: ids, each with the reason. Others take over where there is room.
-        """
-        actions: list[Action] = []
-        for slot in self._in(SlotState.RUNNING):
-            if self._code is None and slot.worker in workers and not (slot.surplus or slot.leaving):
-                slot.surplus = True
-                actions.append(Terminate(slot.worker, by_agent(workers[slot.worker])))
-        return actions
 
     def worker_exited(
         self,
@@ -250,7 +189,7 @@ class SupervisorPolicy:
             minutes = f"{barred_seconds / 60:.0f} min"
             text = f"{worker} left: slow workers of this host were replaced, it gets none for {minutes}"
             actions = [Say(text, "warning", "host_barred", worker)]
-        elif slot.surplus or (code == EXIT_DRAINED and self._too_many() > 0):
+        elif slot.surplus or (code == EXIT_DRAINED and self._too_many(slot) > 0):
             slot.state, slot.surplus = SlotState.IDLE, False
             text = f"{worker} left: the job wants {self._wanted()}"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
@@ -287,14 +226,18 @@ class SupervisorPolicy:
             actions = self._died(now, slot, status)
         return [*actions, *self._end(now)]
 
-    def places_changed(self, now: float, workers: Mapping[str, str]) -> list[Action]:
+    def places_changed(
+        self, now: float, workers: Mapping[str, str], on_demand: frozenset[str] | None = None
+    ) -> list[Action]:
         """Adopt a new set of places (dynamic hosts).
 
         workers: ids with a place, in order, each with the reason why it must not be started yet, or "".
-        Running workers without a place are asked to drain, and killed after the grace time because their
-        host may be gone already.
+        on_demand: of these, those on demand; None: as before. Running workers without a place are asked to
+        drain, and killed after the grace time because their host may be gone already.
         """
         actions: list[Action] = []
+        if on_demand is not None:
+            self._on_demand = on_demand | (self._on_demand - workers.keys())
         slots = {worker: self._slots.get(worker) or _Slot(worker) for worker in workers}
         for worker, held in workers.items():
             slots[worker].held = held
@@ -395,48 +338,62 @@ class SupervisorPolicy:
     def _in(self, *states: SlotState) -> list[_Slot]:
         return [slot for slot in self._slots.values() if slot.state in states]
 
-    def _most(self) -> int:
-        """Return how many workers of this agent the job wants: of a target, what other agents leave."""
+    def _room(self, slot: _Slot) -> int:
+        """Return how many workers like this one the job wants of this agent: what other agents leave."""
         view = self._view
-        most = view.wanted
-        if view.target is not None:
-            most = max(most - len(view.attending - self._slots.keys()), 0)
-        on_demand_most = self._on_demand_most()
-        return most if on_demand_most is None else min(most, on_demand_most)
+        if view.target is None:
+            return view.workers_max
+        wanted, attending = next(group for group in self._groups() if group[2] is self._is_on_demand(slot))[
+            :2
+        ]
+        return max(wanted - len(attending - self._slots.keys()), 0)
 
-    def _on_demand_most(self) -> int | None:
-        """Return how many workers this agent may run since they are on demand; None: any number."""
+    def _groups(self) -> list[tuple[int, frozenset[str], bool | None]]:
+        """Return number wanted, ids of those attending, and whether on demand, of workers that are alike.
+
+        None where that makes no difference.
+        """
         view = self._view
-        if not self._on_demand or view.on_demand_max is None:
-            return None
-        return max(view.on_demand_max - len(view.on_demand - self._slots.keys()), 0)
+        if view.on_demand_max is None:
+            return [(view.wanted, view.attending, None)]
+        on_demand = min(view.on_demand_max, view.wanted)
+        spot = view.attending - view.on_demand
+        return [(on_demand, view.on_demand, True), (view.wanted - on_demand, spot, False)]
 
-    def _too_many(self) -> int:
-        """Count the running workers beyond what is wanted, without those that are leaving already."""
-        return len(self._staying()) - self._most()
+    def _is_on_demand(self, slot: _Slot) -> bool | None:
+        return None if self._view.on_demand_max is None else slot.worker in self._on_demand
 
-    def staying(self) -> frozenset[str]:
-        """Return the running workers that have not been asked to leave."""
-        return frozenset(slot.worker for slot in self._staying())
+    def _alike(self, slot: _Slot, *states: SlotState) -> list[_Slot]:
+        """Return the slots like this one that are in one of these states and not leaving."""
+        kind = self._is_on_demand(slot)
+        return [each for each in self._in(*states) if self._is_on_demand(each) is kind and not each.leaving]
 
-    def _staying(self) -> list[_Slot]:
-        return [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
+    def _too_many(self, slot: _Slot) -> int:
+        """Count the running workers like this one beyond what is wanted, without those already leaving."""
+        staying = [each for each in self._alike(slot, SlotState.RUNNING) if not each.surplus]
+        return len(staying) - self._room(slot)
 
     def _dismiss(self) -> list[Action]:
-        """Ask workers to leave that the job no longer wants: those that stand by, and those on demand."""
-        actions: list[Action] = []
-        view = self._view
-        releasable = view.standby
-        if view.target is not None:
-            too_many = max(len(view.attending) - view.wanted, 0)
-            releasable = frozenset(sorted(view.standby & view.attending)[-too_many:] if too_many else ())
-        on_demand_most = self._on_demand_most()
-        for slot in reversed(self._staying()):
-            is_surplus = slot.worker in releasable and self._too_many() > 0
-            if is_surplus or (on_demand_most is not None and len(self._staying()) > on_demand_most):
+        """Ask workers to leave that stand by and that the job no longer wants.
+
+        Nobody who trains is asked: the master lets them stand by first, once others take their place.
+        """
+        view, actions = self._view, list[Action]()
+        for slot in reversed(self._in(SlotState.RUNNING)):
+            if slot.surplus or slot.leaving or slot.worker not in view.standby:
+                continue
+            if self._too_many(slot) > 0 if view.target is None else slot.worker in self._releasable():
                 slot.surplus = True
                 actions.append(Terminate(slot.worker, by_agent(f"the job wants {self._wanted()}")))
         return actions
+
+    def _releasable(self) -> frozenset[str]:
+        """Return the standby workers of all agents beyond the target: the same ones for every agent."""
+        found: set[str] = set()
+        for wanted, attending, _ in self._groups():
+            if (beyond := len(attending) - wanted) > 0:
+                found |= set(sorted(self._view.standby & attending)[-beyond:])
+        return frozenset(found)
 
     def _fill(self) -> list[Action]:
         """Start idle workers, up to what is wanted of this agent."""
@@ -444,10 +401,8 @@ class SupervisorPolicy:
         for slot in self._in(SlotState.IDLE):
             # Finished workers count too: the script has come to its end, so nothing is left for a
             # replacement.
-            there = self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
-            if sum(not other.leaving for other in there) >= self._most():
-                break
-            if slot.held:
+            there = self._alike(slot, SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
+            if slot.held or len(there) >= self._room(slot):
                 continue
             slot.state, self._said_no_place, self._said_not_wanted = SlotState.RUNNING, "", False
             actions.append(Spawn(slot.worker))
@@ -548,7 +503,8 @@ class SupervisorPolicy:
         if self._code is not None:
             return self._finish(self._code)
         if not self._in(SlotState.FINISHED):
-            if self._view.target is not None and self._in(SlotState.IDLE) and not self._most():
+            idle = self._in(SlotState.IDLE)
+            if self._view.target is not None and idle and not any(map(self._room, idle)):
                 return self._wait_until_wanted()
             if self._dynamic and (not self._slots or self._in(SlotState.IDLE)):
                 return self._wait_for_place()

@@ -10,6 +10,7 @@ import msgspec
 from elastane_operator.decisions.pods import PodView
 from elastane_operator.decisions.pool_status import Share
 from elastane_proto.job_settings import DEFAULTS
+from elastane_scheduler.autoscaling.modes import OFF
 
 MasterPhase = Literal[
     "waiting",
@@ -54,6 +55,11 @@ class ScalingSettings(msgspec.Struct, frozen=True):
     spot_policy: Literal["Wide", "Uniform"] = "Wide"
     cold_start_seconds: float = DEFAULTS.cold_start_seconds
     on_demand_workers: int = 0
+
+    @property
+    def text(self) -> str:
+        """The mode as it is asked for."""
+        return self.mode or OFF
 
 
 class Targets(msgspec.Struct, frozen=True):

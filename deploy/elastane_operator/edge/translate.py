@@ -16,7 +16,6 @@ from elastane_operator.decisions.observed import (
 )
 from elastane_operator.decisions.spec import JobSpec, price_micros
 from elastane_proto.v1 import job_pb2
-from elastane_scheduler.autoscaling.modes import OFF
 
 _PHASES: dict[int, MasterPhase] = {
     job_pb2.JOB_PHASE_WAITING: "waiting",
@@ -134,7 +133,7 @@ def scaling(spec: JobSpec, name: str, request_id: str) -> job_pb2.JobServiceScal
     request = job_pb2.JobServiceScaleRequest(
         name=name,
         request_id=request_id,
-        scaling=wanted.mode or OFF,
+        scaling=wanted.text,
         over_budget=_OVER_BUDGET[wanted.over_budget],
         spot_policy=_SPOT_POLICY[wanted.spot_policy],
         on_demand_workers=wanted.on_demand_workers,

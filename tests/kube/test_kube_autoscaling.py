@@ -29,8 +29,8 @@ async def test_an_autoscaler_beside_is_refused_in_words_and_has_no_effect(scene:
     )
     assert "HorizontalPodAutoscaler beside" in scene.condition("Scaling")["message"]
     await scene.wait_event("AutoscalerBeside")
-    step = scene.status["step"]
-    await scene.wait(lambda: scene.status["step"] > step, "another look")
+    step = scene.status.get("step", 0)
+    await scene.wait(lambda: scene.status.get("step", 0) > step, "another look")
     assert (await scene.at_master()).settings.workers_max == 2 and len(scene.pods) == 2
     await scene.cluster.api.delete(f"{path}/beside")
     await scene.change(restartBudget=7)

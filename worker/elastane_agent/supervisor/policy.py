@@ -131,7 +131,7 @@ class SupervisorPolicy:
         self._view = view
         if view.phase in _OVER:
             return [*self._over(now), *self._end(now)]
-        return [*self._fill(), *(self._end(now) if view.target is not None else [])]
+        return [*self._fill(), *self._unless_wanted(now)]
 
     def job_changed(self, now: float, view: JobView) -> list[Action]:
         """React to a job update: the job is over, was scaled, or has made a step."""
@@ -152,7 +152,7 @@ class SupervisorPolicy:
                     slot.state = SlotState.IDLE
         if view.wanted > before.wanted or view.target is not None:
             actions.extend(self._fill())
-        return [*actions, *self._dismiss(), *self._end(now)]
+        return [*actions, *self._dismiss(), *self._unless_wanted(now)]
 
     def worker_exited(
         self,
@@ -518,6 +518,10 @@ class SupervisorPolicy:
         if now < self._phase_by:
             return []
         return self._ended_early()
+
+    def _unless_wanted(self, now: float) -> list[Action]:
+        """Say that no worker is wanted, if that is so; before a host is found nothing is said."""
+        return self._end(now) if self._view.target is not None and self._slots else []
 
     def _wait_until_wanted(self) -> list[Action]:
         """Say once that a job that scales by itself wants no worker of this agent now."""

@@ -69,8 +69,10 @@ class CostOracle:
         self._running = state.ring.stage == "running"
         self._generation = state.ring.generation
         self._members = set(state.ring.names())
-        self._workers = [(r.worker, r.role, r.capacity == "on_demand") for r in state.workers.values()]
-        self._prices = state.settings.spot_price_micros, state.settings.on_demand_price_micros
+        self._workers = [
+            (r.worker, r.role, r.capacity == "on_demand", self._prices_of(r.device_type))
+            for r in state.workers.values()
+        ]
         self._prepared = state.steps.prepared
         self._count = state.steps.prepared_count
 
@@ -78,8 +80,7 @@ class CostOracle:
         """An event that changed something was decided at `now`."""
         nanos = round(now * 1e9) - round(self.now * 1e9)
         self.now = max(now, self.now)
-        spot, on_demand_price = self._prices
-        for worker, role, on_demand in self._workers if nanos > 0 else ():
+        for worker, role, on_demand, (spot, on_demand_price) in self._workers if nanos > 0 else ():
             spent = nanos * (on_demand_price if on_demand else spot)
             span = (nanos, nanos if on_demand else 0, spent, nanos * on_demand_price if spent else 0)
             works = self._running and worker in self._members
@@ -100,6 +101,16 @@ class CostOracle:
             if note.kind == "ring_formed":
                 self._resumed(int(note.facts["resume_step"]))
         self._keep()
+
+    def _prices_of(self, device_type: str) -> tuple[int, int]:
+        """Prices of a device type on spot and on demand: those of its own before those of all."""
+        settings = self.machine.state.settings
+        own = self.machine.state.cost.device_prices.get(device_type)
+        of_all = settings.spot_price_micros, settings.on_demand_price_micros
+        if own is None:
+            return of_all
+        named = own.spot_micros, own.on_demand_micros
+        return tuple(mine if mine is not None else common for mine, common in zip(named, of_all, strict=True))
 
     def totals(self) -> dict[str, Sum]:
         """By kind, as `charged`."""
@@ -122,11 +133,11 @@ class CostOracle:
 
 def charged(machine: JobMachine, now: float) -> dict[str, Charged]:
     """What the product has charged up to `now`, by kind."""
-    book, settings = machine.state.cost, machine.state.settings
+    book, prices = machine.state.cost, cost.prices(machine.state)
     since = max(0, cost.nanos(now) - book.at) if book.at is not None else 0
-    idle = book.idle.charged(book.ring_workers.without(book.members), since, settings)
-    useful = book.working.charged(book.members, since, settings)
-    useful = useful.plus(book.tasks.charged(book.task_workers, since, settings))
+    idle = book.idle.charged(book.ring_workers.without(book.members), since, prices)
+    useful = book.working.charged(book.members, since, prices)
+    useful = useful.plus(book.tasks.charged(book.task_workers, since, prices))
     return {
         kind: (counters.nanos, counters.on_demand_nanos, _exact(counters.spent), _exact(counters.baseline))
         for kind, counters in (("idle", idle), ("replayed", book.replayed), ("useful", useful))

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -263,14 +264,21 @@ class MasterClient:
         spot_price_micros: int | None = None,
         on_demand_price_micros: int | None = None,
         currency: str = "",
+        devices: Iterable[job_pb2.DevicePrice] = (),
+        expires: datetime | None = None,
         request_id: str | None = None,
     ) -> job_pb2.Job:
-        """Set a worker's price per hour, in millionths of the currency; None: unchanged."""
+        """Set a worker's price per hour, in millionths of the currency; None: unchanged.
+
+        devices: prices by device type, other than those of all types. expires: when newer prices will come.
+        """
         request = job_pb2.JobServiceSetPricesRequest(
             name=name,
             spot_price_micros=spot_price_micros,
             on_demand_price_micros=on_demand_price_micros,
             currency=currency,
+            devices=devices,
+            expires=expires,
             request_id=request_id or new_request_id(),
         )
         return self._unary(job_pb2_grpc.JobServiceStub, "SetPrices", request).job

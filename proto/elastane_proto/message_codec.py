@@ -29,7 +29,7 @@ from google.protobuf.message import Message
 SUFFIXES: Final = ("_seconds", "_at")
 NANOS: Final = 1_000_000_000
 
-_TIMESTAMP_SECONDS_MAX: Final = 253_402_300_799
+TIMESTAMP_SECONDS_MAX: Final = 253_402_300_799
 """The last second of the year 9999: a Timestamp can say no later one."""
 
 Struct = TypeVar("Struct")
@@ -289,8 +289,8 @@ def seconds_of(message: duration_pb2.Duration, field: str) -> float:
 
 def set_timestamp(message: timestamp_pb2.Timestamp, value: float) -> None:
     """Set a Timestamp from seconds since the Unix epoch, clamped to the range it has."""
-    if not 0.0 <= value <= _TIMESTAMP_SECONDS_MAX:
-        value = min(max(value, 0.0), _TIMESTAMP_SECONDS_MAX)
+    if not 0.0 <= value <= TIMESTAMP_SECONDS_MAX:
+        value = min(max(value, 0.0), TIMESTAMP_SECONDS_MAX)
     message.seconds, message.nanos = divmod(round(value * NANOS), NANOS)
 
 

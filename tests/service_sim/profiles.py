@@ -79,7 +79,17 @@ LYING_POLICY = Profile(
 )
 """A scheduling policy that wants what nobody can have, of runs that there are not, about states long past."""
 
-PROFILES = {3: TWO_PLACES, 5: LOST_EFFECTS, 6: LYING_POLICY}
+SCALING_JOBS = Profile(
+    "scaling jobs",
+    faults=(*FAULTS, *("job scales",) * 10),
+    runners=(2, 4),
+    elastic_share=0.8,
+    instances=(1, 2, 3, 4, 6),
+    seconds=((30.0, 70.0), (60.0, 150.0)),
+)
+"""Elastic runs whose jobs scale by themselves, to any number and back."""
+
+PROFILES = {3: TWO_PLACES, 5: LOST_EFFECTS, 6: LYING_POLICY, 7: SCALING_JOBS}
 """By seed modulo 8; the others are even."""
 
 

@@ -449,6 +449,11 @@ class Simulation:
                     self.master.kill_at_event = self.master.events + rng.randint(1, 10)
                 else:
                     self.master.kill_at_job = True
+            case "job scales":
+                running = [job for name, job in sorted(self.jobs.items()) if job.phase == "running"]
+                if running:
+                    job = rng.choice(running)
+                    self.master.deliver(events.ElasticJobScaled(job.run_id, job.name, rng.randint(0, 6)))
             case "clock set back":
                 seconds = rng.uniform(0, 10)
                 self.master.clock_offset -= seconds

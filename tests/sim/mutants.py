@@ -33,8 +33,8 @@ MUTANTS = (
     Mutant(
         "a worker that is gone is charged on",
         f"{DECISIONS}.cost",
-        ".add(record.capacity, -1)\n",
-        ".add(record.capacity, 0)\n",
+        ".add(record.capacity, record.device_type, -1)\n\n\ndef ring_key",
+        ".add(record.capacity, record.device_type, 0)\n\n\ndef ring_key",
     ),
     Mutant(
         "new prices hold for the time before them too",

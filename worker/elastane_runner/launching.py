@@ -70,7 +70,8 @@ class LaunchSettings:
     interface and a loopback of their own, where they do not meet others of their run. pod_host: of ranks that
     are pods, the name of one by its unit and number: they reach each other by it, fetch their code by
     themselves, and take the secrets of their namespace; None: ranks are on this machine. gpus: names of those
-    that ranks are given; None: it does not matter to them which they use.
+    that ranks are given; None: it does not matter to them which they use. capacity: how the machines of ranks
+    are billed, "spot" or "on-demand"; "": workers ask their cloud.
     """
 
     host: str
@@ -84,6 +85,7 @@ class LaunchSettings:
     has_own_network: bool = False
     pod_host: Callable[[Unit, int], str] | None = None
     gpus: tuple[str, ...] | None = None
+    capacity: str = ""
 
 
 @dataclass
@@ -378,4 +380,6 @@ def _of_worker(settings: LaunchSettings) -> dict[str, str]:
     given = {name: value for name in WORKER_VARIABLES if (value := settings.environ.get(name))}
     if settings.worker_token_file:
         given["ELASTANE_TOKEN_FILE"] = settings.worker_token_file
+    if settings.capacity:
+        given["ELASTANE_CAPACITY"] = settings.capacity
     return given

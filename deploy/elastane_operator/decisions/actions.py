@@ -12,7 +12,7 @@ import msgspec
 
 
 class CreatePod(msgspec.Struct, frozen=True, tag=True):
-    """Create the pod of an index. device_type: of a pool; empty: none."""
+    """Create the pod of an index. device_type: of a pool, or CAPACITY_ON_DEMAND; empty: none."""
 
     index: int
     reason: str
@@ -44,9 +44,9 @@ class DeleteObject(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskMaster(msgspec.Struct, frozen=True, tag=True):
-    """Call the rpc of JobService with this name."""
+    """Call the rpc of JobService with this name; SetScaling is a Scale of the scaling alone."""
 
-    what: Literal["Create", "Scale", "Suspend", "Resume", "Cancel", "SetPrices"]
+    what: Literal["Create", "Scale", "SetScaling", "Suspend", "Resume", "Cancel", "SetPrices"]
     reason: str
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 
 from elastane_operator.decisions.pods import PodView
 from elastane_operator.decisions.pool_status import Share
+from elastane_proto.job_settings import DEFAULTS
+from elastane_scheduler.autoscaling.modes import OFF
 
 MasterPhase = Literal[
     "waiting",
@@ -44,8 +47,37 @@ class CostView(msgspec.Struct, frozen=True):
     on_demand_price_micros: int = 0
 
 
+class ScalingSettings(msgspec.Struct, frozen=True):
+    """How a job scales by itself. mode: as the master stores it; empty: it does not."""
+
+    mode: str = ""
+    over_budget: Literal["Cheapest", "Suspend"] = "Cheapest"
+    spot_policy: Literal["Wide", "Uniform"] = "Wide"
+    cold_start_seconds: float = DEFAULTS.cold_start_seconds
+    on_demand_workers: int = 0
+
+    @property
+    def text(self) -> str:
+        """The mode as it is asked for."""
+        return self.mode or OFF
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """What the master wants for a job that scales by itself. on_demand: of `workers`."""
+
+    workers: int
+    on_demand: int = 0
+    reason: str = ""
+    predicted_finish: datetime | None = None
+    predicted_cost_micros: int | None = None
+
+
 class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as reported by its master. est_seconds: of one EST's part of a step; None: not measured."""
+    """A job as reported by its master.
+
+    est_seconds: of one EST's part of a step; None: not measured. targets: None if it does not scale by
+    itself.
+    """
 
     phase: MasterPhase
     reason: str = ""
@@ -62,6 +94,8 @@ class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
     est_seconds: float | None = None
     workers: tuple[WorkerView, ...] = ()
     cost: CostView = CostView()
+    scaling: ScalingSettings = ScalingSettings()
+    targets: Targets | None = None
 
     @property
     def over(self) -> bool:
@@ -104,7 +138,9 @@ class PoolView(msgspec.Struct, frozen=True):
 class Observed(msgspec.Struct, frozen=True):
     """All inputs of a decision besides spec and status.
 
-    trouble: the last action that failed. pool: None for a job without one.
+    trouble: the last action that failed. pool: None for a job without one. autoscalers: names of
+    HorizontalPodAutoscalers that scale the job, looked for if it scales by itself; autoscalers_error: why
+    they could not be looked for.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -113,3 +149,5 @@ class Observed(msgspec.Struct, frozen=True):
     master_address: str = ""
     trouble: str = ""
     pool: PoolView | None = None
+    autoscalers: tuple[str, ...] = ()
+    autoscalers_error: str = ""

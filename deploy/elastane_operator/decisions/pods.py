@@ -16,7 +16,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from elastane_operator.decisions.pod_labels import LABEL_DEVICE_TYPE, LABEL_INDEX
+from elastane_operator.decisions.pod_labels import (
+    CAPACITY_ON_DEMAND,
+    LABEL_CAPACITY,
+    LABEL_DEVICE_TYPE,
+    LABEL_INDEX,
+)
 from elastane_operator.decisions.spec import ExitCodes, is_retryable, read_time
 
 Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
@@ -42,6 +47,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """State of a pod.
 
     deleted: time of its deletion request. index: -1 if it has none. device_type: of a pool; empty: none.
+    on_demand: made for an on-demand node.
     """
 
     name: str
@@ -62,6 +68,12 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     disruption: str = ""
     waiting: str = ""
     waiting_message: str = ""
+    on_demand: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What its place counts as: a device type of a pool, "on-demand", or ""."""
+        return CAPACITY_ON_DEMAND if self.on_demand else self.device_type
 
     @property
     def ended(self) -> bool:
@@ -121,6 +133,7 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
         else "",
         waiting=waiting.get("reason") or "",
         waiting_message=(waiting.get("message") or "")[:_REASON_CHARACTERS_MAX],
+        on_demand=(metadata.get("labels") or {}).get(LABEL_CAPACITY) == CAPACITY_ON_DEMAND,
     )
 
 

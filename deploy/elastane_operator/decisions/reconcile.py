@@ -16,6 +16,12 @@ from datetime import datetime
 
 from elastane_operator.decisions import life
 from elastane_operator.decisions.actions import AddFinalizer, CreateObject, RemoveFinalizer
+from elastane_operator.decisions.autoscaling import (
+    ask_for_scaling,
+    follow_targets,
+    has_spent_budget,
+    is_beside_autoscaler,
+)
 from elastane_operator.decisions.ends import count_ends
 from elastane_operator.decisions.observed import JobAtMaster, Observed
 from elastane_operator.decisions.reconciliation import FINALIZER, Decision, Reconciliation
@@ -41,6 +47,7 @@ def reconcile(
     if FINALIZER not in identity.finalizers:
         ctx.act(AddFinalizer())
     follow_pool(ctx)
+    follow_targets(ctx)
     if status.finished:
         life.after_end(ctx)
     else:
@@ -149,13 +156,18 @@ def _with_job(ctx: Reconciliation, job: JobAtMaster) -> None:
         ctx.look_in(30.0)
         return
     ctx.enter("Running" if job.phase == "running" else "Waiting", job.reason)
-    if (job.workers_min, job.workers_max) != (workers.min, workers.max):
+    ask_for_scaling(ctx, job)
+    is_other = (job.workers_min, job.workers_max) != (workers.min, workers.max)
+    if is_other and not is_beside_autoscaler(ctx):
         ctx.ask(
             "Scale",
             f"the spec wants {workers.min} to {workers.max} workers, the master has "
             f"{job.workers_min} to {job.workers_max}",
         )
     _set_prices(ctx, job)
+    if job.phase == "suspended" and has_spent_budget(job):
+        fit(ctx, {})
+        return
     if job.phase == "suspended":
         ctx.ask("Resume", "spec.suspend is false, and the master has the job suspended")
         return

@@ -77,7 +77,9 @@ class Reconciliation:
             self.set(last_reasons=with_reasons(self.status.last_reasons, [reason]))
 
     def ask(
-        self, what: Literal["Create", "Scale", "Suspend", "Resume", "Cancel", "SetPrices"], why: str
+        self,
+        what: Literal["Create", "Scale", "SetScaling", "Suspend", "Resume", "Cancel", "SetPrices"],
+        why: str,
     ) -> None:
         """Add a request to the master, unless it has just refused the same request."""
         refused = self.observed.master.refused

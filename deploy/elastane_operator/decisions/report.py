@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from elastane_operator.decisions.money import money
 from elastane_operator.decisions.observed import CostView, JobAtMaster
 from elastane_operator.decisions.pod_labels import LABEL_JOB, LABEL_ROLE
 from elastane_operator.decisions.reconciliation import Reconciliation
 from elastane_operator.decisions.scheduling import wanted_pods
 from elastane_operator.decisions.spec import job_name
 from elastane_operator.decisions.status import CostStatus, WorkerCounts
-
-_MICROS_PER_CENT = 10_000
 
 
 def report(ctx: Reconciliation) -> None:
@@ -27,15 +26,6 @@ def report(ctx: Reconciliation) -> None:
         _progress(ctx, ctx.job)
     _workers(ctx)
     _conditions(ctx)
-
-
-def money(micros: int) -> str:
-    """Format millionths of a currency's unit as units and cents, rounded half to even."""
-    sign, micros = ("-", -micros) if micros < 0 else ("", micros)
-    cents, rest = divmod(micros, _MICROS_PER_CENT)
-    if (rest, cents % 2) > (_MICROS_PER_CENT // 2, 0) or rest > _MICROS_PER_CENT // 2:
-        cents += 1
-    return f"{sign if cents else ''}{cents // 100}.{cents % 100:02d}"
 
 
 def _progress(ctx: Reconciliation, job: JobAtMaster) -> None:

@@ -25,13 +25,17 @@ def fit(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
                 DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); its place is cleared")
             )
     live = [pod for pod in ctx.pods if pod.live]
-    for kind in sorted({*wanted, *(pod.device_type for pod in live)}):
-        count, alike = wanted.get(kind, 0), [pod for pod in live if pod.device_type == kind]
+    for kind in sorted({*wanted, *(pod.kind for pod in live)}):
+        count, alike = wanted.get(kind, 0), [pod for pod in live if pod.kind == kind]
         if len(alike) > count:
             victims = sorted(alike, key=lambda pod: _worth(ctx, pod))[: len(alike) - count]
+            if ctx.status.scaling is not None:
+                # The master lets those stand by that it does not want, once others have taken their place.
+                victims = [pod for pod in victims if not attends(ctx, pod, "member")]
             what = f"{kind} workers" if kind else "workers"
             ctx.release(victims, f"scaled in: {count} {what} are wanted, {len(alike)} are there")
-    if len(live) < sum(wanted.values()):
+    # Of a job that scales by itself, members that are not wanted any more are still there when others come.
+    if len(live) < sum(wanted.values()) or ctx.status.scaling is not None:
         _fill(ctx, live, wanted)
 
 
@@ -52,13 +56,14 @@ def _fill(ctx: Reconciliation, live: list[PodView], wanted: Mapping[str, int]) -
     # Also counts pods of other owners: their names are taken.
     taken = {pod.name for pod in ctx.observed.pods}
     mine = {pod.index for pod in live}
-    free = [index for index in range(sum(wanted.values())) if index not in mine]
+    most = sum(wanted.values()) + (len(live) if ctx.status.scaling is not None else 0)
+    free = [index for index in range(most) if index not in mine]
     for kind, count in sorted(wanted.items()):
-        alike = sum(pod.device_type == kind for pod in live)
+        alike = sum(pod.kind == kind for pod in live)
         missing = count - alike
         if kind:
             # A device of a pool is in use until its pod is gone.
-            missing = count - sum(pod.device_type == kind and not pod.ended for pod in ctx.pods)
+            missing = count - sum(pod.kind == kind and not pod.ended for pod in ctx.pods)
         places, free = free[: max(missing, 0)], free[max(missing, 0) :]
         what = f"{kind} workers" if kind else "workers"
         for index in places:
@@ -68,7 +73,7 @@ def _fill(ctx: Reconciliation, live: list[PodView], wanted: Mapping[str, int]) -
 
 def _call_off(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
     """Keep pods that were to be released but still run, if they are wanted again."""
-    live = {pod.uid: pod.device_type for pod in ctx.pods if pod.live}
+    live = {pod.uid: pod.kind for pod in ctx.pods if pod.live}
     kept_kinds = {
         kind
         for kind in set(live.values())

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from elastane_proto.job_settings import DEFAULTS
+from elastane_scheduler.autoscaling.modes import Deadline, parse_mode
+from elastane_scheduler.errors import InvalidSettings
 
 NAME_CHARACTERS_MAX = 50
 """Limit for names: a pod's name, a host name of at most 63 characters, adds "-worker-" and an index."""
@@ -24,6 +26,9 @@ WEIGHT_MAX = 1_000_000
 """Weights of queues and of jobs are whole numbers from 1 to this: the API server has no exact decimals."""
 
 PRIORITY_MAX = 1_000_000
+
+_ANOTHER_MOMENT = 1_000_000.5
+"""Seconds since the epoch: a time that means the same then and at the epoch is a moment."""
 
 _CODES = re.compile(r"^(\d{1,3})(?:-(\d{1,3}))?$")
 _PRICE = re.compile(r"^(\d{1,9})(?:\.(\d{1,6}))?$")
@@ -112,6 +117,24 @@ class Scheduling(_Part, frozen=True):
     deadline: datetime | None = None
 
 
+class OnDemand(_Part, frozen=True):
+    """Pods on on-demand nodes. workers: at most so many. node_selector, tolerations: added to these pods."""
+
+    workers: int
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[dict[str, Any], ...] = ()
+
+
+class Scaling(_Part, frozen=True):
+    """How the job scales by itself. mode: as `elastane run --auto`; a deadline is a moment."""
+
+    mode: str
+    over_budget: Literal["Cheapest", "Suspend"] = "Cheapest"
+    spot_policy: Literal["Wide", "Uniform"] = "Wide"
+    cold_start_seconds: int = int(DEFAULTS.cold_start_seconds)
+    on_demand: OnDemand | None = None
+
+
 class JobSpec(_Part, frozen=True):
     """The spec with defaults filled in; they equal those of the CRD."""
 
@@ -136,6 +159,7 @@ class JobSpec(_Part, frozen=True):
     determinism: Literal["D0", "D1", "D2"] = "D1"
     job_name: str = ""
     scheduling: Scheduling | None = None
+    scaling: Scaling | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -204,6 +228,8 @@ def check(spec: JobSpec, name: str) -> list[str]:
         problems.append("give either master.address or master.perJob")
     if spec.scheduling is not None:
         problems += _check_scheduling(spec.scheduling, spec.checkpoint)
+    if spec.scaling is not None:
+        problems += _check_scaling(spec.scaling, spec)
     containers = spec.template.get("spec", {}).get("containers")
     if not isinstance(containers, list) or not containers:
         problems.append("template.spec.containers must hold a container")
@@ -234,6 +260,41 @@ def _check_scheduling(scheduling: Scheduling, checkpoint: Checkpoint) -> list[st
         )
     if scheduling.deadline is not None and scheduling.deadline.tzinfo is None:
         problems.append("scheduling.deadline must have a time zone, as in 2026-01-01T00:00:00Z")
+    return problems
+
+
+def _check_scaling(scaling: Scaling, spec: JobSpec) -> list[str]:
+    problems = []
+    try:
+        mode = parse_mode(scaling.mode, 0.0, currency=spec.spot.currency)
+        later = parse_mode(scaling.mode, _ANOTHER_MOMENT, currency=spec.spot.currency)
+    except InvalidSettings as error:
+        return [f"scaling.mode: {error} ({error.hint})" if error.hint else f"scaling.mode: {error}"]
+    if mode != later:
+        problems.append(
+            f"scaling.mode: {scaling.mode!r} means another time whenever it is read: give the deadline with "
+            "its date and zone, as deadline=2026-12-04T18:00+01:00"
+        )
+    if mode is not None and spec.scheduling is not None:
+        problems.append("give either scaling or scheduling: in a pool its policy decides the workers")
+    if mode is not None and spec.recovery_policy == "Fixed":
+        problems.append("scaling needs recoveryPolicy Elastic: with Fixed the number of workers is fixed")
+    if scaling.cold_start_seconds < 0:
+        problems.append(f"scaling.coldStartSeconds must be at least 0, it is {scaling.cold_start_seconds}")
+    on_demand = scaling.on_demand
+    if on_demand is None:
+        return problems
+    if not isinstance(mode, Deadline):
+        problems.append("scaling.onDemand is for a deadline: no other mode asks for on-demand workers")
+    if not 1 <= on_demand.workers <= spec.workers.max:
+        problems.append(
+            f"scaling.onDemand.workers must be from 1 to workers.max ({spec.workers.max}), "
+            f"it is {on_demand.workers}"
+        )
+    if not on_demand.node_selector and not on_demand.tolerations:
+        problems.append(
+            "scaling.onDemand needs a nodeSelector or tolerations: nothing else tells on-demand nodes apart"
+        )
     return problems
 
 

@@ -98,6 +98,20 @@ class SchedulingStatus(_Part, frozen=True):
     est_seconds: str = ""
 
 
+class ScalingStatus(_Part, frozen=True):
+    """The master's targets for a job that scales by itself. on_demand: of `target`.
+
+    predicted_finish: rounded up to a minute. predicted_cost: of the whole job, "12.34 USD"; empty: not known.
+    """
+
+    mode: str = ""
+    target: int = 0
+    on_demand: int = 0
+    reason: str = ""
+    predicted_finish: datetime | None = None
+    predicted_cost: str = ""
+
+
 class Status(_Part, frozen=True):
     phase: Phase = "Pending"
     reason: str = ""
@@ -129,6 +143,7 @@ class Status(_Part, frozen=True):
     suspend_time: datetime | None = None
     cleaned_time: datetime | None = None
     scheduling: SchedulingStatus | None = None
+    scaling: ScalingStatus | None = None
 
     @property
     def finished(self) -> bool:

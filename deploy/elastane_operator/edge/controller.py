@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from elastane_operator import KIND
 from elastane_operator.decisions.actions import (
     Action,
     AddFinalizer,
@@ -27,7 +28,7 @@ from elastane_operator.decisions.actions import (
     RemoveFinalizer,
 )
 from elastane_operator.decisions.observed import MasterView, Objects, Observed, PoolView
-from elastane_operator.decisions.pod_labels import LABEL_JOB
+from elastane_operator.decisions.pod_labels import CAPACITY_ON_DEMAND, LABEL_JOB
 from elastane_operator.decisions.pods import PodView, read_pod
 from elastane_operator.decisions.pool_spec import DeviceType, read_pool_spec
 from elastane_operator.decisions.pool_status import read_pool_status
@@ -176,7 +177,17 @@ class Controller:
         access, view = await self._ask_master(identity, spec, desk, wanted=not status.settled)
         address = master_address(identity, spec, self._defaults)
         pool, devices = await self._pool(identity, spec)
-        observed = Observed(pods, view, objects, master_address=address, trouble=desk.told, pool=pool)
+        autoscalers, unknown = await self._autoscalers(identity, view)
+        observed = Observed(
+            pods,
+            view,
+            objects,
+            master_address=address,
+            trouble=desk.told,
+            pool=pool,
+            autoscalers=autoscalers,
+            autoscalers_error=unknown,
+        )
         decision = reconcile(identity, spec, status, observed, now)
         self._follow_master(key, desk, identity, spec, access, follow=not decision.status.settled)
         return await self._carry_out(identity, spec, access, body, decision, desk, devices)
@@ -198,6 +209,25 @@ class Controller:
         except InvalidSpecError as error:
             return PoolView(error=f"ElasticPool {name} is invalid: {error}"), {}
         return PoolView(read_pool_status(body).share_of(identity.uid)), types
+
+    async def _autoscalers(self, identity: Identity, view: MasterView) -> tuple[tuple[str, ...], str]:
+        """Names of the HorizontalPodAutoscalers of a job that scales by itself; why they are not known.
+
+        Raises KubeError, except where they must not be read, or the cluster has none.
+        """
+        if view.job is None or view.job.targets is None:
+            return (), ""
+        try:
+            found = await self._kube.list("HorizontalPodAutoscaler", identity.namespace)
+        except KubeError as error:
+            if error.status not in (403, 404):
+                raise
+            return (), str(error)
+        targets = [
+            (each["metadata"]["name"], (each.get("spec") or {}).get("scaleTargetRef") or {}) for each in found
+        ]
+        wanted = {"kind": KIND, "name": identity.name}
+        return tuple(sorted(name for name, target in targets if target.items() >= wanted.items())), ""
 
     async def _pods(self, identity: Identity, spec: JobSpec) -> tuple[PodView, ...]:
         container = worker_container(spec)
@@ -348,9 +378,12 @@ class Controller:
                 return await self._set_finalizers(identity, kept, version)
             case CreatePod(index=index, device_type=kind):
                 assert spec is not None and access is not None
-                if kind and kind not in devices:
+                is_on_demand = spec.scheduling is None and kind == CAPACITY_ON_DEMAND
+                if kind and not is_on_demand and kind not in devices:
                     raise KubeError(422, "NoDeviceType", f"the job's pool has no device type {kind} now")
-                pod = worker_pod(identity, spec, index, access.address, devices.get(kind))
+                pod = worker_pod(
+                    identity, spec, index, access.address, devices.get(kind), on_demand=is_on_demand
+                )
                 await self._create(identity, "Pod", pod)
             case CreateObject(kind=kind, body=body):
                 await self._create(identity, kind, body)

@@ -127,6 +127,8 @@ class Masters:
                 workers_max=spec.workers.max,
                 request_id=request_id,
             )
+        elif what == "SetScaling":
+            what, request = "Scale", translate.scaling(spec, name, request_id)
         elif what == "SetPrices":
             request = translate.prices(spec, name, request_id)
         else:
@@ -298,4 +300,6 @@ class MasterWatch:
 def _essence(job: job_pb2.Job) -> object:
     """The fields that a look could act on; the step number is not one of them."""
     workers = tuple(sorted((each.worker_id, each.state) for each in job.workers))
-    return job.phase, job.reason, job.settings.workers_min, job.settings.workers_max, job.generation, workers
+    settings, scaling = job.settings, job.scaling
+    sizes = (settings.workers_min, settings.workers_max, scaling.workers_target, scaling.on_demand_target)
+    return job.phase, job.reason, sizes, settings.scaling, job.generation, workers

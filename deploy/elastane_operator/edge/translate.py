@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Any
 
-from elastane_operator.decisions.observed import CostView, JobAtMaster, MasterPhase, WorkerView
+from elastane_operator.decisions.autoscaling import settings_of
+from elastane_operator.decisions.observed import (
+    CostView,
+    JobAtMaster,
+    MasterPhase,
+    ScalingSettings,
+    Targets,
+    WorkerView,
+)
 from elastane_operator.decisions.spec import JobSpec, price_micros
 from elastane_proto.v1 import job_pb2
 
@@ -27,6 +36,8 @@ _LEVELS = {
     "D1": job_pb2.DETERMINISM_LEVEL_D1,
     "D2": job_pb2.DETERMINISM_LEVEL_D2,
 }
+_OVER_BUDGET = {"Cheapest": job_pb2.OVER_BUDGET_CHEAPEST, "Suspend": job_pb2.OVER_BUDGET_SUSPEND}
+_SPOT_POLICY = {"Wide": job_pb2.SPOT_POLICY_WIDE, "Uniform": job_pb2.SPOT_POLICY_UNIFORM}
 _RECOVERY = {"Elastic": job_pb2.RECOVERY_POLICY_ELASTIC, "Fixed": job_pb2.RECOVERY_POLICY_FIXED}
 
 
@@ -59,6 +70,31 @@ def job_view(
             spot_price_micros=cost.spot_price_micros,
             on_demand_price_micros=cost.on_demand_price_micros,
         ),
+        scaling=_scaling_settings(job.settings),
+        targets=_targets(job.scaling) if job.HasField("scaling") else None,
+    )
+
+
+def _scaling_settings(settings: job_pb2.JobSettings) -> ScalingSettings:
+    return ScalingSettings(
+        mode=settings.scaling,
+        over_budget="Suspend" if settings.over_budget == job_pb2.OVER_BUDGET_SUSPEND else "Cheapest",
+        spot_policy="Uniform" if settings.spot_policy == job_pb2.SPOT_POLICY_UNIFORM else "Wide",
+        cold_start_seconds=settings.cold_start.ToNanoseconds() / 1e9,
+        on_demand_workers=settings.on_demand_workers,
+    )
+
+
+def _targets(scaling: job_pb2.Scaling) -> Targets:
+    finish = scaling.predicted_finish
+    return Targets(
+        workers=scaling.workers_target,
+        on_demand=scaling.on_demand_target,
+        reason=scaling.reason,
+        predicted_finish=finish.ToDatetime(UTC) if scaling.HasField("predicted_finish") else None,
+        predicted_cost_micros=scaling.predicted_cost_micros
+        if scaling.HasField("predicted_cost_micros")
+        else None,
     )
 
 
@@ -82,7 +118,28 @@ def job_settings(spec: JobSpec) -> job_pb2.JobSettings:
     )
     if spec.max_wait_seconds:
         settings.max_wait.FromSeconds(spec.max_wait_seconds)
+    if (wanted := settings_of(spec)) is not None and wanted.mode:
+        settings.scaling = wanted.mode
+        settings.over_budget = _OVER_BUDGET[wanted.over_budget]
+        settings.spot_policy = _SPOT_POLICY[wanted.spot_policy]
+        settings.on_demand_workers = wanted.on_demand_workers
+        settings.cold_start.FromNanoseconds(round(wanted.cold_start_seconds * 1e9))
     return settings
+
+
+def scaling(spec: JobSpec, name: str, request_id: str) -> job_pb2.JobServiceScaleRequest:
+    """Build a Scale request that sets the scaling of the spec, and leaves the bounds as they are."""
+    wanted = settings_of(spec) or ScalingSettings()
+    request = job_pb2.JobServiceScaleRequest(
+        name=name,
+        request_id=request_id,
+        scaling=wanted.text,
+        over_budget=_OVER_BUDGET[wanted.over_budget],
+        spot_policy=_SPOT_POLICY[wanted.spot_policy],
+        on_demand_workers=wanted.on_demand_workers,
+    )
+    request.cold_start.FromNanoseconds(round(wanted.cold_start_seconds * 1e9))
+    return request
 
 
 def prices(spec: JobSpec, name: str, request_id: str) -> job_pb2.JobServiceSetPricesRequest:

@@ -7,10 +7,14 @@ spot-termination notices are passed as variables. Values set by the user in the 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastane_operator import API_VERSION, KIND
 from elastane_operator.decisions.pod_labels import (
+    CAPACITY_ON_DEMAND,
+    CAPACITY_SPOT,
+    LABEL_CAPACITY,
     LABEL_DEVICE_TYPE,
     LABEL_INDEX,
     LABEL_JOB,
@@ -26,14 +30,25 @@ WORKER_CONTAINER = "worker"
 GRACE_SECONDS = 60
 """Time for a worker to drain at the end of its step; a spot node's notice may be shorter."""
 
+_CAPACITY = "ELASTANE_CAPACITY"
 _TLS_FOLDER = "/etc/elastane/tls"
 _TOKEN_FOLDER = "/etc/elastane/token"
 
 
 def worker_pod(
-    identity: Identity, spec: JobSpec, index: int, master: str, device: DeviceType | None = None
+    identity: Identity,
+    spec: JobSpec,
+    index: int,
+    master: str,
+    device: DeviceType | None = None,
+    *,
+    on_demand: bool = False,
 ) -> dict[str, Any]:
-    """Build the pod of an index. master: address of the job's master. device: type in the job's pool."""
+    """Build the pod of an index.
+
+    master: address of the job's master. device: type in the job's pool. on_demand: on a node as described by
+    scaling.onDemand.
+    """
     template: dict[str, Any] = copy.deepcopy(spec.template)
     given = template.get("metadata") or {}
     pod: dict[str, Any] = template["spec"]
@@ -54,10 +69,14 @@ def worker_pod(
         labels.setdefault(LABEL_QUEUE, spec.queue_name)
     if device is not None and spec.scheduling is not None:
         labels |= {LABEL_POOL: spec.scheduling.pool, LABEL_DEVICE_TYPE: device.name}
-        pod["nodeSelector"] = {**(pod.get("nodeSelector") or {}), **device.node_selector}
-        if device.tolerations:
-            pod["tolerations"] = [*(pod.get("tolerations") or []), *device.tolerations]
-    _give_environment(pod, identity, spec, master)
+        _place(pod, device.node_selector, device.tolerations)
+    given_capacity = ""
+    if spec.scaling is not None and spec.scaling.on_demand is not None:
+        given_capacity = CAPACITY_ON_DEMAND if on_demand else CAPACITY_SPOT
+        labels[LABEL_CAPACITY] = given_capacity
+        if on_demand:
+            _place(pod, spec.scaling.on_demand.node_selector, spec.scaling.on_demand.tolerations)
+    _give_environment(pod, identity, spec, master, given_capacity)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -70,6 +89,13 @@ def worker_pod(
         },
         "spec": pod,
     }
+
+
+def _place(pod: dict[str, Any], selector: Mapping[str, str], tolerations: Sequence[dict[str, Any]]) -> None:
+    """Add to a pod's own node selector and tolerations."""
+    pod["nodeSelector"] = {**(pod.get("nodeSelector") or {}), **selector}
+    if tolerations:
+        pod["tolerations"] = [*(pod.get("tolerations") or []), *tolerations]
 
 
 def owner(identity: Identity) -> dict[str, Any]:
@@ -90,7 +116,9 @@ def worker_container(spec: JobSpec) -> str:
     return WORKER_CONTAINER if WORKER_CONTAINER in names else names[0]
 
 
-def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, master: str) -> None:
+def _give_environment(
+    pod: dict[str, Any], identity: Identity, spec: JobSpec, master: str, capacity: str
+) -> None:
     wanted = worker_container(spec)
     container = next(each for each in pod["containers"] if each["name"] == wanted)
     values: list[dict[str, Any]] = [
@@ -120,6 +148,9 @@ def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, ma
         values.append({"name": "ELASTANE_TOKEN_FILE", "value": f"{_TOKEN_FOLDER}/worker"})
         _mount(pod, container, "elastane-token", _TOKEN_FOLDER, spec.master.token_secret.name, ["worker"])
     environment: list[dict[str, Any]] = container.setdefault("env", [])
+    if capacity:  # the nodes decide it, and the template is the same for both
+        environment = [each for each in environment if each["name"] != _CAPACITY]
+        values.append({"name": _CAPACITY, "value": capacity})
     present = {each["name"] for each in environment}
     container["env"] = [each for each in values if each["name"] not in present] + environment
 

@@ -1,14 +1,14 @@
-"""Worker time and money of a job as exact sums: what `cost.py` charges. No floats."""
+"""Worker time, prices and money of a job as exact sums: what `cost.py` charges. No floats."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from elastane_master.decisions.events import Capacity
-from elastane_proto.job_settings import JobSettings
 
 NANOS = 1_000_000_000
 HOUR_NANOS = 3600 * NANOS
@@ -22,6 +22,34 @@ Nanos = Annotated[int, Meta(ge=0, le=NANOS_MAX)]
 Micros = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Rest = Annotated[int, Meta(ge=0, lt=HOUR_NANOS)]
 Count = Annotated[int, Meta(ge=0, le=2**20)]
+DEVICE_TYPES_MAX = 64
+"""Device types that are told apart; those that come later count with those of unknown type, ""."""
+
+
+class DevicePrice(msgspec.Struct, frozen=True, array_like=True):
+    """Price of a worker of one device type per hour, in micros; 0: unknown; None: as of all device types."""
+
+    spot_micros: int | None = None
+    on_demand_micros: int | None = None
+    expires_at: float | None = None
+
+
+class PriceBook(msgspec.Struct, frozen=True, array_like=True):
+    """The prices that hold now, per worker and hour, in micros; 0: unknown. devices: by device type."""
+
+    spot_micros: int
+    on_demand_micros: int
+    devices: dict[str, DevicePrice] = {}
+
+    def of(self, device_type: str) -> tuple[int, int]:
+        """Return what a worker of this device type costs on spot and on demand."""
+        own = self.devices.get(device_type)
+        if own is None:
+            return self.spot_micros, self.on_demand_micros
+        return (
+            self.spot_micros if own.spot_micros is None else own.spot_micros,
+            self.on_demand_micros if own.on_demand_micros is None else own.on_demand_micros,
+        )
 
 
 class Amount(msgspec.Struct, frozen=True, array_like=True):
@@ -70,10 +98,16 @@ class Charges(msgspec.Struct, frozen=True, array_like=True):
     def nanos(self) -> int:
         return self.spot_nanos + self.on_demand_nanos
 
-    def charged(self, workers: Workers, nanos: int, settings: JobSettings) -> Charges:
-        """And so many workers for so long, at the prices of `settings`."""
-        spot, on_demand = workers.spot * nanos, workers.on_demand * nanos
-        spot_price, on_demand_price = settings.spot_price_micros, settings.on_demand_price_micros
+    def charged(self, workers: Workers, nanos: int, prices: PriceBook) -> Charges:
+        """And so many workers for so long, each at the price of its device type and capacity."""
+        charges = self
+        for device_type, spot, on_demand in workers.groups() if prices.devices else (workers.all(),):
+            charges = charges.charged_alike(spot * nanos, on_demand * nanos, prices.of(device_type))
+        return charges
+
+    def charged_alike(self, spot: int, on_demand: int, price_micros: tuple[int, int]) -> Charges:
+        """And so many worker-nanoseconds on spot and on demand, at these prices of both."""
+        spot_price, on_demand_price = price_micros
         unpriced = (0 if spot_price else spot) + (0 if on_demand_price else on_demand)
         # What is missing from the bill is missing from what it is compared with: nothing seems to be saved.
         priced = (spot if spot_price else 0) + on_demand
@@ -110,19 +144,49 @@ class Charges(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Workers(msgspec.Struct, array_like=True):
-    """Number of workers, by capacity type."""
+    """Number of workers, by capacity type. devices: how many of either are of a device type, where known."""
 
     spot: Count = 0
     on_demand: Count = 0
+    devices: dict[str, tuple[Count, Count]] = {}
 
-    def add(self, capacity: Capacity, count: int = 1) -> None:
-        if capacity == "spot":
+    def add(self, capacity: Capacity, device_type: str = "", count: int = 1) -> None:
+        is_spot = capacity == "spot"
+        if is_spot:
             self.spot += count
         else:
             self.on_demand += count
+        spot, on_demand = self.devices.get(device_type, (0, 0))
+        spot, on_demand = (spot + count, on_demand) if is_spot else (spot, on_demand + count)
+        # A store that was written before device types were counted has a worker's type, but no count of it.
+        is_full = device_type not in self.devices and len(self.devices) >= DEVICE_TYPES_MAX
+        if not device_type or is_full or min(spot, on_demand) < 0:
+            return
+        self.devices[device_type] = (spot, on_demand)
+        if not spot and not on_demand:
+            del self.devices[device_type]
 
     def without(self, other: Workers) -> Workers:
-        return Workers(self.spot - other.spot, self.on_demand - other.on_demand)
+        left = Workers(self.spot - other.spot, self.on_demand - other.on_demand)
+        for device_type, (spot, on_demand) in self.devices.items():
+            gone_spot, gone_on_demand = other.devices.get(device_type, (0, 0))
+            rest = max(spot - gone_spot, 0), max(on_demand - gone_on_demand, 0)
+            if any(rest):
+                left.devices[device_type] = rest
+        return left
+
+    def all(self) -> tuple[str, int, int]:
+        """Return all of them as one group, see `groups`."""
+        return "", self.spot, self.on_demand
+
+    def groups(self) -> Iterator[tuple[str, int, int]]:
+        """Yield device type, workers on spot and on demand; last those whose type is not known, as ""."""
+        spot, on_demand = self.spot, self.on_demand
+        for device_type, (of_spot, of_on_demand) in self.devices.items():
+            of_spot, of_on_demand = min(of_spot, spot), min(of_on_demand, on_demand)
+            spot, on_demand = spot - of_spot, on_demand - of_on_demand
+            yield device_type, of_spot, of_on_demand
+        yield "", spot, on_demand
 
 
 class CostBook(msgspec.Struct):
@@ -131,6 +195,8 @@ class CostBook(msgspec.Struct):
     at: nanoseconds since the Unix epoch; None: nothing yet. ring_workers, task_workers: who attends;
     members: who of the former works. boundary: the step that is being done, and what `working` was when it
     began; before: the same of the step before it; marks: of steps at which checkpoints were taken.
+    device_prices: other than those of all device types; expires_at: of the latter, when a newer price should
+    have come. devices: of what attended, by device type, since that is counted.
     """
 
     at: Nanos | None = None
@@ -144,6 +210,9 @@ class CostBook(msgspec.Struct):
     boundary: tuple[int, Charges] = (0, Charges())
     before: tuple[int, Charges] = (0, Charges())
     marks: dict[int, Charges] = {}
+    device_prices: dict[str, DevicePrice] = {}
+    expires_at: float | None = None
+    devices: dict[str, Charges] = {}
 
     @property
     def attended(self) -> Charges:

@@ -22,6 +22,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from elastane_master.decisions import cost
 from elastane_master.decisions.assignment import Capacity
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Member
@@ -57,7 +58,7 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
     """Note what a worker has measured, if it has changed, and not too often."""
     if event.device_type and not record.device_type:
         ctx.touch()
-        record.device_type = event.device_type
+        cost.typed(ctx.state, record, event.device_type, ctx.now)
     known, seconds = record.est_seconds, event.est_seconds
     is_measured = event.est_steps >= EST_STEPS_MIN and _is_time(seconds)
     is_soon = known > 0 and ctx.now < record.measured_at + UPDATE_SECONDS

@@ -1,9 +1,9 @@
 """Cost of a job's workers and the share of it that was useful work: exact sums, no floats.
 
 Between two changes (who attends, who is in the ring, the ring's stage, the prices) so many workers of each
-capacity work, and so many are idle: `settle` charges the time since the last change at the prices that
-held in it, and counts anew. Sums do not depend on how often that is done, so nothing is lost or charged
-twice by a restart, and the stored events give the same sums again.
+capacity and device type work, and so many are idle: `settle` charges the time since the last change at the
+prices that held in it, and counts anew. Sums do not depend on how often that is done, so nothing is lost or
+charged twice by a restart, and the stored events give the same sums again.
 
     attended    every worker, from its Hello until it is known to be gone
     idle        ring workers that stand by or wait, and members while no ring runs
@@ -21,7 +21,18 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions.amounts import MARKS_MAX, NANOS, NANOS_MAX, Charges, CostBook, Workers
+from elastane_master.decisions.amounts import (
+    DEVICE_TYPES_MAX,
+    MARKS_MAX,
+    NANOS,
+    NANOS_MAX,
+    Charges,
+    CostBook,
+    DevicePrice,
+    PriceBook,
+    Workers,
+)
+from elastane_master.decisions.events import Capacity
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_proto.history.events import Spent
@@ -35,6 +46,17 @@ def nanos(now: float) -> int:
     return round(min(max(0.0, now), _SECONDS_MAX) * NANOS)
 
 
+def prices(state: JobState) -> PriceBook:
+    """Return the prices that hold now."""
+    settings = state.settings
+    return PriceBook(settings.spot_price_micros, settings.on_demand_price_micros, state.cost.device_prices)
+
+
+def price_micros(state: JobState, device_type: str, capacity: Capacity) -> int:
+    """Return what a worker of this device type and capacity costs an hour now, in micros; 0: unknown."""
+    return prices(state).of(device_type)[capacity == "on_demand"]
+
+
 def charge(state: JobState, now: float) -> None:
     """Charges the time since the last charge: asked before anything that changes who or what is charged."""
     book, at = state.cost, nanos(now)
@@ -43,21 +65,33 @@ def charge(state: JobState, now: float) -> None:
     since = _chargeable(book, since)
     if since <= 0:
         return
-    book.tasks = book.tasks.charged(book.task_workers, since, state.settings)
-    book.working = book.working.charged(book.members, since, state.settings)
-    book.idle = book.idle.charged(book.ring_workers.without(book.members), since, state.settings)
+    at_prices = prices(state)
+    book.tasks = book.tasks.charged(book.task_workers, since, at_prices)
+    book.working = book.working.charged(book.members, since, at_prices)
+    book.idle = book.idle.charged(book.ring_workers.without(book.members), since, at_prices)
+    book.devices = _by_device(book, since, at_prices)
 
 
 def joined(state: JobState, record: WorkerRecord, now: float) -> None:
     """A worker attends from now on."""
     charge(state, now)
-    _attending(state.cost, record).add(record.capacity)
+    _attending(state.cost, record).add(record.capacity, record.device_type)
+
+
+def typed(state: JobState, record: WorkerRecord, device_type: str, now: float) -> None:
+    """The device type of a worker that attends is known from now on: sets it in the record."""
+    charge(state, now)
+    attending = _attending(state.cost, record)
+    attending.add(record.capacity, record.device_type, -1)
+    record.device_type = device_type
+    attending.add(record.capacity, device_type)
+    _count_members(state)
 
 
 def left(state: JobState, record: WorkerRecord, now: float) -> None:
     """A worker is gone."""
     charge(state, now)
-    _attending(state.cost, record).add(record.capacity, -1)
+    _attending(state.cost, record).add(record.capacity, record.device_type, -1)
 
 
 def ring_key(state: JobState) -> Key:
@@ -78,7 +112,7 @@ def recount(state: JobState, now: float) -> None:
     book = state.cost
     book.ring_workers, book.task_workers = Workers(), Workers()
     for record in state.workers.values():
-        _attending(book, record).add(record.capacity)
+        _attending(book, record).add(record.capacity, record.device_type)
     _count_members(state)
 
 
@@ -123,8 +157,29 @@ def resumed(state: JobState, step: int, now: float) -> None:
         book.marks[step] = book.working
 
 
+class DeviceCostView(msgspec.Struct, frozen=True):
+    """Cost of the workers of one device type, as job.proto's DeviceCost; "": whose type is not known.
+
+    The prices are those that hold for it now. expires_at: when a newer price should have come, if known.
+    """
+
+    device_type: str
+    spent_micros: int
+    worker_nanos: int
+    spot_worker_nanos: int
+    on_demand_worker_nanos: int
+    unpriced_nanos: int
+    spot_price_micros: int
+    on_demand_price_micros: int
+    expires_at: float | None
+
+
 class CostView(msgspec.Struct, frozen=True):
-    """Cost of a job, as job.proto's Cost; savings: None while there is no baseline."""
+    """Cost of a job, as job.proto's Cost; savings: None while there is no baseline.
+
+    devices: by device type, of those that have worked or have a price of their own. expires_at: of the prices
+    of all device types, when newer ones should have come, if known.
+    """
 
     currency: str
     spent_micros: int
@@ -142,15 +197,22 @@ class CostView(msgspec.Struct, frozen=True):
     unpriced_nanos: int
     spot_price_micros: int
     on_demand_price_micros: int
+    expires_at: float | None = None
+    devices: tuple[DeviceCostView, ...] = ()
+
+    def is_stale(self, now: float) -> bool:
+        """True if a newer price should have come: the last ones are kept."""
+        expiries = (self.expires_at, *(device.expires_at for device in self.devices))
+        return any(expires_at is not None and expires_at <= now for expires_at in expiries)
 
 
 def view(state: JobState, now: float) -> CostView:
     """The cost up to `now`; changes nothing."""
-    book, settings = state.cost, state.settings
+    book, settings, at_prices = state.cost, state.settings, prices(state)
     since = _chargeable(book, max(0, nanos(now) - book.at)) if book.at is not None else 0
-    idle = book.idle.charged(book.ring_workers.without(book.members), since, settings)
-    working = book.working.charged(book.members, since, settings)
-    useful = working.plus(book.tasks.charged(book.task_workers, since, settings))
+    idle = book.idle.charged(book.ring_workers.without(book.members), since, at_prices)
+    working = book.working.charged(book.members, since, at_prices)
+    useful = working.plus(book.tasks.charged(book.task_workers, since, at_prices))
     attended = useful.plus(idle).plus(book.replayed)
     spent, baseline = attended.spent.rounded(), useful.baseline.rounded()
     return CostView(
@@ -170,6 +232,8 @@ def view(state: JobState, now: float) -> CostView:
         unpriced_nanos=attended.unpriced_nanos,
         spot_price_micros=settings.spot_price_micros,
         on_demand_price_micros=settings.on_demand_price_micros,
+        expires_at=book.expires_at,
+        devices=_device_views(book, since, at_prices, attended),
     )
 
 
@@ -187,6 +251,52 @@ def _chargeable(book: CostBook, since: int) -> int:
     return min(since, (NANOS_MAX - book.attended.nanos) // workers) if workers else since
 
 
+def _by_device(book: CostBook, since: int, at_prices: PriceBook) -> dict[str, Charges]:
+    """Return what attended by device type, with another `since` nanoseconds."""
+    charges = dict(book.devices)
+    for workers in (book.ring_workers, book.task_workers):
+        for device_type, spot, on_demand in workers.groups():
+            if not spot and not on_demand:
+                continue
+            name = device_type if device_type in charges or len(charges) < DEVICE_TYPES_MAX else ""
+            charged = charges.get(name, Charges())
+            charges[name] = charged.charged_alike(spot * since, on_demand * since, at_prices.of(device_type))
+    return charges
+
+
+def _device_views(
+    book: CostBook, since: int, at_prices: PriceBook, attended: Charges
+) -> tuple[DeviceCostView, ...]:
+    """Return the cost by device type; what was charged before types were counted is of type ""."""
+    charges = _by_device(book, since, at_prices)
+    known = Charges()
+    for device_type, of_type in charges.items():
+        if device_type:
+            known = known.plus(of_type)
+    charges[""] = attended.minus(known)
+    names = sorted(name for name in charges.keys() | at_prices.devices.keys() if name)
+    return tuple(
+        _device_view(name, charges.get(name, Charges()), at_prices)
+        for name in [*names, *([""] if charges[""].nanos and names else [])]
+    )
+
+
+def _device_view(device_type: str, charges: Charges, at_prices: PriceBook) -> DeviceCostView:
+    spot, on_demand = at_prices.of(device_type)
+    own = at_prices.devices.get(device_type, DevicePrice())
+    return DeviceCostView(
+        device_type,
+        charges.spent.rounded(),
+        charges.nanos,
+        charges.spot_nanos,
+        charges.on_demand_nanos,
+        charges.unpriced_nanos,
+        spot,
+        on_demand,
+        own.expires_at,
+    )
+
+
 def _attending(book: CostBook, record: WorkerRecord) -> Workers:
     return book.ring_workers if record.role == "ring" else book.task_workers
 
@@ -195,7 +305,7 @@ def _count_members(state: JobState) -> None:
     members = Workers()
     if state.ring.stage is Stage.RUNNING:
         for record in state.active_members():
-            members.add(record.capacity)
+            members.add(record.capacity, record.device_type)
     state.cost.members = members
 
 

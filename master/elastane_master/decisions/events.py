@@ -311,13 +311,24 @@ class CheckpointRequested(Event, frozen=True, tag=True):
     request_id: str
 
 
+class DevicePriceRequested(msgspec.Struct, frozen=True):
+    """New prices of the workers of one device type. None: unchanged. expires_at: None: not known."""
+
+    device_type: str
+    spot_price_micros: int | None = None
+    on_demand_price_micros: int | None = None
+    expires_at: float | None = None
+
+
 class PricesRequested(Event, frozen=True, tag=True):
-    """New prices of workers. None, or an empty currency: unchanged."""
+    """New prices of workers. None, or an empty currency: unchanged. expires_at: see `CostBook`."""
 
     request_id: str
     spot_price_micros: int | None = None
     on_demand_price_micros: int | None = None
     currency: str = ""
+    devices: tuple[DevicePriceRequested, ...] = ()
+    expires_at: float | None = None
 
 
 # ------------------------------------------------------------------ dynamic datasets

@@ -57,10 +57,16 @@ def check_settings(settings: JobSettings) -> None:
 def check_prices(settings: JobSettings) -> None:
     """Raise Rejection for an invalid price or currency."""
     for name in ("spot_price_micros", "on_demand_price_micros"):
-        if bound := SETTINGS[name].out_of_bounds(getattr(settings, name)):
-            raise _out_of_range(name, getattr(settings, name), bound)
+        check_price(name, getattr(settings, name))
     if not _CURRENCY.fullmatch(settings.currency):
         raise _out_of_range("currency", repr(settings.currency), "three capital letters, as USD")
+
+
+def check_price(name: str, price_micros: int | None) -> None:
+    """Raise Rejection for an invalid price of a worker per hour. name: of the field; None: no price."""
+    bound = SETTINGS["spot_price_micros"].out_of_bounds(price_micros) if price_micros is not None else ""
+    if bound:
+        raise _out_of_range(name, price_micros, bound)
 
 
 def check_workers(ests: int, workers_min: int, workers_max: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from elastane_master.decisions import autoscaling, cost, life, ring, sessions
+from elastane_master.decisions.amounts import DEVICE_TYPES_MAX, DevicePrice
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
     CancelRequested,
     CheckpointRequested,
+    DevicePriceRequested,
     DrainRequested,
     PricesRequested,
     Rejection,
@@ -17,10 +19,9 @@ from elastane_master.decisions.events import (
     SuspendRequested,
 )
 from elastane_master.decisions.ring_state import Stage
-from elastane_master.decisions.state import HALTED, OVER
+from elastane_master.decisions.state import HALTED, OVER, JobState
 from elastane_proto.amounts import money_text
 from elastane_proto.history import events as history
-from elastane_proto.job_settings import JobSettings
 
 Request = (
     ScaleRequested
@@ -170,11 +171,13 @@ def _set_prices(ctx: DecisionContext, event: PricesRequested) -> None:
     for name in ("spot_price_micros", "on_demand_price_micros"):
         if (price := getattr(event, name)) is not None:
             asked[name] = price
+    expires_at = event.expires_at if asked else state.cost.expires_at
     if event.currency:
         asked["currency"] = event.currency
     changed = msgspec.structs.replace(state.settings, **asked)
     life.check_prices(changed)
-    if changed == state.settings:
+    devices = _device_prices(state, event.devices)
+    if (changed, devices, expires_at) == (state.settings, state.cost.device_prices, state.cost.expires_at):
         return
     before = cost.view(state, ctx.now)
     if changed.currency != before.currency and (before.spent_micros or before.on_demand_micros):
@@ -185,14 +188,58 @@ def _set_prices(ctx: DecisionContext, event: PricesRequested) -> None:
             hint=f"give the prices in {before.currency}",
             currency=before.currency,
         )
+    told_before = _prices(state)
     cost.charge(state, ctx.now)
     ctx.touch()
-    state.settings = changed
-    ctx.note(history.PricesChanged(_prices(changed), _prices(before), cost.spent(state, ctx.now)))
+    state.settings, state.cost.device_prices, state.cost.expires_at = changed, devices, expires_at
+    if (told := _prices(state)) != told_before:  # a feed that says the same for longer is no news
+        ctx.note(history.PricesChanged(told, told_before, cost.spent(state, ctx.now)))
 
 
-def _prices(priced: JobSettings | cost.CostView) -> history.Prices:
-    return history.Prices(priced.spot_price_micros, priced.on_demand_price_micros, priced.currency)
+def _device_prices(state: JobState, asked: tuple[DevicePriceRequested, ...]) -> dict[str, DevicePrice]:
+    """Return the prices by device type with those asked for. Raises Rejection."""
+    prices = dict(state.cost.device_prices)
+    if len({price.device_type for price in asked}) < len(asked):
+        raise Rejection("invalid_argument", "a device type has prices twice", field="devices")
+    for price in asked:
+        if not price.device_type:
+            raise Rejection(
+                "invalid_argument",
+                "a price has no device type",
+                hint="give the prices of all types as spot_price_micros and on_demand_price_micros",
+                field="devices",
+            )
+        life.check_price(f"devices[{price.device_type}].spot_price_micros", price.spot_price_micros)
+        life.check_price(f"devices[{price.device_type}].on_demand_price_micros", price.on_demand_price_micros)
+        if price.spot_price_micros is None and price.on_demand_price_micros is None:
+            continue
+        old = prices.get(price.device_type, DevicePrice())
+        prices[price.device_type] = DevicePrice(
+            old.spot_micros if price.spot_price_micros is None else price.spot_price_micros,
+            old.on_demand_micros if price.on_demand_price_micros is None else price.on_demand_price_micros,
+            price.expires_at,
+        )
+    if len(prices) > DEVICE_TYPES_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"prices of {len(prices)} device types",
+            hint=f"at most {DEVICE_TYPES_MAX} may have prices of their own",
+            field="devices",
+        )
+    return dict(sorted(prices.items()))
+
+
+def _prices(state: JobState) -> history.Prices:
+    settings = state.settings
+    return history.Prices(
+        settings.spot_price_micros,
+        settings.on_demand_price_micros,
+        settings.currency,
+        tuple(
+            history.DevicePrices(device_type, price.spot_micros, price.on_demand_micros)
+            for device_type, price in state.cost.device_prices.items()
+        ),
+    )
 
 
 def _require_not_over(ctx: DecisionContext) -> None:

@@ -238,6 +238,24 @@ PRICE = _gauge(
     "currency",
     "capacity",
 )
+DEVICE_COST = _gauge(
+    "job_device_cost_units",
+    "Units of the currency spent on workers of a device type; empty: of those whose type is not known.",
+    "job_name",
+    "currency",
+    "device",
+)
+DEVICE_PRICE = _gauge(
+    "job_device_price_units",
+    "Current price of a worker of a device type per hour; 0: unknown.",
+    "job_name",
+    "currency",
+    "device",
+    "capacity",
+)
+PRICES_STALE = _gauge(
+    "job_prices_stale", "1 if a newer price should have come: the last one is kept; else 0.", "job_name"
+)
 
 # ------------------------------------------------------------------ a job: what has happened
 

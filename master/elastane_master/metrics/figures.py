@@ -183,7 +183,7 @@ def add_job(
     add(known.LOG_BYTES, facts.log_bytes, job)
     add(known.PENDING, facts.pending_appends, job)
     add(known.SNAPSHOT_BYTES, facts.snapshot_bytes, job)
-    _add_cost(samples, job, view.cost)
+    _add_cost(samples, job, view.cost, now)
     _add_counters(samples, job, counters)
 
 
@@ -210,7 +210,7 @@ def _runner_state(runner: Runner) -> str:
     return "paused" if runner.leaving or runner.paused_until is not None else "attending"
 
 
-def _add_cost(samples: Samples, job: str, cost: CostView) -> None:
+def _add_cost(samples: Samples, job: str, cost: CostView, now: float) -> None:
     add, currency = samples.add, cost.currency
     for use, nanos in (
         ("useful", cost.useful_nanos),
@@ -233,6 +233,12 @@ def _add_cost(samples: Samples, job: str, cost: CostView) -> None:
         add(known.SAVINGS, cost.savings, job)
     add(known.PRICE, cost.spot_price_micros / MICROS, job, currency, "spot")
     add(known.PRICE, cost.on_demand_price_micros / MICROS, job, currency, "on_demand")
+    for device in cost.devices:
+        name = device.device_type
+        add(known.DEVICE_COST, device.spent_micros / MICROS, job, currency, name)
+        add(known.DEVICE_PRICE, device.spot_price_micros / MICROS, job, currency, name, "spot")
+        add(known.DEVICE_PRICE, device.on_demand_price_micros / MICROS, job, currency, name, "on_demand")
+    add(known.PRICES_STALE, cost.is_stale(now), job)
 
 
 def _add_queues(samples: Samples, machine: JobMachine, now: float) -> None:

@@ -10,10 +10,11 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
+from elastane_master.decisions import autoscaling
 from elastane_master.decisions.events import CancelRequested, Rejection
-from elastane_master.decisions.runs.events import ElasticJobEnded
+from elastane_master.decisions.runs.events import ElasticJobEnded, ElasticJobScaled
 from elastane_master.decisions.runs.run import Run
-from elastane_master.decisions.state import OVER
+from elastane_master.decisions.state import OVER, JobState
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.store.errors import StoreError
@@ -44,11 +45,26 @@ def settings_of(run: Run, checkpoint_url: str) -> JobSettings:
     )
 
 
-class ElasticJobs:
-    """Jobs of the runs of one master. ended: called with each job's end. Used from one event loop."""
+def targets_of(run_id: int, job: str, state: JobState) -> ElasticJobScaled:
+    """Return what a run's job wants now."""
+    if not state.settings.scaling:
+        return ElasticJobScaled(run_id, job, 0)
+    target = autoscaling.workers_target(state)
+    return ElasticJobScaled(run_id, job, target, min(state.scaling.on_demand_target, target))
 
-    def __init__(self, jobs: JobServers, ended: Callable[[ElasticJobEnded], None]) -> None:
+
+class ElasticJobs:
+    """Jobs of the runs of one master. ended: called with each job's end. scaled: with what it wants, where
+    it scales by itself. Used from one event loop."""
+
+    def __init__(
+        self,
+        jobs: JobServers,
+        ended: Callable[[ElasticJobEnded], None],
+        scaled: Callable[[ElasticJobScaled], None],
+    ) -> None:
         self._jobs = jobs
+        self._scaled = scaled
         self._ended = ended
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -84,8 +100,12 @@ class ElasticJobs:
         while True:
             try:
                 server, _ = await self._jobs.create(job, settings)
+                told: ElasticJobScaled | None = None
                 while server.machine.state.phase not in OVER:
                     seen = server.changed.count
+                    if (scaled := targets_of(run_id, job, server.machine.state)) != told:
+                        self._scaled(scaled)
+                        told = scaled
                     if server.stopping or server.log.failure is not None:
                         return  # another master follows it
                     await server.changed.beyond(seen)

@@ -20,6 +20,7 @@ from elastane_master.decisions.runs.effects import CancelElasticJob, CreateElast
 from elastane_master.decisions.runs.events import (
     DataResolved,
     ElasticJobEnded,
+    ElasticJobScaled,
     MasterStarted,
     RecordWritten,
     RunDeleted,
@@ -106,7 +107,7 @@ class TrainingRuns(RunServerOwner):
         self._limits = limits
         self._server: RunServer | None = None
         self._held: HeldError | None = None
-        self._elastic_jobs = ElasticJobs(jobs, self._job_ended)
+        self._elastic_jobs = ElasticJobs(jobs, self._job_ended, self._job_scaled)
         self.forecasts = Forecasts(jobs)
         self._records = RecordWriter(self._ended_run, self._record_written)
         service = None
@@ -347,6 +348,14 @@ class TrainingRuns(RunServerOwner):
             self._server.begin(event)
         except (Rejection, StoreError, MachineBroken) as error:
             logger.warning("the end of a run's job could not be recorded", job=event.job, error=str(error))
+
+    def _job_scaled(self, event: ElasticJobScaled) -> None:
+        if self._server is None:
+            return
+        try:
+            self._server.begin(event)
+        except (Rejection, StoreError, MachineBroken) as error:
+            logger.warning("the target of a run's job could not be recorded", job=event.job, error=str(error))
 
     def _job_state(self, job: str) -> JobState | None:
         try:

@@ -12,7 +12,6 @@ from elastane_master.decisions.events import (
     CancelRequested,
     CheckpointRequested,
     DrainRequested,
-    PricesRequested,
     Rejection,
     ResumeRequested,
     ScaleRequested,
@@ -27,7 +26,6 @@ from elastane_master.jobs.serving import once_durable, require_serving
 from elastane_master.servers import callers
 from elastane_master.servers.binding import Context
 from elastane_master.servers.translate import (
-    NAME_CHARACTERS_MAX,
     checked_name,
     checked_request_id,
     invalid_field,
@@ -39,6 +37,7 @@ from elastane_master.servers.translate_job import (
     held_message,
     job_message,
     job_settings,
+    prices_requested,
 )
 from elastane_master.store.keys import RUNS, checked_job_name
 from elastane_proto import message_codec
@@ -148,12 +147,7 @@ class JobServicer:
     async def SetPrices(
         self, request: job_pb2.JobServiceSetPricesRequest, context: Context
     ) -> job_pb2.JobServiceSetPricesResponse:
-        event = PricesRequested(
-            checked_request_id(request.request_id),
-            request.spot_price_micros if request.HasField("spot_price_micros") else None,
-            request.on_demand_price_micros if request.HasField("on_demand_price_micros") else None,
-            shown(request.currency, NAME_CHARACTERS_MAX),
-        )
+        event = prices_requested(request, checked_request_id(request.request_id))
         return job_pb2.JobServiceSetPricesResponse(job=await self._ask(request.name, event))
 
     async def DrainWorker(

@@ -5,12 +5,19 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from elastane_master.decisions.amounts import NANOS
-from elastane_master.decisions.cost import CostView
+from elastane_master.decisions.cost import CostView, DeviceCostView
 from elastane_master.decisions.effects import Note
+from elastane_master.decisions.events import DevicePriceRequested, PricesRequested, Rejection
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import ContextView, JobView, WorkerView
 from elastane_master.jobs.records import StoredNote
-from elastane_master.servers.translate import NAME_CHARACTERS_MAX, NAMES, invalid_field, shown
+from elastane_master.servers.translate import (
+    DEVICE_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    NAMES,
+    invalid_field,
+    shown,
+)
 from elastane_master.store.errors import Damage, HeldError, JobDamaged
 from elastane_proto import contexts, history_wire, message_codec
 from elastane_proto.job_settings import JobSettings
@@ -28,14 +35,21 @@ def _put_loader(message: context_pb2.ContextInfo, view: ContextView) -> None:
 
 
 _TIMES = ("worker", "spot_worker", "on_demand_worker", "useful", "replayed", "idle", "unpriced")
+_DEVICE_TIMES = ("worker", "spot_worker", "on_demand_worker", "unpriced")
+
+
+def _seconds(times: tuple[str, ...]) -> dict[str, Field]:
+    """Return the fields for times that are in nanoseconds here, and in seconds in the message."""
+    return {f"{time}_nanos": Field(f"{time}_seconds", write=lambda nanos: nanos / NANOS) for time in times}
+
+
 _VIEWS = Codec(
     NAMES,
     {
         JobView: {"settings": Field(put=_put_settings), "original_settings": None},
         WorkerView: {"session": None, "place": "state", "start": "ests.start", "end": "ests.end"},
-        CostView: {
-            f"{time}_nanos": Field(f"{time}_seconds", write=lambda nanos: nanos / NANOS) for time in _TIMES
-        },
+        CostView: _seconds(_TIMES),
+        DeviceCostView: _seconds(_DEVICE_TIMES),
         ContextView: {"loader": Field(put=_put_loader)},
         Note: {"event": Field(put=lambda message, note: history_wire.fill(message, note.event))},
     },
@@ -49,6 +63,35 @@ def job_settings(message: job_pb2.JobSettings) -> JobSettings:
     except message_codec.InvalidFieldError as error:
         raise invalid_field(error) from None
     return replace(settings, currency=shown(settings.currency, NAME_CHARACTERS_MAX))
+
+
+def prices_requested(request: job_pb2.JobServiceSetPricesRequest, request_id: str) -> PricesRequested:
+    """The new prices. Raises Rejection for a time that cannot be."""
+    return PricesRequested(
+        request_id,
+        request.spot_price_micros if request.HasField("spot_price_micros") else None,
+        request.on_demand_price_micros if request.HasField("on_demand_price_micros") else None,
+        shown(request.currency, NAME_CHARACTERS_MAX),
+        tuple(
+            DevicePriceRequested(
+                shown(price.device_type, DEVICE_CHARACTERS_MAX),
+                price.spot_price_micros if price.HasField("spot_price_micros") else None,
+                price.on_demand_price_micros if price.HasField("on_demand_price_micros") else None,
+                _expires_at(price),
+            )
+            for price in request.devices
+        ),
+        _expires_at(request),
+    )
+
+
+def _expires_at(message: job_pb2.JobServiceSetPricesRequest | job_pb2.DevicePrice) -> float | None:
+    if not message.HasField("expires"):
+        return None
+    seconds = message.expires.seconds + message.expires.nanos / NANOS
+    if not 0 <= seconds <= message_codec.TIMESTAMP_SECONDS_MAX:
+        raise Rejection("invalid_argument", f"expires is {seconds:g} s", hint="from 1970 to 9999")
+    return seconds
 
 
 def settings_message(settings: JobSettings) -> job_pb2.JobSettings:

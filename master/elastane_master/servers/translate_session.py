@@ -17,6 +17,7 @@ from elastane_master.decisions.effects import WorkerMessage
 from elastane_master.decisions.events import Rejection
 from elastane_master.jobs.limits import clip
 from elastane_master.servers.translate import (
+    DEVICE_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
     NAMES,
     RANGE,
@@ -33,7 +34,6 @@ from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret
 from elastane_proto.v1 import common_pb2, ring_pb2
 from elastane_scheduler.autoscaling.stragglers import Report, Usual
 
-DEVICE_CHARACTERS_MAX = 80
 _DIGEST_BYTES_MAX = 64
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from elastane_proto.amounts import money_text, price_text
 from elastane_proto.history import events as e
-from elastane_proto.history.events import HistoryEvent, Place, Prices, Spent
+from elastane_proto.history.events import DevicePrices, HistoryEvent, Place, Prices, Spent
 
 NANOS = 1_000_000_000
 HOUR_NANOS = 3600 * NANOS
@@ -156,7 +156,14 @@ def _prices(prices: Prices) -> str:
     spot, on_demand = (
         price_text(micros, prices.currency) for micros in (prices.spot_micros, prices.on_demand_micros)
     )
-    return f"spot {spot} and on demand {on_demand} an hour"
+    own = "".join(f", {_device_prices(device, prices.currency)}" for device in prices.devices)
+    return f"spot {spot} and on demand {on_demand} an hour{own}"
+
+
+def _device_prices(prices: DevicePrices, currency: str) -> str:
+    named = (("spot", prices.spot_micros), ("on demand", prices.on_demand_micros))
+    told = " and ".join(f"{name} {price_text(price, currency)}" for name, price in named if price is not None)
+    return f"of {prices.device_type} {told}"
 
 
 def _spent(spent: Spent) -> str:

@@ -53,12 +53,21 @@ class Vote(msgspec.Struct, frozen=True):
     digest: str
 
 
+class DevicePrices(msgspec.Struct, frozen=True):
+    """Price of a worker of one device type per hour; None: as of all device types."""
+
+    device_type: str
+    spot_micros: int | None = None
+    on_demand_micros: int | None = None
+
+
 class Prices(msgspec.Struct, frozen=True):
-    """Price of a worker per hour, in millionths of the currency; 0: unknown."""
+    """Price of a worker per hour, in millionths of the currency; 0: unknown. devices: those of their own."""
 
     spot_micros: int
     on_demand_micros: int
     currency: str
+    devices: tuple[DevicePrices, ...] = ()
 
 
 class Spent(msgspec.Struct, frozen=True):

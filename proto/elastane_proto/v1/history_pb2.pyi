@@ -25,14 +25,26 @@ class GradientVote(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class HourPrices(_message.Message):
-    __slots__ = ("spot_micros", "on_demand_micros", "currency")
+    __slots__ = ("spot_micros", "on_demand_micros", "currency", "devices")
     SPOT_MICROS_FIELD_NUMBER: _ClassVar[int]
     ON_DEMAND_MICROS_FIELD_NUMBER: _ClassVar[int]
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     spot_micros: int
     on_demand_micros: int
     currency: str
-    def __init__(self, spot_micros: _Optional[int] = ..., on_demand_micros: _Optional[int] = ..., currency: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceHourPrices]
+    def __init__(self, spot_micros: _Optional[int] = ..., on_demand_micros: _Optional[int] = ..., currency: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DeviceHourPrices, _Mapping]]] = ...) -> None: ...
+
+class DeviceHourPrices(_message.Message):
+    __slots__ = ("device_type", "spot_micros", "on_demand_micros")
+    DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SPOT_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_MICROS_FIELD_NUMBER: _ClassVar[int]
+    device_type: str
+    spot_micros: int
+    on_demand_micros: int
+    def __init__(self, device_type: _Optional[str] = ..., spot_micros: _Optional[int] = ..., on_demand_micros: _Optional[int] = ...) -> None: ...
 
 class JobSpent(_message.Message):
     __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_nanos", "useful_nanos", "replayed_nanos", "idle_nanos", "unpriced_nanos", "priced")

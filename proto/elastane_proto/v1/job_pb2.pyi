@@ -169,7 +169,7 @@ class Scaling(_message.Message):
     def __init__(self, mode: _Optional[str] = ..., workers_target: _Optional[int] = ..., on_demand_target: _Optional[int] = ..., reason: _Optional[str] = ..., predicted_finish: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., predicted_cost_micros: _Optional[int] = ..., changed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class Cost(_message.Message):
-    __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "useful_seconds", "replayed_seconds", "idle_seconds", "replayed_micros", "idle_micros", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros")
+    __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "useful_seconds", "replayed_seconds", "idle_seconds", "replayed_micros", "idle_micros", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros", "devices", "expires")
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
     SPENT_MICROS_FIELD_NUMBER: _ClassVar[int]
     ON_DEMAND_MICROS_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,8 @@ class Cost(_message.Message):
     UNPRICED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SPOT_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
     ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
     currency: str
     spent_micros: int
     on_demand_micros: int
@@ -202,7 +204,31 @@ class Cost(_message.Message):
     unpriced_seconds: float
     spot_price_micros: int
     on_demand_price_micros: int
-    def __init__(self, currency: _Optional[str] = ..., spent_micros: _Optional[int] = ..., on_demand_micros: _Optional[int] = ..., saved_micros: _Optional[int] = ..., savings: _Optional[float] = ..., worker_seconds: _Optional[float] = ..., spot_worker_seconds: _Optional[float] = ..., on_demand_worker_seconds: _Optional[float] = ..., useful_seconds: _Optional[float] = ..., replayed_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., replayed_micros: _Optional[int] = ..., idle_micros: _Optional[int] = ..., unpriced_seconds: _Optional[float] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceCost]
+    expires: _timestamp_pb2.Timestamp
+    def __init__(self, currency: _Optional[str] = ..., spent_micros: _Optional[int] = ..., on_demand_micros: _Optional[int] = ..., saved_micros: _Optional[int] = ..., savings: _Optional[float] = ..., worker_seconds: _Optional[float] = ..., spot_worker_seconds: _Optional[float] = ..., on_demand_worker_seconds: _Optional[float] = ..., useful_seconds: _Optional[float] = ..., replayed_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., replayed_micros: _Optional[int] = ..., idle_micros: _Optional[int] = ..., unpriced_seconds: _Optional[float] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceCost, _Mapping]]] = ..., expires: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class DeviceCost(_message.Message):
+    __slots__ = ("device_type", "spent_micros", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros", "expires")
+    DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SPENT_MICROS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNPRICED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    device_type: str
+    spent_micros: int
+    worker_seconds: float
+    spot_worker_seconds: float
+    on_demand_worker_seconds: float
+    unpriced_seconds: float
+    spot_price_micros: int
+    on_demand_price_micros: int
+    expires: _timestamp_pb2.Timestamp
+    def __init__(self, device_type: _Optional[str] = ..., spent_micros: _Optional[int] = ..., worker_seconds: _Optional[float] = ..., spot_worker_seconds: _Optional[float] = ..., on_demand_worker_seconds: _Optional[float] = ..., unpriced_seconds: _Optional[float] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., expires: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("worker_id", "state", "ests", "applied_step", "joined", "last_heard", "reason", "host", "pid", "capacity")
@@ -430,18 +456,34 @@ class JobServiceDeleteResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class JobServiceSetPricesRequest(_message.Message):
-    __slots__ = ("name", "spot_price_micros", "on_demand_price_micros", "request_id", "currency")
+    __slots__ = ("name", "spot_price_micros", "on_demand_price_micros", "request_id", "currency", "devices", "expires")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPOT_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
     ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
     name: str
     spot_price_micros: int
     on_demand_price_micros: int
     request_id: str
     currency: str
-    def __init__(self, name: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., request_id: _Optional[str] = ..., currency: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[DevicePrice]
+    expires: _timestamp_pb2.Timestamp
+    def __init__(self, name: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., request_id: _Optional[str] = ..., currency: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[DevicePrice, _Mapping]]] = ..., expires: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+
+class DevicePrice(_message.Message):
+    __slots__ = ("device_type", "spot_price_micros", "on_demand_price_micros", "expires")
+    DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    SPOT_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    device_type: str
+    spot_price_micros: int
+    on_demand_price_micros: int
+    expires: _timestamp_pb2.Timestamp
+    def __init__(self, device_type: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., expires: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class JobServiceSetPricesResponse(_message.Message):
     __slots__ = ("job",)

@@ -16,14 +16,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane_agent.supervisor.agent import Agent, _JobNews, _MasterAway, is_undecided, sent_away
+from elastane_agent.supervisor.agent import Agent, _JobNews, _MasterAway
 from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
 from elastane_agent.supervisor.policy import RAISES_BEFORE_JOIN_MAX
-from elastane_agent.supervisor.settings import AgentSettings
+from elastane_agent.supervisor.settings import AgentSettings, HostSettings
+from elastane_agent.supervisor.worker_command import remote_start
 from elastane_common.client import RequestRefusedError
 from elastane_common.determinism import Level, process_environment
 from elastane_common.processes.output import Output
-from elastane_proto.v1 import job_pb2, ring_pb2
+from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, serving
 
 
@@ -299,3 +301,36 @@ def test_a_master_that_is_away_while_workers_run_is_said_once() -> None:
     )
     assert [left in said for left in ("27 s left", "25 s left", "20 s left")] == [True] * 3
     assert said.count("the master answers again") == 1
+
+
+def test_what_an_agent_reads_of_a_job_that_scales_by_itself() -> None:
+    member, standby, draining = (
+        getattr(job_pb2, f"WORKER_STATE_{state}") for state in ("MEMBER", "STANDBY", "DRAINING")
+    )
+    on_demand = common_pb2.CAPACITY_TYPE_ON_DEMAND
+    job = job_pb2.Job(
+        phase=job_pb2.JOB_PHASE_RUNNING,
+        settings=job_pb2.JobSettings(ests=8, workers_max=6),
+        workers=[
+            job_pb2.WorkerInfo(worker_id="a", state=member, capacity=on_demand),
+            job_pb2.WorkerInfo(worker_id="b", state=standby),
+            job_pb2.WorkerInfo(worker_id="c", state=draining, capacity=on_demand),
+        ],
+    )
+    plain = job_view(job)
+    assert (plain.target, plain.wanted, plain.on_demand_max) == (None, 6, None)
+    job.scaling.workers_target = 3
+    view = job_view(job)
+    assert (view.target, view.wanted, view.on_demand_max) == (3, 3, None)
+    assert (view.attending, view.standby, view.on_demand) == ({"a", "b"}, {"b"}, {"a"})
+    job.settings.on_demand_workers = 2
+    assert job_view(job).on_demand_max == 0
+    job.scaling.on_demand_target = 1
+    assert job_view(job).on_demand_max == 1
+
+
+def test_a_worker_on_another_host_reports_the_class_of_that_host(tmp_path: Path) -> None:
+    hosts = HostSettings(tmp_path / "hosts.sh", "ssh {host} {command}")
+    settings = AgentSettings(("train.py",), "j", None, 1, master="m:1", hosts=hosts)
+    [*_, line], _ = remote_start(settings, "gpu3", {}, "on-demand")
+    assert " --capacity on-demand -- " in line

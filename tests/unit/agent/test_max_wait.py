@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from elastane_agent.supervisor.actions import Finish, Say, Spawn
 from elastane_agent.supervisor.budget import RestartBudget
-from elastane_agent.supervisor.policy import EXIT_DRAINED, Finish, JobView, Say, Spawn, SupervisorPolicy
+from elastane_agent.supervisor.policy import EXIT_DRAINED, JobView, SupervisorPolicy
 from elastane_common.processes.child import ExitStatus
 
 OVER = JobView("max_wait_exceeded", reason="1 of 2 workers were there after 600 s", workers_max=2)

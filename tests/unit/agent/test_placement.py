@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane_agent.hosts.exclusions import EXCLUDED_SECONDS, FAILURES_MAX, UNREACHABLE_MIN_SECONDS
+from elastane_agent.hosts.slots import HostOffer
+from elastane_agent.supervisor.actions import Action, Announce, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.node_policy import NodePolicy
 from elastane_agent.supervisor.placement import Placement
-from elastane_agent.supervisor.policy import (
-    Action,
-    Announce,
-    Finish,
-    JobView,
-    Kill,
-    Say,
-    Spawn,
-    SupervisorPolicy,
-    Terminate,
-)
+from elastane_agent.supervisor.policy import JobView, SupervisorPolicy
 from elastane_common.exit_codes import CODE_OK, CODE_UNREACHABLE, EXIT_DRAINED, EXIT_RECLAIMED
 from elastane_common.processes.child import ExitStatus
 
@@ -38,14 +32,28 @@ class Driver:
         self.placement = Placement()
         budget = RestartBudget(restarts_max=10, delay_min_seconds=1.0)
         self.policy = SupervisorPolicy([], budget, grace_seconds=GRACE, dynamic=True)
-        self.policy.start(0.0, JobView("running", workers_max=workers_max, step=5, steps=100))
+        self.view = JobView("running", workers_max=workers_max, step=5, steps=100)
+        self.policy.start(0.0, self.view)
 
     def found(self, now: float, held: dict[str, str] | None = None, **hosts: int) -> list[Action]:
-        self.placement.found({name.replace("_", "."): count for name, count in hosts.items()}, held or {})
+        offers = {name.replace("_", "."): HostOffer(count) for name, count in hosts.items()}
+        self.placement.found(offers, held or {})
         return self.changed(now)
 
     def changed(self, now: float) -> list[Action]:
-        actions = self.policy.places_changed(now, self.placement.wanted(now))
+        places = self.placement.wanted(now)
+        return self._note_starts(now, self.policy.places_changed(now, places, self.placement.on_demand()))
+
+    def news(self, now: float, **changes: Any) -> list[Action]:
+        """What the agent does about a job update."""
+        self.view = replace(self.view, **changes)
+        return self._note_starts(now, self.policy.job_changed(now, self.view))
+
+    def offered(self, now: float, **hosts: HostOffer) -> list[Action]:
+        self.placement.found(hosts, {})
+        return self.changed(now)
+
+    def _note_starts(self, now: float, actions: list[Action]) -> list[Action]:
         for worker in spawned(actions):
             self.placement.started(now, worker)
         return actions
@@ -79,6 +87,49 @@ def test_workers_go_where_there_are_slots_up_to_what_the_job_wants() -> None:
     assert spawned(driver.found(1.0, a=1)) == ["a-0"]
     assert spawned(driver.found(2.0, a=2, b=2)) == ["a-1", "b-0"]
     assert spawned(driver.found(3.0, a=2, b=2)) == []
+
+
+def test_the_cheapest_hosts_are_used_first() -> None:
+    driver = Driver(workers_max=4)
+    offers = {
+        "unknown": HostOffer(1),
+        "dear": HostOffer(2, "on-demand", 980_000),
+        "cheap": HostOffer(2, "spot", 310_000),
+        "same": HostOffer(1, "spot", 310_000),
+    }
+    assert spawned(driver.offered(1.0, **offers)) == ["cheap-0", "cheap-1", "same-0", "dear-0"]
+    assert driver.placement.capacity("dear-1") == "on-demand" and not driver.placement.capacity("unknown-0")
+
+
+MIXED = {"o": HostOffer(3, "on-demand", 980_000), "s": HostOffer(3, "spot", 310_000)}
+
+
+def test_workers_on_demand_are_those_that_the_job_wants_on_demand() -> None:
+    """A deadline takes spot; as time runs out, on-demand workers come beside it and stay."""
+    driver = Driver(workers_max=6)
+    driver.news(0.5, target=6, on_demand_max=0)
+    assert spawned(driver.offered(1.0, **MIXED)) == ["s-0", "s-1", "s-2"]
+    actions = driver.news(2.0, on_demand_max=2)
+    assert spawned(actions) == ["o-0", "o-1"] and "2 of them on demand" in said(actions)
+    assert driver.changed(3.0) == []
+    assert spawned(driver.exited(4.0, "o-0", EXIT_DRAINED, asked_to_leave=False)) == []
+    assert spawned(driver.policy.tick(30.0)) == ["o-0"], "no other class replaces it"
+    assert spawned(driver.news(40.0, on_demand_max=3)) == ["o-2"]
+
+
+def test_where_no_host_is_on_demand_spot_does_not_take_its_place() -> None:
+    driver = Driver(workers_max=4)
+    driver.news(0.5, target=4, on_demand_max=2)
+    assert spawned(driver.offered(1.0, s=HostOffer(4, "spot"))) == ["s-0", "s-1"]
+    assert spawned(driver.news(2.0, on_demand_max=0)) == ["s-2", "s-3"]
+
+
+def test_a_list_without_spot_waits_and_says_why() -> None:
+    driver = Driver(workers_max=2)
+    driver.news(0.5, target=2, on_demand_max=0)
+    actions = driver.offered(1.0, o=HostOffer(2, "on-demand"))
+    assert spawned(actions) == [] and finished(actions) is None
+    assert "no worker is wanted here: the job wants 2 workers, 0 of them on demand" in said(actions)
 
 
 def test_without_hosts_it_waits_and_says_so_once() -> None:
@@ -160,7 +211,7 @@ def test_a_host_that_is_reclaimed_gets_no_worker_for_a_while() -> None:
 
 def test_a_notice_of_a_host_counts_once_for_all_its_workers() -> None:
     placement = Placement()
-    placement.found({"a": 2}, {})
+    placement.found({"a": HostOffer(2)}, {})
 
     def told(now: float, worker: str) -> bool:
         fault = placement.ended(now, worker, ExitStatus(EXIT_RECLAIMED))
@@ -216,7 +267,7 @@ def test_a_host_that_cannot_be_used_is_held() -> None:
 
 def test_signals_of_a_remote_worker_are_named() -> None:
     placement = Placement()
-    placement.found({"a": 1, "localhost": 1}, {})
+    placement.found({"a": HostOffer(1), "localhost": HostOffer(1)}, {})
     assert placement.status("a-0", ExitStatus(137)) == ExitStatus(-signal.SIGKILL)
     assert placement.status("localhost-0", ExitStatus(137)) == ExitStatus(137)
     assert placement.status("a-0", ExitStatus(255)) == ExitStatus(255)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from elastane_agent.supervisor.actions import Action, Announce, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.policy import (
     CODE_FAILED,
@@ -17,15 +19,8 @@ from elastane_agent.supervisor.policy import (
     OVER_GRACE_SECONDS,
     PHASE_WAIT_SECONDS,
     UNTRAINED_WAIT_SECONDS,
-    Action,
-    Announce,
-    Finish,
     JobView,
-    Kill,
-    Say,
-    Spawn,
     SupervisorPolicy,
-    Terminate,
 )
 from elastane_common.errors import EXIT_START_ANEW
 from elastane_common.processes.child import ExitStatus
@@ -189,6 +184,111 @@ def test_a_dismissed_worker_comes_back_if_the_job_was_scaled_out_meanwhile() -> 
 def test_standbys_within_the_wanted_number_stay() -> None:
     policy = started(view=replace(RUNNING, standby=frozenset({"w3"})))
     assert policy.job_changed(1.0, replace(RUNNING, step=9, standby=frozenset({"w3"}))) == []
+
+
+def auto(target: int, *attending: str, standby: str = "", **more: Any) -> JobView:
+    """A job that scales by itself. standby: names of one letter's worth, apart."""
+    names = frozenset(attending)
+    waiting = frozenset(standby.split())
+    return replace(RUNNING, workers_max=8, target=target, attending=names | waiting, standby=waiting, **more)
+
+
+def test_a_job_that_scales_by_itself_gets_its_target_and_not_its_bound() -> None:
+    policy = SupervisorPolicy([f"w{number}" for number in range(8)], RestartBudget(restarts_max=10))
+    assert spawned(policy.start(0.0, auto(2))) == ["w0", "w1"]
+    assert spawned(policy.job_changed(1.0, auto(4, "w0", "w1"))) == ["w2", "w3"]
+    assert spawned(policy.job_changed(1.1, auto(4, "w0", "w1", "w2", "w3"))) == []
+    # The target falls: nothing happens before the ring has changed, then who stands by is released.
+    actions = policy.job_changed(2.0, auto(3, "w0", "w1", "w2", "w3"))
+    assert "the job wants up to 3 workers" in said(actions)
+    assert not any(isinstance(action, Terminate) for action in actions)
+    assert policy.job_changed(2.1, auto(3, "w1", "w2", "w3", standby="w0")) == [Terminate("w0")]
+    assert policy.job_changed(2.2, auto(3, "w1", "w2", "w3", standby="w0")) == [], "once is enough"
+    assert spawned(policy.worker_exited(3.0, "w0", DRAINED)) == []
+    assert spawned(policy.job_changed(4.0, auto(4, "w1", "w2", "w3"))) == ["w0"]
+
+
+def test_a_worker_that_dies_is_replaced_up_to_the_target() -> None:
+    policy = SupervisorPolicy([f"w{number}" for number in range(8)], RestartBudget(restarts_max=10))
+    policy.start(0.0, auto(2))
+    policy.worker_exited(1.0, "w1", KILLED)
+    assert spawned(policy.job_changed(1.5, auto(2, "w0"))) == [], "it is restarted after its pause"
+    due = policy.next_due()
+    assert due is not None and len(spawned(policy.tick(due))) == 1
+
+
+def test_the_target_is_that_of_all_agents_and_they_release_the_same_worker() -> None:
+    agents = {
+        name: SupervisorPolicy([f"{name}{number}" for number in range(4)], RestartBudget(restarts_max=10))
+        for name in "ab"
+    }
+    assert spawned(agents["a"].start(0.0, auto(3))) == ["a0", "a1", "a2"]
+    # b comes later and is not needed: it waits, and does not end.
+    actions = agents["b"].start(1.0, auto(3, "a0", "a1", "a2"))
+    assert spawned(actions) == [] and finished(actions) is None
+    assert "no worker is wanted here: the job wants 3 workers" in said(actions)
+    wider = auto(6, "a0", "a1", "a2")
+    assert spawned(agents["a"].job_changed(2.0, wider)) == ["a3"]
+    assert spawned(agents["b"].job_changed(2.0, wider)) == ["b0", "b1", "b2"], "both started at once"
+    there = auto(6, "a0", "a1", "a2", "a3", "b0", "b1", standby="b2")
+    assert agents["a"].job_changed(3.0, there) == []
+    assert agents["b"].job_changed(3.0, there) == [Terminate("b2")]
+    # Two stand by on each side, one is too many: only one agent releases it.
+    narrow = auto(3, "a2", "a3", standby="a1 b1")
+    released = [
+        action.worker
+        for policy in agents.values()
+        for action in policy.job_changed(4.0, narrow)
+        if isinstance(action, Terminate)
+    ]
+    assert released == ["b1"]
+    # When a's workers are gone, b takes over.
+    agents["b"].worker_exited(5.0, "b2", DRAINED)
+    agents["b"].worker_exited(5.0, "b1", DRAINED)
+    agents["b"].worker_exited(5.0, "b0", KILLED)
+    assert spawned(agents["b"].job_changed(6.0, auto(3))) == ["b1", "b2"]
+
+
+def test_the_end_of_a_job_ends_an_agent_of_which_no_worker_is_wanted() -> None:
+    policy = SupervisorPolicy(["b0"], RestartBudget(restarts_max=10))
+    policy.start(0.0, auto(1, "a0"))
+    assert policy.job_changed(1.0, auto(1, "a0")) == [], "it is said once"
+    assert finished(policy.job_changed(2.0, JobView("succeeded", step=100, steps=100))) == CODE_OK
+
+
+def test_workers_on_demand_and_on_spot_are_counted_apart() -> None:
+    names = [f"o{number}" for number in range(4)]
+    dear = SupervisorPolicy(names, RestartBudget(restarts_max=10), on_demand=True)
+    cheap = SupervisorPolicy([f"s{number}" for number in range(4)], RestartBudget(restarts_max=10))
+    first = auto(4, on_demand_max=0)
+    assert spawned(dear.start(0.0, first)) == []
+    assert spawned(cheap.start(0.0, first)) == ["s0", "s1", "s2", "s3"]
+    # On demand is asked for while spot fills the target: it is started beside, and takes the place of spot.
+    names = ["s0", "s1", "s2", "s3"]
+    actions = dear.job_changed(1.0, auto(4, *names, on_demand_max=2))
+    assert spawned(actions) == ["o0", "o1"] and "4 workers, 2 of them on demand" in said(actions)
+    coming = auto(4, *names, standby="o0", on_demand_max=2, on_demand=frozenset({"o0"}))
+    assert dear.job_changed(2.0, coming) == [] != cheap.job_changed(2.0, coming), "it waits for its ring"
+    assert not any(isinstance(action, Terminate) for action in cheap.job_changed(2.1, coming))
+    there = auto(
+        4, "s0", "s1", "o0", "o1", standby="s2 s3", on_demand_max=2, on_demand=frozenset({"o0", "o1"})
+    )
+    assert dear.job_changed(3.0, there) == []
+    assert cheap.job_changed(3.0, there) == [Terminate("s3"), Terminate("s2")]
+    # Fewer on demand are wanted: who trains stays until spot has taken the place.
+    for worker in ("s2", "s3"):
+        cheap.worker_exited(3.5, worker, DRAINED)
+    fewer = auto(4, "s0", "s1", "o0", "o1", on_demand_max=1, on_demand=frozenset({"o0", "o1"}))
+    assert not any(isinstance(action, Terminate) for action in dear.job_changed(4.0, fewer))
+    assert spawned(cheap.job_changed(4.0, fewer)) == ["s2"]
+    taken = auto(4, "s0", "s1", "s2", "o0", standby="o1", on_demand_max=1, on_demand=frozenset({"o0", "o1"}))
+    assert dear.job_changed(5.0, taken) == [Terminate("o1")]
+
+
+def test_an_agent_on_demand_starts_only_what_others_have_not() -> None:
+    policy = SupervisorPolicy(["o0", "o1"], RestartBudget(restarts_max=10), on_demand=True)
+    there = auto(4, "s0", "p0", on_demand_max=2, on_demand=frozenset({"p0"}))
+    assert spawned(policy.start(1.0, there)) == ["o0"], "one is there already, from elsewhere"
 
 
 def test_who_is_drained_while_there_are_too_many_stays_away() -> None:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastane_agent.supervisor.price_feed import PriceFeedSettings, prices_at
 from elastane_agent.supervisor.price_table import (
     PriceFeed,
     PriceRow,
     PriceTable,
     PriceTableError,
     parse_price_table,
-    read_price_table,
 )
 from elastane_common.errors import RefusedError
 
@@ -76,12 +76,12 @@ def test_what_is_no_table(text: str, words: str) -> None:
 
 
 def test_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="cannot be read"):
-        read_price_table(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="none"):
+        prices_at(PriceFeedSettings(str(tmp_path / "none")))
     path = tmp_path / "prices.csv"
     path.write_text("at,spot\n0,x\n")
     with pytest.raises(RefusedError, match=r"prices\.csv: row 1"):
-        read_price_table(path)
+        prices_at(PriceFeedSettings(str(path)))
 
 
 @given(st.lists(st.floats(0, 8000), min_size=1, max_size=8))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from typer.testing import CliRunner
 
-from elastane_cli.commands.cost import cost_line, prices_line
+from elastane_cli.commands.cost import cost_line, prices_line, stale_prices
 from elastane_cli.commands.main import build_app
 from elastane_common.prices import currency_code, price_micros
 from elastane_proto.amounts import money_text, price_text
@@ -93,6 +95,40 @@ def test_cost_shows_what_was_spent_saved_and_wasted(master: FakeMaster) -> None:
     assert "7.50 h on spot, 2.50 h on demand" in text and "no known price" not in text
     master.jobs["train"].cost.unpriced_seconds = 3600
     assert "1.00 h had no known price" in invoke(master, "cost", "train")[1]
+
+
+def test_cost_shows_device_types_and_prices_that_have_expired(master: FakeMaster) -> None:
+    cost = master.jobs["train"].cost
+    assert "DEVICE" not in invoke(master, "cost")[1]
+    cost.devices.add(
+        device_type="NVIDIA [L4]",
+        spot_worker_seconds=7200,
+        spent_micros=1_250_000,
+        spot_price_micros=625_000,
+        expires=datetime.fromtimestamp(time.time() - 600, UTC),
+    )
+    cost.devices.add(on_demand_worker_seconds=3600, spent_micros=1_000_000, on_demand_price_micros=1_000_000)
+    code, text = invoke(master, "cost")
+    assert code == 0, text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["NVIDIA", "[L4]", "2.00", "0.00", "1.25", "EUR", "0.625", "EUR", "unknown"] in rows
+    assert ["not", "known", "0.00", "1.00", "1.00", "EUR", "unknown", "1.00", "EUR"] in rows
+    assert "prices have expired, the last ones are kept: NVIDIA [L4] (10 min ago)" in " ".join(text.split())
+    cost.expires.FromDatetime(datetime.fromtimestamp(time.time() + 600, UTC))
+    assert stale_prices(cost, time.time() + 700).count("min ago") == 2
+    cost.devices[0].ClearField("expires")
+    assert "expired" not in invoke(master, "cost")[1]
+
+
+def test_price_of_one_device_type(master: FakeMaster) -> None:
+    code, text = invoke(master, "price", "--device", "NVIDIA L4", "--spot", "0.31")
+    assert code == 0, text
+    request = master.requests[-1]
+    assert not request.HasField("spot_price_micros")
+    [device] = request.devices
+    assert (device.device_type, device.spot_price_micros) == ("NVIDIA L4", 310_000)
+    assert not device.HasField("on_demand_price_micros")
+    assert invoke(master, "price", "--device", "NVIDIA L4", "--currency", "EUR")[0] == 2
 
 
 def test_cost_of_a_job_without_prices(master: FakeMaster) -> None:

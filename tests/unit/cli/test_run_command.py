@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from typer.testing import CliRunner, Result
 
 from elastane_agent.supervisor import agent
 from elastane_agent.supervisor.first_checks import try_checkpoint_url
+from elastane_agent.supervisor.price_feed import PriceFeedSettings
+from elastane_agent.supervisor.price_table import PriceTable
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_cli.commands.catalogue import load
 from elastane_cli.commands.main import build_app
@@ -195,8 +198,42 @@ def test_a_time_limit_without_end_is_bad_usage(option: str, asked: list[AgentSet
     assert not asked
 
 
-@pytest.mark.parametrize("option", ["--hosts", "--price-table"])
+def test_on_demand_workers_that_nobody_can_start_are_refused_in_words(asked: list[AgentSettings]) -> None:
+    auto = ("--ests", "2", "--auto", "deadline=+2h", "--on-demand-workers", "1")
+    result = run(*auto)
+    assert result.exit_code == 2 and "nothing here can start" in result.output
+    assert not asked
+    for possible in (("--master", "127.0.0.1:1"), ("--listen", "127.0.0.1"), ("--capacity", "on-demand")):
+        assert run(*auto, *possible).exit_code == 4  # the fake has no master
+    assert len(asked) == 3 and asked[0].settings is not None and asked[0].settings.on_demand_workers == 1
+
+
+def test_prices_from_a_file_or_a_url(asked: list[AgentSettings], tmp_path: Path) -> None:
+    table, prices = tmp_path / "table.csv", tmp_path / "prices.json"
+    table.write_text("at,spot\n0,0.31\n")
+    prices.write_text('[{"capacity": "spot", "zone": "a", "micros_per_hour": 310000}]')
+    assert run("--ests", "2", "--price-table", str(table)).exit_code == 4  # the fake has no master
+    assert run("--ests", "2", "--prices", str(table)).exit_code == 4  # the fake has no master
+    url = "http://127.0.0.1:9/prices"
+    for location in (str(prices), url):
+        options = ("--prices", location, "--prices-zone", "a", "--prices-interval", "5")
+        assert run("--ests", "2", *options).exit_code == 4  # the fake has no master
+    first, second, third, fourth = (settings.prices for settings in asked)
+    assert isinstance(first, PriceTable) and second == first
+    assert third == PriceFeedSettings(str(prices), "a", 5.0)
+    assert fourth == PriceFeedSettings(url, "a", 5.0)
+    for location in ("file:///etc/passwd", "ftp://host/prices"):
+        result = run("--ests", "2", "--prices", location)
+        assert result.exit_code == 2 and "neither a file nor" in result.output
+    assert run("--ests", "2", "--prices", url, "--price-table", str(table)).exit_code == 2
+    prices.write_text('[{"capacity": "spot", "micros_per_hour": 0}]')
+    result = run("--ests", "2", "--prices", str(prices))
+    assert result.exit_code == 3 and "ELA417" in result.output
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize("option", ["--hosts", "--prices", "--price-table"])
 def test_a_file_that_is_not_there_is_bad_usage(option: str, asked: list[AgentSettings]) -> None:
     result = run("--ests", "2", option, "nowhere")
-    assert result.exit_code == 2 and f"Invalid value for '{option}'" in result.output
+    assert result.exit_code == 2 and re.search(f"Invalid value for '?{option}", result.output)
     assert not asked

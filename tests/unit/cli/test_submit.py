@@ -192,6 +192,11 @@ def test_a_run_like_another_has_the_settings_of_its_record(
     submit(training, "--like", "1", "--seed", "8", "--threads", "3", "--determinism", "d1", "--detach")
     job = training.sent(Train)[-1].spec.job
     assert (job.seed, job.torch_threads, job.determinism) == (8, 3, job_pb2.DETERMINISM_LEVEL_D1)
+    auto = ("--auto", "deadline=2026-12-04T18:00+01:00", "--on-demand-workers", "2")
+    submit(training, "--like", "1", *auto, "--over-budget", "suspend", "--detach")
+    job = training.sent(Train)[-1].spec.job
+    assert (job.scaling, job.on_demand_workers) == ("deadline=1796403600", 2)
+    assert job.over_budget == job_pb2.OVER_BUDGET_SUSPEND
     submit(training, "--like", "1", "--framework", "plain", "--detach")
     assert not training.sent(Train)[-1].spec.HasField("job")
 

@@ -14,7 +14,7 @@ from job_driver import JobDriver, settings
 
 from cost_oracle import CostOracle, charged, difference
 from elastane_master.decisions import cost, effects, events
-from elastane_master.decisions.amounts import HOUR_NANOS, NANOS_MAX, Amount
+from elastane_master.decisions.amounts import HOUR_NANOS, NANOS_MAX, Amount, Charges, Workers
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.amounts import money_text
@@ -221,6 +221,111 @@ def test_money_is_shown_to_the_cent(micros: int, shown: str) -> None:
     assert money_text(micros, "USD") == shown
 
 
+# ------------------------------------------------------------------ by device type
+
+
+def device_price(
+    device_type: str, spot: int | None, on_demand: int | None = None, **more: Any
+) -> events.DevicePriceRequested:
+    return events.DevicePriceRequested(device_type, spot, on_demand, **more)
+
+
+def measure(job: JobDriver, worker: str, device_type: str) -> None:
+    job.do(
+        events.AppliedReported(
+            worker, job.session(worker), job.generation, job.state.steps.committed, device_type=device_type
+        )
+    )
+
+
+def test_each_device_type_is_charged_at_its_own_price_from_the_event_on() -> None:
+    job = JobDriver(priced(4))
+    job.form("a", "b", "c")
+    measure(job, "a", "H100")
+    measure(job, "b", "L4")
+    base = seen(job)
+    began = job.now
+    asked = (device_price("H100", 2_000_000), device_price("A10", 500_000))
+    job.do(events.PricesRequested("r", devices=asked), after=HOUR)
+    job.now = began + 2 * HOUR
+    view = seen(job)
+    # An hour at 0.30 each; then an hour at 2.00, 0.30, 0.30.
+    assert view.spent_micros - base.spent_micros == pytest.approx(3 * 300_000 + 2_600_000, abs=2)
+    shown = {device.device_type: device for device in view.devices}
+    assert list(shown) == ["A10", "H100", "L4", ""]
+    assert shown["H100"].spent_micros == pytest.approx(2_300_000, abs=2)
+    assert shown["L4"].spent_micros == pytest.approx(600_000, abs=2)
+    assert shown["A10"].worker_nanos == 0 and shown["A10"].spot_price_micros == 500_000
+    assert shown["H100"].spot_price_micros == 2_000_000 and shown["H100"].on_demand_price_micros == 1_000_000
+    assert sum(device.worker_nanos for device in view.devices) == view.worker_nanos
+    assert abs(sum(device.spent_micros for device in view.devices) - view.spent_micros) <= 2
+    assert cost.price_micros(job.state, "H100", "spot") == 2_000_000
+    assert cost.price_micros(job.state, "V100", "on_demand") == 1_000_000
+    [note] = job.noted("prices_changed")
+    assert "spot 0.30 USD and on demand 1.00 USD an hour, of A10 spot 0.50 USD, of H100 spot" in note.reason
+
+
+def test_a_feed_that_says_the_same_for_longer_is_no_news_and_past_its_time_is_stale() -> None:
+    job = JobDriver(priced(1))
+    job.form("a")
+    until = job.now + 60
+    job.do(events.PricesRequested("1", 400_000, devices=(device_price("L4", 7, expires_at=until),)))
+    assert not seen(job).is_stale(job.now)
+    assert seen(job).is_stale(until)
+    job.do(events.PricesRequested("2", devices=(device_price("L4", 7, expires_at=until + 60),)))
+    assert len(job.noted("prices_changed")) == 1
+    assert not seen(job).is_stale(until) and seen(job).devices[0].spot_price_micros == 7
+    job.do(events.PricesRequested("3", 400_000, expires_at=until))
+    assert seen(job).expires_at == until
+    job.do(events.PricesRequested("4", 410_000))
+    assert seen(job).expires_at is None, "the operator's price holds until another one comes"
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        (device_price("", 5),),
+        (device_price("L4", -1),),
+        (device_price("L4", None, PRICE_MICROS_MAX + 1),),
+        (device_price("L4", 5), device_price("L4", 6)),
+        tuple(device_price(f"d{number}", 1) for number in range(65)),
+    ],
+    ids=["no type", "negative", "too much", "twice", "too many"],
+)
+def test_prices_of_devices_that_cannot_be_change_nothing(
+    devices: tuple[events.DevicePriceRequested, ...],
+) -> None:
+    job = JobDriver(priced())
+    job.form("a")
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection):
+        job.machine.handle(events.PricesRequested("r", 1, devices=devices), job.now)
+    assert job.machine.snapshot() == before
+
+
+def test_counts_of_a_store_without_device_types_are_made_up_for() -> None:
+    """A worker's type may be in the store, and its count not: nothing becomes negative."""
+    job = JobDriver(priced(2))
+    job.form("a", "b")
+    measure(job, "a", "L4")
+    job.state.cost.ring_workers.devices.clear()
+    job.state.cost.members.devices.clear()
+    job.do(events.PricesRequested("1", devices=(device_price("L4", 900_000),)), after=10)
+    job.lose("a")
+    assert job.state.cost.ring_workers == Workers(spot=1)
+    job.do(events.MasterStarted("m"), after=5)
+    assert job.state.cost.ring_workers == Workers(spot=1)
+
+
+def test_device_types_without_bound_are_counted_together() -> None:
+    workers = Workers()
+    for number in range(70):
+        workers.add("spot", f"d{number}")
+    assert (workers.spot, len(workers.devices)) == (70, 64)
+    *_, (name, spot, on_demand) = workers.groups()
+    assert (name, spot, on_demand) == ("", 6, 0)
+
+
 # ------------------------------------------------------------------ against exact arithmetic
 
 _prices = st.one_of(st.none(), st.integers(0, 50_000_000), st.just(10**12))
@@ -230,6 +335,8 @@ _acts = st.one_of(
     st.tuples(st.just("tasks"), st.sampled_from("tu"), st.sampled_from(("spot", "on_demand"))),
     st.tuples(st.sampled_from(("lose", "drain", "leave")), st.sampled_from("abcdtu"), st.just("")),
     st.tuples(st.just("price"), _prices, _prices),
+    st.tuples(st.sampled_from(("price of x", "price of y")), _prices, _prices),
+    st.tuples(st.just("measured"), st.sampled_from("abcdtu"), st.sampled_from(("x", "y"))),
     st.tuples(
         st.sampled_from(("step", "step", "step", "restart", "tick", "suspend", "resume")),
         st.none(),
@@ -263,6 +370,15 @@ class Churn(JobDriver):
 
     def check(self) -> None:
         assert not difference(self.oracle, self.base, charged(self.machine, self.now))
+        book = self.state.cost
+        attended, of_devices = book.attended, Charges()
+        for charges in book.devices.values():
+            of_devices = of_devices.plus(charges)
+        assert (of_devices.nanos, of_devices.unpriced_nanos, of_devices.spent) == (
+            attended.nanos,
+            attended.unpriced_nanos,
+            attended.spent,
+        )
 
     def _answer(self, worker: str, message: Any) -> None:
         if worker not in self.state.workers:
@@ -300,6 +416,12 @@ class Churn(JobDriver):
                 self.do(events.LeavingReported(one, self.session(one), "spot", 30.0))
             case "price":
                 self.do(events.PricesRequested("", one, other))
+            case "price of x" | "price of y":
+                device = events.DevicePriceRequested(what[-1], one, other)
+                self.do(events.PricesRequested("", devices=(device,)))
+            case "measured" if one in workers and not workers[one].awaited:
+                session, step = self.session(one), workers[one].applied_step
+                self.do(events.AppliedReported(one, session, self.generation, step, device_type=other))
             case "step" if self.state.ring.stage == "running":
                 for worker in self.members:
                     if worker in self.members and worker not in self.state.steps.reports:

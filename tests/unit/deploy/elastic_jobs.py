@@ -10,14 +10,18 @@ from typing import Any
 import msgspec
 
 from elastane_operator.decisions import actions
+from elastane_operator.decisions.autoscaling import settings_of
 from elastane_operator.decisions.observed import (
     JobAtMaster,
     MasterView,
     Objects,
     Observed,
     PoolView,
+    ScalingSettings,
+    Targets,
     WorkerView,
 )
+from elastane_operator.decisions.pod_labels import CAPACITY_ON_DEMAND
 from elastane_operator.decisions.pods import PodView, pod_name
 from elastane_operator.decisions.reconcile import Decision, reconcile
 from elastane_operator.decisions.reconciliation import FINALIZER
@@ -85,6 +89,7 @@ class Cluster:
         self.job: JobAtMaster | None = None
         self.reachable = True
         self.pool: PoolView | None = None
+        self.autoscalers: tuple[str, ...] = ()
         self.gone = False
         self.made = 0
         self.most_live = 0
@@ -107,6 +112,7 @@ class Cluster:
                 missing=tuple(body for key, body in names.items() if key not in self.objects),
             ),
             pool=self.pool,
+            autoscalers=self.autoscalers,
         )
 
     def decide(self) -> Decision:
@@ -162,7 +168,8 @@ class Cluster:
                 self.pods[name] = pod(
                     index,
                     uid=f"pod-{self.made}",
-                    device_type=kind,
+                    device_type="" if kind == CAPACITY_ON_DEMAND else kind,
+                    on_demand=kind == CAPACITY_ON_DEMAND,
                     phase="Pending",
                     created=self.now,
                     scheduled=False,
@@ -193,16 +200,26 @@ class Cluster:
             self.job = JobAtMaster(
                 phase="waiting", ests=self.spec.ests, workers_min=workers.min, workers_max=workers.max
             )
+            self._set_scaling()
             return
         assert self.job is not None
         if what == "Scale":
             self.at_master(workers_min=self.spec.workers.min, workers_max=self.spec.workers.max)
+        elif what == "SetScaling":
+            self._set_scaling()
         elif what == "Suspend":
             self.at_master(phase="suspended", saved_step=self.job.step, workers=())
         elif what == "Resume":
             self.at_master(phase="waiting")
         elif what == "Cancel":
             self.at_master(phase="cancelled", reason="cancelled by an operator", workers=())
+
+    def _set_scaling(self) -> None:
+        """The master takes the scaling of the spec; nothing is measured, so as many workers as may train."""
+        assert self.job is not None
+        scaling = settings_of(self.spec) or ScalingSettings()
+        targets = Targets(min(self.job.workers_max, self.job.ests), 0, "nothing is measured yet")
+        self.at_master(scaling=scaling, targets=targets if scaling.mode else None)
 
     # ------------------------------------------------------------------ the world
 
@@ -216,8 +233,21 @@ class Cluster:
         if self.job is not None and not self.job.over and self.job.phase != "suspended":
             running = [each for each in self.live() if each.phase == "Running"]
             enough = len(running) >= self.job.workers_min
-            workers = tuple(WorkerView(f"{each.name}-7-0", "member") for each in running)
+            workers = tuple(
+                WorkerView(f"{each.name}-7-0", "member" if each.name in self._ring(running) else "standby")
+                for each in running
+            )
             self.at_master(phase="running" if enough else "waiting", workers=workers)
+
+    def _ring(self, running: list[PodView]) -> set[str]:
+        """Who trains: those on demand that are wanted, then spot, then the others; of other jobs all."""
+        targets = self.job.targets if self.job is not None else None
+        if targets is None:
+            return {each.name for each in running}
+        on_demand = [each for each in running if each.on_demand]
+        spot = [each for each in running if not each.on_demand]
+        first = [*on_demand[: targets.on_demand], *spot, *on_demand[targets.on_demand :]]
+        return {each.name for each in first[: targets.workers]}
 
     def change(self, name: str, **fields: Any) -> None:
         self.pods[name] = msgspec.structs.replace(self.pods[name], **fields)

@@ -57,6 +57,33 @@ def test_every_variable_is_an_option_of_elastane_run_or_its_connection() -> None
     assert told <= known | connection, told - known - connection
 
 
+def test_pods_on_demand_are_told_apart_by_their_nodes_and_report_it() -> None:
+    on_demand = {
+        "workers": 2,
+        "nodeSelector": {"capacity": "on-demand"},
+        "tolerations": [{"key": "dear", "operator": "Exists"}],
+    }
+    scaling = {"mode": "deadline=2026-12-04T18:00Z", "onDemand": on_demand}
+    worker = {"name": "worker", "image": "i", "env": [{"name": "ELASTANE_CAPACITY", "value": "on-demand"}]}
+    template = {"spec": {"containers": [worker], "nodeSelector": {"zone": "a", "capacity": "spot"}}}
+    spec = spec_of(template=template, scaling=scaling)
+    spot = worker_pod(identity(), spec, 0, "m:1")
+    dear = worker_pod(identity(), spec, 1, "m:1", on_demand=True)
+    assert spot["spec"]["nodeSelector"] == {"zone": "a", "capacity": "spot"}
+    assert dear["spec"]["nodeSelector"] == {"zone": "a", "capacity": "on-demand"}
+    assert "tolerations" not in spot["spec"] and dear["spec"]["tolerations"] == on_demand["tolerations"]
+    assert environment(spot)["ELASTANE_CAPACITY"] == "spot"
+    assert environment(dear)["ELASTANE_CAPACITY"] == "on-demand"
+    for made, kind in ((spot, ""), (dear, "on-demand")):
+        made["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        assert read_pod(made).kind == kind
+        for version in VERSIONS:
+            kubernetes_validate.validate(made, version, strict=True)
+    plain = worker_pod(identity(), spec_of(scaling={"mode": "efficiency"}), 0, "m:1")
+    assert "elastane.io/capacity" not in plain["metadata"]["labels"]
+    assert "ELASTANE_CAPACITY" not in environment(plain)
+
+
 def test_what_the_template_says_stays() -> None:
     template = {
         "metadata": {"labels": {"team": "a", "elastane.io/job-name": "not this"}, "annotations": {"x": "y"}},

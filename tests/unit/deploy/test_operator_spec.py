@@ -14,7 +14,7 @@ import yaml
 
 from elastane_operator.decisions import spec as specs
 from elastane_operator.decisions import status as statuses
-from elastane_operator.decisions.report import money
+from elastane_operator.decisions.money import money
 from elastane_operator.decisions.spec import (
     ExitCodes,
     Identity,
@@ -59,6 +59,8 @@ BAD = [
     ({"template": {}}, "spec"),
 ]
 POOLED: dict[str, Any] = {"checkpoint": {"url": "s3://bucket/digits"}}
+DEADLINE = "deadline=2026-12-04T18:00+01:00"
+ON_DEMAND = {"workers": 2, "nodeSelector": {"capacity": "on-demand"}}
 #: What only the rules across fields refuse; the operator does too.
 CROSS = [
     ({"workers": {"min": 3, "max": 2}}, "workers.min (3) must be at most workers.max (2)"),
@@ -76,6 +78,22 @@ CROSS = [
     (POOLED | {"scheduling": {"pool": "p", "weight": float("nan")}}, "scheduling.weight"),
     (POOLED | {"scheduling": {"pool": "p", "priority": -(10**7)}}, "scheduling.priority must be from"),
     (POOLED | {"scheduling": {"pool": "p", "deadline": "2027-01-01T00:00:00"}}, "scheduling.deadline must"),
+    ({"scaling": {"mode": "fastest"}}, "scaling.mode: 'fastest' is no mode of scaling"),
+    ({"scaling": {"mode": "efficiency=0"}}, "scaling.mode: theta is 0"),
+    ({"scaling": {"mode": "budget=nan"}}, "scaling.mode: the budget is 'nan'"),
+    ({"scaling": {"mode": "budget=5 EUR"}}, "scaling.mode: the budget is in EUR"),
+    ({"scaling": {"mode": "deadline=+2h"}}, "means another time whenever it is read"),
+    ({"scaling": {"mode": "deadline=18:00Z"}}, "means another time whenever it is read"),
+    ({"scaling": {"mode": "deadline=2026-12-04T18:00"}}, "has no time zone"),
+    (
+        POOLED | {"scaling": {"mode": "efficiency"}, "scheduling": {"pool": "p"}},
+        "either scaling or scheduling",
+    ),
+    ({"scaling": {"mode": "efficiency"}, "recoveryPolicy": "Fixed"}, "scaling needs recoveryPolicy Elastic"),
+    ({"scaling": {"mode": "efficiency", "onDemand": ON_DEMAND}}, "scaling.onDemand is for a deadline"),
+    ({"scaling": {"mode": DEADLINE, "onDemand": {"workers": 1}}}, "needs a nodeSelector or tolerations"),
+    ({"scaling": {"mode": DEADLINE, "onDemand": ON_DEMAND | {"workers": 4}}}, "from 1 to workers.max (3)"),
+    ({"scaling": {"mode": DEADLINE, "coldStartSeconds": -1}}, "coldStartSeconds must be at least 0"),
 ]
 
 

@@ -58,7 +58,7 @@ def _made(hint: typing.Any, rng: random.Random) -> typing.Any:
     arguments = typing.get_args(hint)
     if hint is bool:
         return True
-    if hint is int:
+    if hint is int or int in arguments:
         return rng.randrange(1, 2**40)
     if hint is float or float in arguments:
         return rng.random()

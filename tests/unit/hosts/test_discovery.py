@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from elastane_agent.hosts.discovery import Discovery, DiscoveryError, ask_hosts
+from elastane_agent.hosts.slots import HostOffer
 from elastane_common.errors import ElastaneError
 
 
@@ -22,7 +23,10 @@ def script(tmp_path: Path, body: str) -> Path:
 
 
 def test_what_it_prints(tmp_path: Path) -> None:
-    assert ask_hosts(script(tmp_path, "echo a:2; echo; echo b; echo noise >&2")) == {"a": 2, "b": 1}
+    assert ask_hosts(script(tmp_path, "echo a:2; echo; echo b; echo noise >&2")) == {
+        "a": HostOffer(2),
+        "b": HostOffer(),
+    }
     assert ask_hosts(script(tmp_path, "echo a:0")) == {}
     assert ask_hosts(script(tmp_path, "echo '# none'")) == {}
 
@@ -74,19 +78,19 @@ def test_hosts_stay_while_it_fails_and_each_outage_is_told_once(tmp_path: Path) 
     )
     discovery.start()
     try:
-        assert told.get(timeout=30) == {"a": 1}
+        assert told.get(timeout=30) == {"a": HostOffer(1)}
         answers.unlink()
         while isinstance(found := told.get(timeout=30), dict):
-            assert found == {"a": 1}
+            assert found == {"a": HostOffer(1)}
         assert "the list of hosts is unchanged" in found and "No such file" in found
         fresh = tmp_path / "fresh"
         fresh.write_text("b:2")
         fresh.replace(answers)
-        assert told.get(timeout=30) == {"b": 2}, "an outage is told once"
+        assert told.get(timeout=30) == {"b": HostOffer(2)}, "an outage is told once"
     finally:
         discovery.stop()
 
 
 def test_nonsense_is_told_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ElastaneError, match="line 2 has no host"):
+    with pytest.raises(ElastaneError, match="line 2 has neither a class nor a price"):
         ask_hosts(script(tmp_path, "echo a; echo 'b c'"))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane_agent.hosts.remote import remote_command
-from elastane_agent.hosts.slots import HostsFormatError, Slot, parse_hosts
+from elastane_agent.hosts.slots import HostOffer, HostsFormatError, Slot, parse_hosts
 from elastane_agent.launch.plan import choose, environment, processes, tf_config
 from elastane_common.errors import RefusedError
 
@@ -21,10 +21,47 @@ hosts = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), max_size=6
 
 def test_hosts_of_a_script() -> None:
     text = "a:4\n\n  # a comment\nb   # one slot\nc:0\n[fe80::1]:2\na:1\n10.0.0.7:3\n"
-    assert parse_hosts(text) == {"a": 5, "b": 1, "[fe80::1]": 2, "10.0.0.7": 3}
+    found = {host: offer.slots for host, offer in parse_hosts(text).items()}
+    assert found == {"a": 5, "b": 1, "[fe80::1]": 2, "10.0.0.7": 3}
 
 
-@pytest.mark.parametrize("line", ["a:b", "a:-1", "-oProxyCommand=x", "a b", "a:99999", "a;rm", ":4", "é"])
+def test_classes_and_prices_of_hosts() -> None:
+    text = (
+        "a:4 spot 0.31\nb\ton-demand\nc:2   1.25 # no class\n[::1]:1 on-demand 0.98\na spot 0.31\nd:0 spot 1"
+    )
+    assert parse_hosts(text) == {
+        "a": HostOffer(5, "spot", 310_000),
+        "b": HostOffer(1, "on-demand"),
+        "c": HostOffer(2, "", 1_250_000),
+        "[::1]": HostOffer(1, "on-demand", 980_000),
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a reserved",
+        "a spot free",
+        "a spot 0",
+        "a spot -1",
+        "a spot nan",
+        "a 0.3 spot",
+        "a spot 0.3 EUR",
+        "a b",
+    ],
+)
+def test_what_is_no_class_and_no_price_is_refused(line: str) -> None:
+    with pytest.raises(HostsFormatError, match="line 2 has neither a class nor a price"):
+        parse_hosts(f"good:1 spot 0.5\n{line}\n")
+
+
+@pytest.mark.parametrize("line", ["a:2 on-demand 0.3", "a:2 spot 0.4", "a:2"])
+def test_a_host_of_two_classes_or_prices_is_refused(line: str) -> None:
+    with pytest.raises(HostsFormatError, match="line 2 gives a another class or price"):
+        parse_hosts(f"a:1 spot 0.3\n{line}\n")
+
+
+@pytest.mark.parametrize("line", ["a:b", "a:-1", "-oProxyCommand=x", "a:99999", "a;rm", ":4", "é"])
 def test_what_is_no_host_is_refused(line: str) -> None:
     with pytest.raises(HostsFormatError, match="line 2 has no host"):
         parse_hosts(f"good:1\n{line}\n")

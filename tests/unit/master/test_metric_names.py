@@ -17,9 +17,10 @@ ALL = (*catalogue.METRICS, *agents.METRICS)
 LABELS = {
     "job_name", "worker", "method", "code", "reason", "phase", "stage", "state", "queue", "cause", "kind",
     "outcome", "direction", "use", "capacity", "currency", "route", "version", "protocol", "python",
+    "device",
 }  # fmt: skip
 """Of these `job_name` and `worker` have as many values as there are jobs and local workers, `currency`
-one for each job, all others a fixed set."""
+one for each job, `device` at most 65 for each, all others a fixed set."""
 
 
 def faults_of(name: str, kind: str, text: str, labels: tuple[str, ...]) -> list[str]:

@@ -395,6 +395,9 @@ def test_a_worker_joins_the_runs_job_with_the_workers_token(tmp_path: Path) -> N
         "ELASTANE_TLS_CA": "/ca",
         "ELASTANE_TOKEN_FILE": "/token",
     }
+    dear = replace(SETTINGS, capacity="on-demand")
+    (rank,) = plan(launch, Preparation(tmp_path, ("t.py",), {}), [1], {}, dear).ranks
+    assert rank.environment["ELASTANE_CAPACITY"] == "on-demand"
 
 
 @pytest.mark.parametrize(

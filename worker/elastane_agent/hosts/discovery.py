@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from elastane_agent.hosts.slots import parse_hosts
+from elastane_agent.hosts.slots import HostOffer, parse_hosts
 from elastane_common.errors import ElastaneError
 from elastane_common.processes.child import ChildProcess
 from elastane_common.processes.output import Stream
@@ -22,8 +22,8 @@ class DiscoveryError(ElastaneError):
     code = "ELA421"
 
 
-def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> dict[str, int]:
-    """Run the script and return its slots by host. Raises DiscoveryError, or HostsFormatError.
+def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> dict[str, HostOffer]:
+    """Run the script and return what each host offers. Raises DiscoveryError, or HostsFormatError.
 
     If it does not end in time, the script is killed with all its children: a child may be what waits for a
     cloud's API.
@@ -66,7 +66,7 @@ class Discovery:
         *,
         interval_seconds: float,
         timeout_seconds: float,
-        on_hosts: Callable[[dict[str, int]], None],
+        on_hosts: Callable[[dict[str, HostOffer]], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         self._script = script

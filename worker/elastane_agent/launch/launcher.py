@@ -22,8 +22,8 @@ from elastane_agent.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
 from elastane_agent.hosts.remote import is_local, remote_command
 from elastane_agent.launch.plan import Process, environment, processes, tf_config
 from elastane_agent.launch.policy import Action, LaunchPolicy, StartRound
+from elastane_agent.supervisor.actions import Finish, Kill, Say, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
-from elastane_agent.supervisor.policy import Finish, Kill, Say, Terminate
 from elastane_common.ports import unused_port
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
@@ -208,7 +208,9 @@ class Launcher:
             settings.hosts_script,
             interval_seconds=settings.interval_seconds,
             timeout_seconds=settings.hosts_timeout_seconds,
-            on_hosts=lambda hosts: self._events.put(_Hosts(hosts)),
+            on_hosts=lambda hosts: self._events.put(
+                _Hosts({host: offer.slots for host, offer in hosts.items()})
+            ),
             on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
         )
         self._discovery.start()

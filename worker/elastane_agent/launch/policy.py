@@ -17,8 +17,8 @@ from typing import Literal
 from elastane_agent.hosts.exclusions import CALM_SECONDS, HostExclusions
 from elastane_agent.hosts.slots import Slot
 from elastane_agent.launch.plan import choose
+from elastane_agent.supervisor.actions import Finish, Kill, Say, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
-from elastane_agent.supervisor.policy import Finish, Kill, Say, Terminate
 from elastane_common.exit_codes import CODE_FAILED, CODE_MAX_WAIT, CODE_OK
 from elastane_common.processes.child import ExitStatus
 

@@ -16,29 +16,34 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from elastane_agent.hosts.discovery import Discovery
 from elastane_agent.hosts.remote import out_of_reach
+from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.observe.agent_side import AgentMetrics
-from elastane_agent.supervisor import policy as policies
+from elastane_agent.supervisor import actions as act
+from elastane_agent.supervisor.actions import Action
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
 from elastane_agent.supervisor.gpus import SLOT, gpu_variables
+from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
+from elastane_agent.supervisor.job_view import JobView
 from elastane_agent.supervisor.joining import wait_for_job
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
 from elastane_agent.supervisor.placement import Placement
-from elastane_agent.supervisor.policy import Action, JobView, SupervisorPolicy
+from elastane_agent.supervisor.policy import SupervisorPolicy
+from elastane_agent.supervisor.price_feed import News, PriceFeedSettings, PriceListFeed, set_prices_arguments
 from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
 from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
-from elastane_agent.supervisor.worker_command import local_start, remote_start, worker_variables
+from elastane_agent.supervisor.worker_command import CAPACITY, local_start, remote_start, worker_variables
 from elastane_common.client import ClientClosedError, MasterClient
 from elastane_common.errors import EXIT_START_ANEW, ElastaneError
 from elastane_common.exit_codes import (
@@ -53,8 +58,6 @@ from elastane_common.gpus import VISIBLE
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
 from elastane_proto.amounts import price_text
-from elastane_proto.history import events as history
-from elastane_proto.history_wire import event_of
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: Restart budget of the embedded master. The first restart is quick because the workers wait for it; a
@@ -116,7 +119,7 @@ class _Noticed:
 
 @dataclass(frozen=True)
 class _HostsFound:
-    hosts: Mapping[str, int]
+    hosts: Mapping[str, HostOffer]
 
 
 _Event = (
@@ -153,7 +156,8 @@ class Agent:
         self._discovery: Discovery | None = None
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
-        self._prices: PriceFeed | None = None
+        self._said_no_host_on_demand = False
+        self._prices: PriceFeed | PriceListFeed | None = None
         self._metrics = AgentMetrics(settings.job, settings.metrics, self._worker_figures)
         self._address = ""
         self._job = job_pb2.Job()
@@ -175,6 +179,7 @@ class Agent:
             settings.budget,
             grace_seconds=settings.grace_seconds,
             dynamic=settings.hosts is not None,
+            on_demand=settings.hosts is None and settings.capacity == "on-demand",
         )
 
     def run(self) -> int:
@@ -349,10 +354,14 @@ class Agent:
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
     def _feed_prices(self) -> None:
-        if self._settings.prices is None:
+        prices, client = self._settings.prices, self._watch_client
+        if prices is None:
             return
-        client, created = self._watch_client, self._job.created.ToNanoseconds() / 1e9
         assert client is not None
+        if isinstance(prices, PriceFeedSettings):
+            self._follow_prices(prices, client)
+            return
+        created = self._job.created.ToNanoseconds() / 1e9
 
         def tell(row: PriceRow) -> None:
             client.set_prices(
@@ -362,9 +371,23 @@ class Agent:
             )
 
         self._prices = PriceFeed(
-            self._settings.prices.since_epoch(created),
+            prices.since_epoch(created),
             tell,
             lambda text: self._output.say(text, "warning", "prices_refused"),
+        )
+        self._prices.start()
+
+    def _follow_prices(self, prices: PriceFeedSettings, client: MasterClient) -> None:
+        def tell(news: News) -> None:
+            client.set_prices(self._settings.job, **set_prices_arguments(news))
+
+        self._prices = PriceListFeed(
+            prices,
+            self._job.settings.currency,
+            tell,
+            lambda text, event: self._output.say(
+                text, "info" if event == "prices_readable" else "warning", event
+            ),
         )
         self._prices.start()
 
@@ -415,8 +438,8 @@ class Agent:
             case _WorkerExited(worker, status):
                 return self._worker_exited(now, worker, status)
             case _JobNews(job):
-                self._job = job
                 self._master_answers()
+                self._job = job
                 return self._policy.job_changed(now, self._view_of(job))
             case _Signalled(number):
                 return self._policy.signalled(now, number)
@@ -437,45 +460,57 @@ class Agent:
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case policies.Spawn(worker):
+                case act.Spawn(worker):
                     self._spawn(worker)
-                case policies.Announce(seconds, reason):
+                case act.Announce(seconds, reason):
                     self._notices.announce(seconds, reason)
-                case policies.Terminate(worker, reason):
+                case act.Terminate(worker, reason):
                     self._terminate(worker, reason)
-                case policies.Kill(worker):
+                case act.Kill(worker):
                     self._workers[worker].kill_group()
-                case policies.Say(text, kind, event, worker):
+                case act.Say(text, kind, event, worker):
                     facts = {"worker": worker} if worker else {}
                     self._output.say(text, kind, event, **facts)
-                case policies.Finish(code):
+                case act.Finish(code):
                     self._code = code
 
     def _noticed(self, now: float, notice: Notice) -> list[Action]:
         if notice.kind == "rebalance":
             text = f"{notice.source}: {notice.reason}; this node may be taken away soon"
-            return [policies.Say(text, "warning", "spot_rebalance")]
+            return [act.Say(text, "warning", "spot_rebalance")]
         self._metrics.counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
         return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
 
     # ------------------------------------------------------------------ hosts
 
-    def _hosts_found(self, now: float, hosts: Mapping[str, int]) -> list[Action]:
+    def _hosts_found(self, now: float, hosts: Mapping[str, HostOffer]) -> list[Action]:
         assert self._placement is not None
         held = dict.fromkeys(out_of_reach(self._address, hosts), "it cannot reach a master on loopback")
         self._placement.found(hosts, held)
         for host in held.keys() - self._said_of_hosts:
             self._output.say(f"{host} is not used: {held[host]}", "warning", "host_left_out")
         self._said_of_hosts |= held.keys()
+        if self._job.settings.on_demand_workers and not self._placement.on_demand():
+            self._say_no_host_on_demand()
         return self._places_changed(now)
+
+    def _say_no_host_on_demand(self) -> None:
+        if self._said_no_host_on_demand:
+            return
+        self._said_no_host_on_demand = True
+        text = (
+            f"no host is listed as on-demand: the job may ask for {self._job.settings.on_demand_workers} "
+            "on-demand workers, and none can be started here: only the others are"
+        )
+        self._output.say(text, "warning", "no_host_on_demand")
 
     def _places_changed(self, now: float) -> list[Action]:
         assert self._placement is not None
         places = self._placement.wanted(now)
         running = (name for name, child in self._workers.items() if child.status is None)
         self._metrics.keep({*places, *running})
-        return self._policy.places_changed(now, places)
+        return self._policy.places_changed(now, places, self._placement.on_demand())
 
     def _terminate(self, worker: str, reason: str) -> None:
         """Ask a worker to drain and leave. reason: passed on to it; empty: as announced before."""
@@ -522,8 +557,11 @@ class Agent:
         own = worker_variables(self._settings, self._job, self._address, worker)
         if self._placement is not None and self._placement.is_remote(worker):
             slot = self._placement.slot(worker)
-            return remote_start(self._settings, slot.host, own | {SLOT: str(slot.index)})
+            capacity = self._placement.capacity(worker) or self._settings.capacity
+            return remote_start(self._settings, slot.host, own | {SLOT: str(slot.index)}, capacity)
         command, environment = local_start(self._settings, own | self._notices.environment())
+        if self._placement is not None and (of_host := self._placement.capacity(worker)):
+            environment |= {CAPACITY: of_host}
         running = (name for name, child in self._workers.items() if child.status is None)
         gpu = gpu_variables(environment, [self._gpus[name] for name in running if name in self._gpus])
         self._gpus[worker] = gpu.get(VISIBLE, "")
@@ -569,7 +607,7 @@ class Agent:
                 barred = barred_seconds(worker, events, time.time())
             actions = self._policy.job_changed(now, self._view_of(self._job))
         except ElastaneError as error:
-            actions = [policies.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
+            actions = [act.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
         if barred and self._placement is not None:
             fault = self._placement.barred(now, worker, barred)
             places = self._placement.wanted(now)
@@ -603,7 +641,7 @@ class Agent:
         if not decision.allowed:
             return self._policy.fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
         self._master_due = now + decision.delay_seconds
-        return [policies.Say(f"{what}; {decision.reason}", "warning", "master_died")]
+        return [act.Say(f"{what}; {decision.reason}", "warning", "master_died")]
 
     def _restart_master(self) -> list[Action]:
         assert self._master is not None
@@ -613,7 +651,7 @@ class Agent:
             self._master.start()
         except MasterStartError as error:
             return self._master_died(time.monotonic(), str(error))
-        return [policies.Say(f"embedded master restarted at {self._address}", event="master_restarted")]
+        return [act.Say(f"embedded master restarted at {self._address}", event="master_restarted")]
 
     # ------------------------------------------------------------------ the end
 
@@ -700,43 +738,3 @@ class Agent:
         finally:
             for number, previous in before.items():
                 signal.signal(number, previous)
-
-
-def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
-    """True if the worker's latest join or drain event is a drain that an operator requested."""
-    away = False
-    for event in events:
-        match event_of(event):
-            case history.WorkerDraining(worker=name, by=by) if name == worker:
-                away = by == "operator"
-            case history.WorkerJoined(worker=name) | history.WorkerReturned(worker=name) if name == worker:
-                away = False
-    return away
-
-
-def is_undecided(events: Iterable[ring_pb2.Event]) -> bool:
-    """True if the sentinel suspended the job without a verdict and nobody has resumed it since."""
-    found = False
-    for event in map(event_of, events):
-        if isinstance(event, history.SentinelUndecided):
-            found = True
-        elif isinstance(event, (history.JobResumed, history.SuspensionCalledOff)):
-            found = False
-    return found
-
-
-def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
-    """Convert a job to the policy's view. undecided: the sentinel has suspended it."""
-    phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
-    return JobView(
-        phase=phase,  # type: ignore[arg-type]
-        reason=job.reason,
-        workers_max=job.settings.workers_max or job.settings.ests,
-        step=job.step,
-        steps=job.steps_per_epoch * job.epochs,
-        standby=frozenset(
-            worker.worker_id for worker in job.workers if worker.state == job_pb2.WORKER_STATE_STANDBY
-        ),
-        undecided=undecided,
-        datasets=job.datasets if job.HasField("datasets") else None,
-    )

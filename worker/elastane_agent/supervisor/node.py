@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastane_agent.supervisor import policy as policies
+from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.gpus import gpu_variables_of_slot
 from elastane_agent.supervisor.node_policy import Action, NodePolicy
 from elastane_agent.supervisor.notices.detect import AUTO
@@ -90,15 +90,15 @@ class Node:
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case policies.Announce(seconds, reason):
+                case act.Announce(seconds, reason):
                     self._notices.announce(seconds, reason)
-                case policies.Terminate():
+                case act.Terminate():
                     self._child.signal(signal.SIGTERM)
-                case policies.Kill():
+                case act.Kill():
                     self._child.kill_group()
-                case policies.Say(text):
+                case act.Say(text):
                     _say(text)
-                case policies.Finish(code):
+                case act.Finish(code):
                     self._code = code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from elastane_agent.supervisor.policy import Announce, Finish, Kill, Say, Terminate
+from elastane_agent.supervisor.actions import Announce, Finish, Kill, Say, Terminate
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_SCRIPT_RAISED, EXIT_START_ANEW
 from elastane_common.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
 from elastane_common.processes.child import ExitStatus

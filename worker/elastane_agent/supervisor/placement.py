@@ -12,7 +12,7 @@ from typing import Final
 
 from elastane_agent.hosts.exclusions import CALM_SECONDS, EXCLUDED_SECONDS, HostExclusions
 from elastane_agent.hosts.remote import CANNOT_START, is_local
-from elastane_agent.hosts.slots import Slot
+from elastane_agent.hosts.slots import Capacity, HostOffer, Slot
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 from elastane_common.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
 from elastane_common.processes.child import ExitStatus
@@ -44,20 +44,17 @@ class Placement:
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
         self._exclusions = HostExclusions()
-        self._hosts: dict[str, int] = {}
+        self._hosts: dict[str, HostOffer] = {}
         self._held: dict[str, str] = {}
         self._slots: dict[str, Slot] = {}
         self._started: dict[str, float] = {}
         self._reclaimed: set[str] = set()
 
-    def found(self, hosts: Mapping[str, int], held: Mapping[str, str]) -> None:
-        """Adopt a result of the discovery.
-
-        hosts: number of slots by host. held: hosts that cannot be used, each with the reason.
-        """
+    def found(self, hosts: Mapping[str, HostOffer], held: Mapping[str, str]) -> None:
+        """Adopt a result of the discovery. held: hosts that cannot be used, each with the reason."""
         self._hosts, self._held = dict(hosts), dict(held)
-        for host, count in hosts.items():
-            for index in range(count):
+        for host, offer in hosts.items():
+            for index in range(offer.slots):
                 self._slots.setdefault(self._name(host, index), Slot(host, index))
 
     def slot(self, worker: str) -> Slot:
@@ -68,8 +65,12 @@ class Placement:
         """True if the worker runs on another host, started by the template."""
         return not is_local(self._slots[worker].host)
 
+    def capacity(self, worker: str) -> Capacity:
+        """Return the class of a worker's host; "": not known."""
+        return self._hosts.get(self._slots[worker].host, HostOffer()).capacity
+
     def wanted(self, now: float) -> dict[str, str]:
-        """Return all workers with a slot, in the order of hosts.
+        """Return all workers with a slot, those of the cheapest hosts first, of unknown price last.
 
         The value is the reason why the worker must not be started now, or "".
         """
@@ -78,9 +79,22 @@ class Placement:
             self._name(host, index): self._held.get(
                 host, "its host is paused after failures" if host in excluded else ""
             )
-            for host, count in self._hosts.items()
-            for index in range(count)
+            for host in sorted(self._hosts, key=self._dearness)
+            for index in range(self._hosts[host].slots)
         }
+
+    def on_demand(self) -> frozenset[str]:
+        """Return the workers whose hosts are listed as on-demand."""
+        return frozenset(
+            self._name(host, index)
+            for host, offer in self._hosts.items()
+            if offer.capacity == "on-demand"
+            for index in range(offer.slots)
+        )
+
+    def _dearness(self, host: str) -> tuple[bool, int]:
+        price = self._hosts[host].price_micros
+        return not price, price
 
     def started(self, now: float, worker: str) -> None:
         """Record the start of a worker; its host no longer counts as reclaimed."""

@@ -15,6 +15,10 @@ uses no process, socket or clock, so every rule has a plain unit test.
                               dynamic hosts another host may have the module: treated as the next row
     1, or a signal            restarted within the budget
     any, its place is gone    not restarted; another worker takes over elsewhere, if there is room
+
+A job that scales by itself has a target for all its workers, also those of other agents: an agent starts
+what is missing of it, and releases those of its workers that stand by beyond it. Every agent picks them in
+the same order, so that not two agents release one each where one is too many.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal
+from typing import Final
 
+from elastane_agent.supervisor.actions import Action, Announce, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.job_view import JobView
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 from elastane_common.exit_codes import (
     CODE_FAILED,
@@ -52,94 +58,7 @@ UNTRAINED_WAIT_SECONDS: Final = 1.0
 #: Once the job is over, workers have this long to exit by themselves.
 OVER_GRACE_SECONDS: Final = 30.0
 
-Phase = Literal[
-    "unspecified",
-    "waiting",
-    "running",
-    "suspended",
-    "max_wait_exceeded",
-    "succeeded",
-    "failed",
-    "cancelled",
-    "damaged",
-    "too_new",
-]
 _OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
-
-
-@dataclass(frozen=True)
-class JobView:
-    """The facts about a job that the policy needs.
-
-    step: committed steps. steps: total of all epochs; 0 until a worker has reported it. standby: ids of
-    connected workers without ESTs. undecided: the sentinel suspended the job. datasets: number of dynamic
-    ones; None: the master does not say.
-    """
-
-    phase: Phase
-    reason: str = ""
-    workers_max: int = 1
-    step: int = 0
-    steps: int = 0
-    standby: frozenset[str] = frozenset()
-    undecided: bool = False
-    datasets: int | None = None
-
-
-# ------------------------------------------------------------------ actions
-
-
-@dataclass(frozen=True)
-class Spawn:
-    """Start this worker."""
-
-    worker: str
-
-
-@dataclass(frozen=True)
-class Terminate:
-    """Ask this worker to drain and leave (SIGTERM).
-
-    reason: passed to the worker, which reports it to the master; empty: the one of the last `Announce`.
-    """
-
-    worker: str
-    reason: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Notify the workers that their node is taken away in `seconds`; `Terminate` actions follow."""
-
-    seconds: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class Kill:
-    """SIGKILL this worker and its process group."""
-
-    worker: str
-
-
-@dataclass(frozen=True)
-class Say:
-    """Print a message. kind: as in `Output.say`; event: its machine-readable name."""
-
-    text: str
-    kind: str = "info"
-    event: str = "message"
-    worker: str = ""
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Exit with this code; no worker runs any more."""
-
-    code: int
-
-
-Action = Spawn | Announce | Terminate | Kill | Say | Finish
 
 
 class SlotState(Enum):
@@ -174,6 +93,7 @@ class SupervisorPolicy:
 
     workers: ids of the workers this agent may run, in order of preference. grace_seconds: from the first
     signal to SIGKILL. dynamic: places for workers come and go (`places_changed`); there may be none at times.
+    on_demand: all workers are on demand; with dynamic places, those say it.
     """
 
     def __init__(
@@ -183,10 +103,13 @@ class SupervisorPolicy:
         *,
         grace_seconds: float = 30.0,
         dynamic: bool = False,
+        on_demand: bool = False,
     ) -> None:
         assert workers or dynamic, "an agent has at least one worker"
         self._dynamic = dynamic
-        self._said_no_place = False
+        self._on_demand = frozenset(workers if on_demand else ())
+        self._said_not_wanted = False
+        self._said_no_place = ""  # the reason given
         self._goes_at: float | None = None  # when this node is taken away, by the earliest notice
         self._slots = {worker: _Slot(worker) for worker in workers}
         self._places = frozenset(workers)
@@ -208,7 +131,7 @@ class SupervisorPolicy:
         self._view = view
         if view.phase in _OVER:
             return [*self._over(now), *self._end(now)]
-        return self._fill()
+        return [*self._fill(), *self._unless_wanted(now)]
 
     def job_changed(self, now: float, view: JobView) -> list[Action]:
         """React to a job update: the job is over, was scaled, or has made a step."""
@@ -221,14 +144,15 @@ class SupervisorPolicy:
         if view.phase in _OVER:
             return [*self._over(now), *self._end(now)]
         actions: list[Action] = []
-        if view.workers_max != before.workers_max:
-            actions.append(Say(f"the job wants up to {view.workers_max} workers", event="scaled"))
-        if view.workers_max > before.workers_max:
+        if (view.wanted, view.on_demand_max) != (before.wanted, before.on_demand_max):
+            actions.append(Say(f"the job wants up to {self._wanted()}", event="scaled"))
+        if view.wanted > before.wanted:
             for slot in self._slots.values():
                 if slot.state is SlotState.PARKED:
                     slot.state = SlotState.IDLE
+        if view.wanted > before.wanted or view.target is not None:
             actions.extend(self._fill())
-        return [*actions, *self._dismiss()]
+        return [*actions, *self._dismiss(), *self._unless_wanted(now)]
 
     def worker_exited(
         self,
@@ -265,7 +189,7 @@ class SupervisorPolicy:
             minutes = f"{barred_seconds / 60:.0f} min"
             text = f"{worker} left: slow workers of this host were replaced, it gets none for {minutes}"
             actions = [Say(text, "warning", "host_barred", worker)]
-        elif slot.surplus or (code == EXIT_DRAINED and self._too_many() > 0):
+        elif slot.surplus or (code == EXIT_DRAINED and self._too_many(slot) > 0):
             slot.state, slot.surplus = SlotState.IDLE, False
             text = f"{worker} left: the job wants {self._wanted()}"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
@@ -302,14 +226,18 @@ class SupervisorPolicy:
             actions = self._died(now, slot, status)
         return [*actions, *self._end(now)]
 
-    def places_changed(self, now: float, workers: Mapping[str, str]) -> list[Action]:
+    def places_changed(
+        self, now: float, workers: Mapping[str, str], on_demand: frozenset[str] | None = None
+    ) -> list[Action]:
         """Adopt a new set of places (dynamic hosts).
 
         workers: ids with a place, in order, each with the reason why it must not be started yet, or "".
-        Running workers without a place are asked to drain, and killed after the grace time because their
-        host may be gone already.
+        on_demand: of these, those on demand; None: as before. Running workers without a place are asked to
+        drain, and killed after the grace time because their host may be gone already.
         """
         actions: list[Action] = []
+        if on_demand is not None:
+            self._on_demand = on_demand | (self._on_demand - workers.keys())
         slots = {worker: self._slots.get(worker) or _Slot(worker) for worker in workers}
         for worker, held in workers.items():
             slots[worker].held = held
@@ -410,36 +338,73 @@ class SupervisorPolicy:
     def _in(self, *states: SlotState) -> list[_Slot]:
         return [slot for slot in self._slots.values() if slot.state in states]
 
-    def _too_many(self) -> int:
-        """Count the running workers beyond `workers_max`, without those that are leaving already."""
-        staying = [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
-        return len(staying) - self._view.workers_max
+    def _room(self, slot: _Slot) -> int:
+        """Return how many workers like this one the job wants of this agent: what other agents leave."""
+        view = self._view
+        if view.target is None:
+            return view.workers_max
+        wanted, attending = next(group for group in self._groups() if group[2] is self._is_on_demand(slot))[
+            :2
+        ]
+        return max(wanted - len(attending - self._slots.keys()), 0)
+
+    def _groups(self) -> list[tuple[int, frozenset[str], bool | None]]:
+        """Return number wanted, ids of those attending, and whether on demand, of workers that are alike.
+
+        None where that makes no difference.
+        """
+        view = self._view
+        if view.on_demand_max is None:
+            return [(view.wanted, view.attending, None)]
+        on_demand = min(view.on_demand_max, view.wanted)
+        spot = view.attending - view.on_demand
+        return [(on_demand, view.on_demand, True), (view.wanted - on_demand, spot, False)]
+
+    def _is_on_demand(self, slot: _Slot) -> bool | None:
+        return None if self._view.on_demand_max is None else slot.worker in self._on_demand
+
+    def _alike(self, slot: _Slot, *states: SlotState) -> list[_Slot]:
+        """Return the slots like this one that are in one of these states and not leaving."""
+        kind = self._is_on_demand(slot)
+        return [each for each in self._in(*states) if self._is_on_demand(each) is kind and not each.leaving]
+
+    def _too_many(self, slot: _Slot) -> int:
+        """Count the running workers like this one beyond what is wanted, without those already leaving."""
+        staying = [each for each in self._alike(slot, SlotState.RUNNING) if not each.surplus]
+        return len(staying) - self._room(slot)
 
     def _dismiss(self) -> list[Action]:
-        """Ask standby workers to leave that the job no longer wants after it was scaled in."""
-        actions: list[Action] = []
+        """Ask workers to leave that stand by and that the job no longer wants.
+
+        Nobody who trains is asked: the master lets them stand by first, once others take their place.
+        """
+        view, actions = self._view, list[Action]()
         for slot in reversed(self._in(SlotState.RUNNING)):
-            if (
-                self._too_many() > 0
-                and slot.worker in self._view.standby
-                and not (slot.surplus or slot.leaving)
-            ):
+            if slot.surplus or slot.leaving or slot.worker not in view.standby:
+                continue
+            if self._too_many(slot) > 0 if view.target is None else slot.worker in self._releasable():
                 slot.surplus = True
                 actions.append(Terminate(slot.worker, by_agent(f"the job wants {self._wanted()}")))
         return actions
 
+    def _releasable(self) -> frozenset[str]:
+        """Return the standby workers of all agents beyond the target: the same ones for every agent."""
+        found: set[str] = set()
+        for wanted, attending, _ in self._groups():
+            if (beyond := len(attending) - wanted) > 0:
+                found |= set(sorted(self._view.standby & attending)[-beyond:])
+        return frozenset(found)
+
     def _fill(self) -> list[Action]:
-        """Start idle workers, up to `workers_max` in all."""
+        """Start idle workers, up to what is wanted of this agent."""
         actions: list[Action] = []
         for slot in self._in(SlotState.IDLE):
             # Finished workers count too: the script has come to its end, so nothing is left for a
             # replacement.
-            there = self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
-            if sum(not other.leaving for other in there) >= self._view.workers_max:
-                break
-            if slot.held:
+            there = self._alike(slot, SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
+            if slot.held or len(there) >= self._room(slot):
                 continue
-            slot.state, self._said_no_place = SlotState.RUNNING, False
+            slot.state, self._said_no_place, self._said_not_wanted = SlotState.RUNNING, "", False
             actions.append(Spawn(slot.worker))
         return actions
 
@@ -496,8 +461,11 @@ class SupervisorPolicy:
 
     def _wanted(self) -> str:
         """Return the wanted number in words, such as "2 workers"."""
-        most = self._view.workers_max
-        return f"{most} worker" if most == 1 else f"{most} workers"
+        view = self._view
+        text = f"{view.wanted} worker" if view.wanted == 1 else f"{view.wanted} workers"
+        if view.on_demand_max is not None:
+            text += f", {view.on_demand_max} of them on demand"
+        return text
 
     def _stop(self, now: float, code: int, why: str) -> list[Action]:
         """Ask every worker to drain and leave; the agent exits with `code` afterwards.
@@ -535,6 +503,9 @@ class SupervisorPolicy:
         if self._code is not None:
             return self._finish(self._code)
         if not self._in(SlotState.FINISHED):
+            idle = self._in(SlotState.IDLE)
+            if self._view.target is not None and idle and not any(map(self._room, idle)):
+                return self._wait_until_wanted()
             if self._dynamic and (not self._slots or self._in(SlotState.IDLE)):
                 return self._wait_for_place()
             return self._finish(
@@ -548,13 +519,26 @@ class SupervisorPolicy:
             return []
         return self._ended_early()
 
-    def _wait_for_place(self) -> list[Action]:
-        """Say once that no worker runs; a new host may be found, or the rest of one may end."""
-        if self._said_no_place:
+    def _unless_wanted(self, now: float) -> list[Action]:
+        """Say that no worker is wanted, if that is so; before a host is found nothing is said."""
+        return self._end(now) if self._view.target is not None and self._slots else []
+
+    def _wait_until_wanted(self) -> list[Action]:
+        """Say once that a job that scales by itself wants no worker of this agent now."""
+        if self._said_not_wanted:
             return []
-        self._said_no_place = True
-        why = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
-        text = f"no worker is running: {'; '.join(why) or 'no host has a slot'}; waiting for hosts"
+        self._said_not_wanted = True
+        text = f"no worker is wanted here: the job wants {self._wanted()}; waiting until it wants more"
+        return [Say(text, event="waiting_until_wanted")]
+
+    def _wait_for_place(self) -> list[Action]:
+        """Say once why no worker runs; a new host may be found, or the rest of one may end."""
+        held = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
+        why = "; ".join(held) or "no host has a slot"
+        if why == self._said_no_place:
+            return []
+        self._said_no_place = why
+        text = f"no worker is running: {why}; waiting for hosts"
         return [Say(text, "warning", "waiting_for_hosts")]
 
     def _ended_early(self) -> list[Action]:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from elastane_common.errors import ElastaneError, RefusedError
@@ -75,18 +74,6 @@ class PriceTable:
             )
         later = self.rows[passed].at if passed < len(self.rows) else None
         return prices, max(sent, passed), later
-
-
-def read_price_table(path: Path) -> PriceTable:
-    """Read a table from a JSON or CSV file. Raises PriceTableError."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PriceTableError(f"{path} cannot be read: {error}") from error
-    try:
-        return parse_price_table(text)
-    except PriceTableError as error:
-        raise PriceTableError(f"{path}: {error.args[0]}", hint=error.hint) from None
 
 
 def parse_price_table(text: str) -> PriceTable:

@@ -9,6 +9,7 @@ from typing import Final
 from elastane_agent.hosts.discovery import SCRIPT_TIMEOUT_SECONDS
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.notices.detect import AUTO, NONE
+from elastane_agent.supervisor.price_feed import PriceFeedSettings
 from elastane_agent.supervisor.price_table import PriceTable
 from elastane_proto.v1 import job_pb2
 
@@ -42,7 +43,8 @@ class AgentSettings:
     called prefix + k. notices: source of spot notices, see `notices.detect.check_choice`; notices_url: URL
     of the metadata service, instead of the cloud's own; notices_poll_seconds: polling interval, 0: as the
     cloud advises. capacity: "spot", "on-demand", or "auto": ask the metadata service. hosts: where workers
-    run; None: on this machine only. prices: sent to the master when each becomes due. metrics: host and port
+    run; None: on this machine only. prices: sent to the master when each becomes due, or
+    read from a feed again and again. metrics: host and port
     where the agent serves its metrics. http: HOST:PORT of the embedded master's HTTP port.
     """
 
@@ -63,6 +65,6 @@ class AgentSettings:
     notices_url: str = ""
     notices_poll_seconds: float = 0.0
     capacity: str = AUTO
-    prices: PriceTable | None = None
+    prices: PriceTable | PriceFeedSettings | None = None
     metrics: tuple[str, int] | None = None
     http: str = ""

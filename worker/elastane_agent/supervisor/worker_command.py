@@ -15,8 +15,11 @@ from elastane_common.determinism import level_from_proto, process_environment
 from elastane_common.exit_codes import EXIT_DRAINED
 from elastane_proto.v1 import job_pb2
 
+CAPACITY: Final = "ELASTANE_CAPACITY"
+"""How a worker's host is billed, as the worker reports it."""
+
 #: Variables that set options of the agent; a worker must not inherit them (ELASTANE_SEED comes from the job).
-_OF_THE_AGENT: Final = ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL", "ELASTANE_CAPACITY")
+_OF_THE_AGENT: Final = ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL", CAPACITY)
 
 Start = tuple[list[str], dict[str, str]]
 """Command and environment of a process."""
@@ -59,10 +62,11 @@ def local_start(agent: AgentSettings, variables: Mapping[str, str]) -> Start:
     return _command(agent), _inherited() | dict(variables)
 
 
-def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str]) -> Start:
+def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], capacity: str) -> Start:
     """Return command and environment to start a worker on another host, under its own agent (`agent.node`).
 
-    Raises RefusedError if a token would be readable in the command line.
+    capacity: of the host, "spot" or "on-demand", or "auto": its metadata service is asked. Raises
+    RefusedError if a token would be readable in the command line.
     """
     assert agent.hosts is not None
     node = [
@@ -75,7 +79,7 @@ def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str]) 
             f"{agent.grace_seconds:g}",
         ),
         *("--spot", agent.notices, "--spot-url", agent.notices_url),
-        *("--spot-poll", f"{agent.notices_poll_seconds:g}", "--capacity", agent.capacity),
+        *("--spot-poll", f"{agent.notices_poll_seconds:g}", "--capacity", capacity),
         *("--", *_command(agent)),
     ]
     exported = remote_variables(_inherited(), variables, agent.hosts.passed)

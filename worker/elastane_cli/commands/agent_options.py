@@ -117,18 +117,36 @@ class AgentOptions:
         Literal["auto", "spot", "on-demand"],
         _agent("--capacity", None, "How this node is billed; auto: ask its metadata service."),
     ] = "auto"
+    prices: Annotated[
+        str,
+        _agent(
+            "--prices",
+            "FILE|URL",
+            "Prices of workers, sent to the master as they change: a CSV or JSON file with at, spot, "
+            "on_demand, or a JSON list of prices by device type, in a file or at an http(s) URL "
+            "(docs/howto/spot.md). Give it to one agent of a job only.",
+            show_default="none",
+        ),
+    ] = ""
     price_table: Annotated[
         Path | None,
         _agent(
-            "--price-table",
-            "FILE",
-            "CSV or JSON file with at, spot, on_demand: prices to send to the master at the given times "
-            "(seconds since the job was created, or dates). Give it to one agent of a job only.",
-            show_default="none",
-            exists=True,
-            dir_okay=False,
+            "--price-table", "FILE", "Former name of --prices FILE.", exists=True, dir_okay=False, hidden=True
         ),
     ] = None
+    prices_interval: Annotated[
+        float,
+        _agent("--prices-interval", "SECONDS", "Time between two readings of a list of prices.", min=1.0),
+    ] = 60.0
+    prices_zone: Annotated[
+        str,
+        _agent(
+            "--prices-zone",
+            "ZONE",
+            "Zone whose prices hold for the job's workers.",
+            show_default="the only one of the list",
+        ),
+    ] = ""
     exit_codes: Annotated[
         Literal["shell", "pod"],
         _agent(

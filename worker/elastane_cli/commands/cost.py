@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -98,25 +99,39 @@ def price(
             show_default="the job's",
         ),
     ] = "",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="TYPE",
+            help="Only of workers on this device type, as `elastane cost` names it.",
+            show_default="all types without prices of their own",
+        ),
+    ] = "",
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
     """Set the prices of a job's workers from now on; earlier charges stay as they are.
 
-    Examples: elastane price --spot 0.31; elastane price train --spot 0.31 --on-demand 0.9123 --currency EUR
+    Examples: elastane price --spot 0.31; elastane price train --spot 0.31 --on-demand 0.9123 --currency EUR;
+    elastane price train --device "NVIDIA L4" --spot 0.31
     """
     from elastane_cli.views.plain import to_plain
 
-    prices = micros_of(spot, "--spot"), micros_of(on_demand, "--on-demand")
-    if prices == (None, None) and not currency:
+    micros = micros_of(spot, "--spot"), micros_of(on_demand, "--on-demand")
+    if micros == (None, None) and not currency:
         raise typer.BadParameter("give a price: --spot, --on-demand, or both")
+    if device and micros == (None, None):
+        raise typer.BadParameter("give a price of the device type: --spot, --on-demand, or both")
+    of_all = (None, None) if device else micros
     with connect(master, timeout) as client:
         changed = client.set_prices(
             client.only_job(job),
-            spot_price_micros=prices[0],
-            on_demand_price_micros=prices[1],
+            spot_price_micros=of_all[0],
+            on_demand_price_micros=of_all[1],
             currency=checked_currency(currency),
+            devices=[device_price(device, *micros)] if device else [],
         )
     if as_json:
         print_json(to_plain(changed))
@@ -124,11 +139,47 @@ def price(
         typer.echo(f"{changed.name}: {prices_line(changed.cost)}")
 
 
+def device_price(device: str, spot: int | None, on_demand: int | None) -> job_pb2.DevicePrice:
+    """Return the prices of one device type in micros; None: unchanged."""
+    from elastane_proto.v1 import job_pb2
+
+    return job_pb2.DevicePrice(device_type=device, spot_price_micros=spot, on_demand_price_micros=on_demand)
+
+
 def prices_line(cost: job_pb2.Cost) -> str:
     """Describe the current prices in words."""
     spot = price_text(cost.spot_price_micros, cost.currency)
     on_demand = price_text(cost.on_demand_price_micros, cost.currency)
     return f"a worker's hour costs: spot {spot}, on demand {on_demand}"
+
+
+def stale_prices(cost: job_pb2.Cost, now: float) -> str:
+    """Say which prices have expired at `now`, in seconds since the epoch; "": none."""
+    named = [(device.device_type, device.expires) for device in cost.devices if device.HasField("expires")]
+    if cost.HasField("expires"):
+        named.insert(0, ("all device types", cost.expires))
+    ages = [(name, now - expires.ToNanoseconds() / 1e9) for name, expires in named]
+    stale = [f"{name} ({age / 60:.0f} min ago)" for name, age in ages if age >= 0]
+    return f"prices have expired, the last ones are kept: {', '.join(stale)}" if stale else ""
+
+
+def _device_table(cost: job_pb2.Cost) -> RenderableType:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("DEVICE", "SPOT H", "ON DEMAND H", "COST", "SPOT PRICE", "ON DEMAND PRICE"):
+        table.add_column(column, justify="left" if column == "DEVICE" else "right")
+    for device in cost.devices:
+        table.add_row(
+            escape(device.device_type) or "not known",
+            f"{device.spot_worker_seconds / 3600:.2f}",
+            f"{device.on_demand_worker_seconds / 3600:.2f}",
+            money_text(device.spent_micros, cost.currency),
+            price_text(device.spot_price_micros, cost.currency),
+            price_text(device.on_demand_price_micros, cost.currency),
+        )
+    return table
 
 
 def cost_line(cost: job_pb2.Cost) -> str:
@@ -178,6 +229,10 @@ def cost_parts(job: job_pb2.Job) -> list[RenderableType]:
     parts.append(hours)
     spot, on_demand = cost.spot_worker_seconds / 3600, cost.on_demand_worker_seconds / 3600
     parts.append(f"{spot:.2f} h on spot, {on_demand:.2f} h on demand")
+    if cost.devices:
+        parts.append(_device_table(cost))
+    if stale := stale_prices(cost, time.time()):
+        parts.append(f"[yellow]{escape(stale)}[/]")
     if cost.unpriced_seconds:
         unpriced = cost.unpriced_seconds / 3600
         parts.append(

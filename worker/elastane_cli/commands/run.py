@@ -32,6 +32,8 @@ from elastane_common.addresses import parse_addresses
 from elastane_proto.job_settings import JobSettings
 
 if TYPE_CHECKING:
+    from elastane_agent.supervisor.price_feed import PriceFeedSettings
+    from elastane_agent.supervisor.price_table import PriceTable
     from elastane_agent.supervisor.settings import AgentSettings
 
 #: rich keeps line ends, so a paragraph is one line of text.
@@ -73,6 +75,8 @@ def _run(
     _check_addresses(agent)
     if settings is None:
         _require_joinable(context, master=agent.master, job=agent.job)
+    else:
+        _check_on_demand(agent, settings)
 
     from elastane_agent.supervisor.agent import Agent
     from elastane_common import exit_codes as codes
@@ -112,6 +116,17 @@ def _check_addresses(agent: AgentOptions) -> None:
         )
 
 
+def _check_on_demand(agent: AgentOptions, settings: JobSettings) -> None:
+    """Check that somebody could start on-demand workers, if the job may ask for them. Raises BadParameter."""
+    is_alone = not agent.master and not agent.listen and agent.hosts is None
+    if settings.on_demand_workers and is_alone and agent.capacity != "on-demand":
+        raise typer.BadParameter(
+            "nothing here can start on-demand workers: all of them run on this machine. List on-demand hosts "
+            "with --hosts (docs/hosts.md), give --master for agents on on-demand machines, or leave it out",
+            param_hint="--on-demand-workers",
+        )
+
+
 def _agent_settings(
     script: list[str], agent: AgentOptions, settings: JobSettings | None, *, module: bool
 ) -> AgentSettings:
@@ -119,7 +134,6 @@ def _agent_settings(
     from elastane_agent.supervisor.budget import RestartBudget
     from elastane_agent.supervisor.hosts_check import check_hosts
     from elastane_agent.supervisor.notices.detect import check_choice
-    from elastane_agent.supervisor.price_table import read_price_table
     from elastane_agent.supervisor.settings import AgentSettings, HostSettings
 
     address = _listen_address(agent.listen)
@@ -149,13 +163,28 @@ def _agent_settings(
         notices_url=agent.spot_url,
         notices_poll_seconds=agent.spot_poll or 0.0,
         capacity=agent.capacity,
-        prices=read_price_table(agent.price_table) if agent.price_table is not None else None,
+        prices=_prices(agent),
         worker_prefix=worker_prefix() if agent.master else prefix,
         listen=address,
         hosts=hosts,
         metrics=metrics_address(agent.metrics, insecure=agent.metrics_insecure) if agent.metrics else None,
         http="" if agent.master else agent.http,
     )
+
+
+def _prices(agent: AgentOptions) -> PriceTable | PriceFeedSettings | None:
+    """Return where the prices come from. Raises BadParameter and PriceTableError."""
+    from elastane_agent.supervisor.price_feed import PriceFeedSettings, prices_at
+
+    if agent.prices and agent.price_table is not None:
+        raise typer.BadParameter("--price-table is the former name of --prices: give one of them")
+    location = agent.prices or str(agent.price_table or "")
+    if not location:
+        return None
+    try:
+        return prices_at(PriceFeedSettings(location, agent.prices_zone, agent.prices_interval))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--prices") from error
 
 
 def _listen_address(listen: str) -> str:

@@ -58,7 +58,8 @@ HostsOption = Annotated[
     run_option(
         "--hosts",
         "SCRIPT",
-        "Program that prints a line HOST or HOST:SLOTS for each host; it is run periodically.",
+        "Program that prints a line HOST[:SLOTS] [spot|on-demand] [PRICE] for each host; it is run "
+        "periodically.",
         HOSTS,
         show_default="this machine",
         exists=True,

@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import typer
 
 from elastane_cli.commands.submit_options import SubmitOptions
+from elastane_scheduler.autoscaling.modes import canonical, parse_mode
+from elastane_scheduler.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import training_pb2
@@ -28,7 +31,7 @@ SWEEP_RUNS_MAX: Final = 1000
 #: A hundred years; protobuf's durations end at ten thousand.
 _SECONDS_MAX: Final = 100 * 365 * 86400.0
 #: Options of an elastic run's job.
-_OF_THE_JOB: Final = ("seed", "determinism", "threads")
+_OF_THE_JOB: Final = ("seed", "determinism", "threads", "auto", "on_demand_workers", "over_budget")
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _KUBERNETES: Final = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9._-]+", re.ASCII)
@@ -89,7 +92,8 @@ def plan(script: Sequence[str], options: SubmitOptions, like: int | None) -> Pla
     given = [option for option in _OF_THE_JOB if getattr(options, option) is not None]
     if given and options.framework not in (None, "elastane"):
         raise typer.BadParameter(
-            "only elastic runs (--framework elastane) have it", param_hint=f"--{given[0]}"
+            "only elastic runs (--framework elastane) have it",
+            param_hint=f"--{given[0].replace('_', '-')}",
         )
     for seconds, option in ((options.max_run_time, "--max-run-time"), (options.grace, "--grace")):
         if seconds is not None and not seconds <= _SECONDS_MAX:
@@ -190,6 +194,22 @@ def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
     if options.determinism is not None:
         number = job_pb2.DeterminismLevel.Value(f"DETERMINISM_LEVEL_{options.determinism.upper()}")
         spec.job.determinism = number  # type: ignore[assignment]  # the stubs know names alone
+    if options.auto is not None:
+        spec.job.scaling = _scaling(options.auto)
+    if options.on_demand_workers is not None:
+        spec.job.on_demand_workers = options.on_demand_workers
+    if options.over_budget is not None:
+        number = job_pb2.OverBudget.Value(f"OVER_BUDGET_{options.over_budget.upper()}")
+        spec.job.over_budget = number  # type: ignore[assignment]
+
+
+def _scaling(text: str) -> str:
+    """Return a mode of scaling as it is sent; a deadline without a zone is in that of this machine."""
+    try:
+        mode = parse_mode(text, time.time(), localize=lambda moment: moment.astimezone())
+    except InvalidSettings as error:
+        raise typer.BadParameter(f"{error}. {error.hint}", param_hint="--auto") from error
+    return canonical(mode)
 
 
 def _set_code(spec: training_pb2.RunSpec, plan: Plan, archive_sha256: str) -> None:

@@ -46,6 +46,10 @@ HELP = "\n\n".join(
     )
 )
 
+#: Label that says how a runner's machines are billed, and its values.
+CAPACITY_LABEL = "capacity"
+CAPACITIES = ("spot", "on-demand")
+
 
 def register(app: typer.Typer) -> None:
     app.command("runner", help=HELP, rich_help_panel="Run")(runner)
@@ -82,7 +86,12 @@ def _runner(
     ] = "process",
     label: Annotated[
         list[str] | None,
-        runner_option("--label", "KEY=VALUE", "By which runs choose runners; may be repeated."),
+        runner_option(
+            "--label",
+            "KEY=VALUE",
+            "By which runs choose runners; may be repeated. capacity=spot or capacity=on-demand says how its "
+            "machines are billed.",
+        ),
     ] = None,
     device_type: Annotated[
         str,
@@ -116,6 +125,7 @@ def _runner(
     options = containers.options() if kind == "container" else None
     pod_options = pods.options(containers) if kind == "kubernetes" else None
     runner_id = name or socket.gethostname()
+    labels = _labels(label or [])
     if pod_options is None:
         pods.refuse_without_pods(kind)
     elif secrets is not None:
@@ -125,7 +135,7 @@ def _runner(
         slots=slots,
         folder=folder.absolute(),
         kind=kind,
-        labels=_labels(label or []),
+        labels=labels,
         **_device(device_type, kind),
         launch=LaunchSettings(
             host=host or _own_address(master),
@@ -140,6 +150,7 @@ def _runner(
             has_own_network=options is not None and options.network != "host",
             gpus=_gpus() if kind == "process" else None,
             pod_host=None if pod_options is None else _pod_host(runner_id, pod_options.namespace),
+            capacity=labels.get(CAPACITY_LABEL, ""),
         ),
     )
 
@@ -310,6 +321,11 @@ def _labels(given: list[str]) -> dict[str, str]:
         if not key or not separator:
             raise typer.BadParameter(f"{one!r} is not KEY=VALUE", param_hint="--label")
         labels[key] = value
+    if labels.get(CAPACITY_LABEL, CAPACITIES[0]) not in CAPACITIES:
+        raise typer.BadParameter(
+            f"{CAPACITY_LABEL} says how the runner's machines are billed: {' or '.join(CAPACITIES)}",
+            param_hint="--label",
+        )
     return labels
 
 

@@ -155,6 +155,38 @@ class SubmitOptions:
         int | None,
         _option("--threads", "T", "Of an elastic run: threads of torch per worker.", _PROCESSES, "1", min=1),
     ] = None
+    auto: Annotated[
+        str | None,
+        _option(
+            "--auto",
+            "MODE",
+            "Of an elastic run: how many processes it has, up to --instances; as of `elastane run --auto`.",
+            _PROCESSES,
+            "off",
+        ),
+    ] = None
+    on_demand_workers: Annotated[
+        int | None,
+        _option(
+            "--on-demand-workers",
+            "COUNT",
+            "Maximum number of processes that --auto deadline=TIME may have on runners with the label "
+            "capacity=on-demand.",
+            _PROCESSES,
+            "0",
+            min=0,
+        ),
+    ] = None
+    over_budget: Annotated[
+        Literal["cheapest", "suspend"] | None,
+        _option(
+            "--over-budget",
+            None,
+            "Once the budget of --auto is spent: go on, or suspend.",
+            _PROCESSES,
+            "cheapest",
+        ),
+    ] = None
     slots: Annotated[
         int | None, _option("--slots", "N", "Slots of a runner for each process.", _PROCESSES, "1", min=1)
     ] = None

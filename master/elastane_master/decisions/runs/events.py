@@ -207,6 +207,15 @@ class ElasticJobEnded(RunsEvent, frozen=True, tag=True):
     reason: str = ""
 
 
+class ElasticJobScaled(RunsEvent, frozen=True, tag=True):
+    """The job of an elastic run wants another number of workers. workers: 0: it does not scale by itself."""
+
+    run_id: int
+    job: str
+    workers: int
+    on_demand: int = 0
+
+
 class RecordWritten(RunsEvent, frozen=True, tag=True):
     """The record of a run is there that the master had to write, or there is nothing to write any more."""
 
@@ -256,6 +265,7 @@ AnyRunsEvent = (
     | RankChanged
     | AttemptStopped
     | ElasticJobEnded
+    | ElasticJobScaled
     | RecordWritten
     | AllocationDecided
     | MasterStarted

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from elastane_master.decisions.runs import scaling
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import Runner, RunnerKind
 
@@ -35,6 +36,7 @@ def shape_of(run: Run) -> Shape:
         None if spec.code is not None else spec.algorithm,
         tuple(sorted(spec.runner_labels.items())) if spec.runner_labels else (),
         _kinds(run),
+        scaling.takes_on_demand(run),
     )
 
 
@@ -50,6 +52,8 @@ def mismatch(run: Run, runner: Runner) -> str:
     for name, value in spec.runner_labels.items():
         if runner.labels.get(name) != value:
             return f"has no label {name}={value}"
+    if reason := scaling.closed(run, runner):
+        return reason
     if runner.slots < run.demand.slots_per_instance:
         return f"has {runner.slots} slots, and an instance takes {run.demand.slots_per_instance}"
     return ""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from elastane_master.decisions.runs import placement, queue, usage
+from elastane_master.decisions.runs import placement, queue, scaling, usage
 from elastane_master.decisions.runs.allocating import capacity, placed_by_type
 from elastane_master.decisions.runs.allocation import Instances, Target
 from elastane_master.decisions.runs.index import Index
@@ -285,6 +285,8 @@ def _job_state(
     exchange = _exchange(run, known, seconds, devices)
     # Policies see no runners: of a type that only some runners may give it, not more slots than theirs.
     usable = min(ests, sum(fits.values()))
+    if (classes := scaling.wanted(run)) is not None:
+        usable = min(usable, sum(classes.values()) * demand.slots_per_instance)
     if usable < least:
         raise InvalidSettings(f"{usable} slots fit it, and it needs {least}", hint="Ask for fewer.")
     if slots_max is not None:

@@ -5,10 +5,16 @@ When all instances of a black box have ended with 0, the run has succeeded.
 
 from __future__ import annotations
 
-from elastane_master.decisions.runs import attempts, holdings, launch, life
+from elastane_master.decisions.runs import attempts, holdings, launch, life, scaling
 from elastane_master.decisions.runs.context import RunsContext
-from elastane_master.decisions.runs.events import AttemptStopped, ElasticJobEnded, RankChanged, RankStatus
-from elastane_master.decisions.runs.run import Ending, RankRecord, Run
+from elastane_master.decisions.runs.events import (
+    AttemptStopped,
+    ElasticJobEnded,
+    ElasticJobScaled,
+    RankChanged,
+    RankStatus,
+)
+from elastane_master.decisions.runs.run import Ending, RankRecord, Run, ScaledTo
 from elastane_master.decisions.runs.runner import Runner
 
 NO_PROCESS = frozenset({"exited", "lost"})
@@ -205,3 +211,22 @@ def job_ended(ctx: RunsContext, event: ElasticJobEnded) -> None:
         life.stop_launch(ctx, run, ending)
     elif not run.over and run.attempt_open:  # between two launches of its attempt
         life.end(ctx, run, event.phase, reason)
+
+
+def job_scaled(ctx: RunsContext, event: ElasticJobScaled) -> None:
+    """Handle another target of an elastic run's job: instances are started and taken back by it."""
+    run = ctx.state.runs.get(event.run_id)
+    if run is None or run.job != event.job or run.job_over:
+        return
+    scaled = ScaledTo(event.job, event.workers, event.on_demand) if event.workers else None
+    if scaled == run.scaled:
+        return
+    ctx.changed_run(run)
+    ctx.capacity_grew = True  # what it has no use for, others have
+    run.scaled = scaled
+    if event.on_demand and not scaling.offers_on_demand(ctx.state.runners):
+        run.reason = (
+            f"its job wants {event.on_demand} workers on demand, and no runner has the label "
+            f"{scaling.CAPACITY_LABEL}={scaling.ON_DEMAND}: its deadline is met with the others alone"
+        )
+        run.note(ctx.now)

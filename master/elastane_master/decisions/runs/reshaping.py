@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from elastane_master.decisions.runs import launch, placement
+from elastane_master.decisions.runs import launch, placement, scaling
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.placement import Free
 from elastane_master.decisions.runs.run import RankRecord, Run
+from elastane_master.decisions.runs.runner import Runner
 
 
 def shrink(ctx: RunsContext, run: Run) -> None:
@@ -46,6 +47,36 @@ def move(ctx: RunsContext, run: Run, free: Free) -> None:
     has.subtract(target)
     least = _Least(len(run.ranks) - room, run.demand.instances_min)
     _stop(ctx, run, has, _type_of(ctx), least, "the scheduling policy moves it")
+
+
+def follow_job(ctx: RunsContext, run: Run) -> None:
+    """Stop what a running run has beyond what its job wants, which scales by itself.
+
+    Where all its instances have a place, those of one class make room for the other as slots are free there.
+    """
+    classes = scaling.wanted(run)
+    if classes is None or not _may_shrink(run):
+        return
+    runners, slots = ctx.state.runners, run.demand.slots_per_instance
+    surplus = scaling.placed(run, runners, classes)
+    surplus.subtract(classes)
+    least = max(run.demand.instances_min, sum(classes.values()))
+    if all(record.placed for record in run.ranks):
+        free = placement.free_slots(runners)
+        least -= sum(
+            min(-count, _free_of_class(run, runners, free, name, classes) // slots)
+            for name, count in surplus.items()
+            if count < 0
+        )
+        least = max(least, run.demand.instances_min)
+    total = sum(classes.values())
+    of_them = f", {classes[scaling.ON_DEMAND]} of them on demand" if scaling.ON_DEMAND in classes else ""
+    reason = f"its job wants {total} workers{of_them}"
+
+    def class_of(record: RankRecord) -> str:
+        return scaling.class_of(runners[record.runner_id], classes)
+
+    _stop(ctx, run, surplus, class_of, _Least(least, least), reason)
 
 
 def make_room(ctx: RunsContext, starving: Run, needs: Free) -> None:
@@ -104,6 +135,17 @@ def _free_of(ctx: RunsContext, run: Run, free: Free, device_type: str) -> int:
         slots
         for name, slots in free.items()
         if runners[name].computes_on == device_type and not placement.mismatch(run, runners[name])
+    )
+
+
+def _free_of_class(
+    run: Run, runners: Mapping[str, Runner], free: Free, name: str, classes: scaling.Classes
+) -> int:
+    """Slots that are free for a run on runners of a class."""
+    return sum(
+        slots
+        for one, slots in free.items()
+        if scaling.class_of(runners[one], classes) == name and not placement.mismatch(run, runners[one])
     )
 
 

@@ -118,6 +118,14 @@ class Transition(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
 
 
+class ScaledTo(msgspec.Struct, frozen=True, array_like=True):
+    """What a run's job that scales by itself wants. job: its name. on_demand: of `workers`, on demand."""
+
+    job: str
+    workers: int
+    on_demand: int = 0
+
+
 class Run(msgspec.Struct, omit_defaults=True):
     """One run.
 
@@ -127,7 +135,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     that attempt. failures: attempts that failed, since the last Retry. launch_failures: launches in a row
     that were taken back. next_attempt_at: it is not queued before. job, job_over: the
     elastic job of the attempt. slots_held: now; slot_seconds: until `charged_at`. decided: by the scheduling
-    policy, the newest last.
+    policy, the newest last. scaled: to what its job has scaled it by itself; None: it does not.
     """
 
     run_id: int
@@ -161,6 +169,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     slot_seconds: float = 0.0
     charged_at: float = 0.0
     decided: list[RunDecision] = []
+    scaled: ScaledTo | None = None
 
     @property
     def over(self) -> bool:

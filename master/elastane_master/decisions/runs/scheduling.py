@@ -1,5 +1,7 @@
 """Gives free slots to runs that wait, in the order of the policy, then to elastic runs that may grow.
 
+The job of an elastic run may scale by itself: then its target is the most that the run is given.
+
 While a scheduling policy decides, elastic runs grow to its targets and no further, and give back what they
 have beyond them.
 
@@ -8,7 +10,17 @@ Done after every event that may have freed slots, at a Tick, and where a new run
 
 from __future__ import annotations
 
-from elastane_master.decisions.runs import allocating, holdings, launch, placement, reshaping, usage
+from collections.abc import Iterator
+
+from elastane_master.decisions.runs import (
+    allocating,
+    holdings,
+    launch,
+    placement,
+    reshaping,
+    scaling,
+    usage,
+)
 from elastane_master.decisions.runs.allocation import Instances
 from elastane_master.decisions.runs.context import RunsContext
 from elastane_master.decisions.runs.placement import Free
@@ -20,6 +32,7 @@ def settle(ctx: RunsContext, policy: QueuePolicy, always: bool) -> bool:
     """Start, grow and shrink what can be; True if something may have. always: time alone may allow it."""
     in_charge = ctx.state.allocation.in_charge
     shrunk = in_charge and _shrink(ctx, always or ctx.capacity_grew)
+    shrunk = _follow_jobs(ctx, always or ctx.capacity_grew) or shrunk
     if not (always or ctx.capacity_grew or ctx.fresh):
         return shrunk
     free = placement.free_slots(ctx.state.runners)
@@ -41,6 +54,15 @@ def _shrink(ctx: RunsContext, all_runs: bool) -> bool:
     for run_id in sorted(ctx.index.active) if all_runs else list(ctx.runs_changed):
         if (run := ctx.state.runs.get(run_id)) is not None:
             reshaping.shrink(ctx, run)
+    return len(ctx.effects) > effects
+
+
+def _follow_jobs(ctx: RunsContext, all_runs: bool) -> bool:
+    """Take from runs what their jobs, which scale by themselves, do not want; True if something was taken."""
+    effects = len(ctx.effects)
+    for run_id in sorted(ctx.index.active) if all_runs else list(ctx.runs_changed):
+        if (run := ctx.state.runs.get(run_id)) is not None:
+            reshaping.follow_job(ctx, run)
     return len(ctx.effects) > effects
 
 
@@ -78,15 +100,34 @@ def _grow(ctx: RunsContext, free: Free, started: set[int]) -> None:
         if not free:
             return
         run = ctx.state.runs[run_id]
-        missing = _placeable(ctx, run)
-        room = usage.room(ctx.state.uses, ctx.state.slots_max, run.owner)
-        if room < len(missing) * run.demand.slots_per_instance:
-            missing = missing[: int(room) // run.demand.slots_per_instance]
-        if missing:
-            assignment = placement.place_more(run, missing, ctx.state.runners, free)
-            if assignment:
-                placement.take(free, assignment, run.demand.slots_per_instance)
-                launch.add(ctx, run, assignment)
+        for ranks, there in _by_class(ctx, run, _placeable(ctx, run), free):
+            _add(ctx, run, ranks, there, free)
+
+
+def _add(ctx: RunsContext, run: Run, missing: list[int], there: Free, free: Free) -> None:
+    """Place as many of these instances on `there`, a part of `free`, as its owner's quota admits."""
+    slots = run.demand.slots_per_instance
+    room = usage.room(ctx.state.uses, ctx.state.slots_max, run.owner)
+    if room < len(missing) * slots:
+        missing = missing[: int(room) // slots]
+    if missing and (assignment := placement.place_more(run, missing, ctx.state.runners, there)):
+        placement.take(free, assignment, slots)
+        launch.add(ctx, run, assignment)
+
+
+def _by_class(ctx: RunsContext, run: Run, missing: list[int], free: Free) -> Iterator[tuple[list[int], Free]]:
+    """Yield instances to place, and the free slots where they may be, by what the run's job wants."""
+    classes = scaling.wanted(run)
+    if classes is None or not missing:
+        yield missing, free
+        return
+    runners = ctx.state.runners
+    has = scaling.placed(run, runners, classes)
+    for name in sorted(classes, reverse=True):  # on demand first: it is sure
+        room = max(0, classes[name] - has[name])
+        there = {one: slots for one, slots in free.items() if scaling.class_of(runners[one], classes) == name}
+        yield missing[:room], there
+        missing = missing[room:]
 
 
 def _grow_to_targets(ctx: RunsContext, free: Free, started: set[int]) -> None:
@@ -108,6 +149,7 @@ def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None
     room = usage.room(state.uses, state.slots_max, run.owner)
     for name in sorted(target):
         missing = _placeable(ctx, run)[: max(0, target[name] - has.get(name, 0))]
+        missing = missing[: _left_by_job(ctx, run)]
         if room < len(missing) * slots:
             missing = missing[: int(room) // slots]
         if not missing:
@@ -117,6 +159,14 @@ def _grow_one(ctx: RunsContext, run: Run, target: Instances, free: Free) -> None
             placement.take(free, assignment, slots)
             room -= slots * sum(map(len, assignment.values()))
             launch.add(ctx, run, assignment)
+
+
+def _left_by_job(ctx: RunsContext, run: Run) -> int:
+    """Return how many more instances a run may have by what its job wants; all where it says nothing."""
+    classes = scaling.wanted(run)
+    if classes is None:
+        return run.demand.instances
+    return max(0, sum(classes.values()) - sum(1 for record in run.ranks if record.placed))
 
 
 def _placeable(ctx: RunsContext, run: Run) -> list[int]:

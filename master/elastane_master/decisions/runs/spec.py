@@ -15,6 +15,8 @@ import msgspec
 
 from elastane_master.decisions.events import Rejection
 from elastane_proto.job_settings import SECONDS_MAX, JobSettings
+from elastane_scheduler.autoscaling.modes import Deadline, parse_mode
+from elastane_scheduler.errors import InvalidSettings
 
 Framework = Literal["elastane", "pytorch", "tensorflow", "horovod", "plain"]
 
@@ -310,8 +312,23 @@ def _numbers(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
         yield "run_time_max", f"{limit} s", f"0 (no limit) to {SECONDS_MAX:.0f} s"
     if grace is not None and not 0 <= grace <= GRACE_SECONDS_MAX:
         yield "grace", f"{grace} s", f"0 to {GRACE_SECONDS_MAX:.0f} s"
+    if spec.job is not None and spec.framework == "elastane":
+        yield from _scaling(spec.job)
     if spec.job is not None and spec.framework != "elastane":
         yield "job", f"settings of an elastic job, and the framework is {spec.framework}", "leave them out"
+
+
+def _scaling(job: JobSettings) -> Iterator[Problem]:
+    """Check what the job would refuse once it is created: a run must not wait for slots before it fails."""
+    try:
+        mode = parse_mode(job.scaling, 0.0, currency=job.currency)
+    except InvalidSettings as error:
+        yield "job.scaling", str(error), error.hint
+        return
+    if mode is not None and job.recovery == "fixed":
+        yield "job.scaling", "a job with fixed recovery cannot scale", "leave one of them out"
+    if job.on_demand_workers and not isinstance(mode, Deadline):
+        yield "job.on_demand_workers", "only a deadline asks for on-demand workers", "leave it out"
 
 
 def _instances(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:

@@ -1,0 +1,58 @@
+"""What a policy decides, and an agent carries out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Start this worker."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Ask this worker to drain and leave (SIGTERM).
+
+    reason: passed to the worker, which reports it to the master; empty: the one of the last `Announce`.
+    """
+
+    worker: str
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Notify the workers that their node is taken away in `seconds`; `Terminate` actions follow."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL this worker and its process group."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Say:
+    """Print a message. kind: as in `Output.say`; event: its machine-readable name."""
+
+    text: str
+    kind: str = "info"
+    event: str = "message"
+    worker: str = ""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Exit with this code; no worker runs any more."""
+
+    code: int
+
+
+Action = Spawn | Announce | Terminate | Kill | Say | Finish

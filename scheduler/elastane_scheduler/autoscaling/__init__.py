@@ -4,5 +4,5 @@ modes         what the user wants, as parsed
 speed_model   seconds of a step by number of workers, fitted to what was measured
 objectives    the best number of workers by a mode
 autoscaler    when to measure, to change, to verify and to go back
-    spot_deadline when on-demand machines are needed beside spot, for a deadline
+spot_deadline when on-demand machines are needed beside spot, for a deadline
 """

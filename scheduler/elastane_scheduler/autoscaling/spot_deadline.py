@@ -217,11 +217,9 @@ class UniformProgress:
 def _seen(view: SpotView, memory: SpotMemory) -> SpotMemory:
     """Return the memory with the time that the decision is made at; it never goes back."""
     now = max(view.now_seconds, memory.now_seconds)
-    if memory.began_seconds is None:
-        return msgspec.structs.replace(
-            memory, now_seconds=now, began_seconds=now, steps_at_start=view.steps_left
-        )
-    return msgspec.structs.replace(memory, now_seconds=now)
+    began = now if memory.began_seconds is None else memory.began_seconds
+    steps = memory.steps_at_start or view.steps_left  # unknown until a script has said them
+    return msgspec.structs.replace(memory, now_seconds=now, began_seconds=began, steps_at_start=steps)
 
 
 def _fastest(rungs: Sequence[SpotRung], workers_max: float) -> SpotRung | None:
@@ -260,9 +258,11 @@ def _behind(view: SpotView, memory: SpotMemory, ahead_seconds: float) -> float:
 
 
 def _unmeasured(view: SpotView, memory: SpotMemory) -> SpotDecision:
-    """No speed is known, so no last moment either: one worker on demand finds it, unless spot is there."""
+    """No speed is known, so no last moment either: one worker on demand finds it, unless spot comes."""
     offered = view.spot_workers if view.spot_offered is None else view.spot_offered
-    lone = 1 if offered == 0 and view.on_demand_max else 0
+    began = memory.now_seconds if memory.began_seconds is None else memory.began_seconds
+    waited = memory.now_seconds - began >= view.cold_start_seconds + view.poll_seconds
+    lone = 1 if offered == 0 and waited and view.on_demand_max else 0
     spot = offered if view.spot_offered is not None else max(1, view.spot_workers)
     where = "one worker on demand measures it" if lone else "spot measures it"
     return SpotDecision(spot, lone, f"no step was measured yet: {where}", memory)

@@ -123,11 +123,16 @@ def test_without_workers_on_demand_spot_trains_alone() -> None:
 
 
 @pytest.mark.parametrize("policy", [WideSpot(), UniformProgress(8)], ids=lambda policy: policy.name)
-def test_a_speed_that_nobody_measured_is_measured_on_demand_unless_spot_is_there(policy: SpotPolicy) -> None:
-    alone = policy.decide(view(rungs=()), SpotMemory())
+def test_a_speed_that_nobody_measured_is_measured_on_demand_if_no_spot_comes(policy: SpotPolicy) -> None:
+    first = policy.decide(view(rungs=(), steps_left=0), SpotMemory())
+    assert first.on_demand_target == 0  # spot has a cold start's time to come
+    waited = view(rungs=(), now_seconds=VIEW.now_seconds + 660)
+    alone = policy.decide(waited, first.memory)
     assert (alone.on_demand_target, alone.finish_seconds) == (1, None)
-    assert policy.decide(view(rungs=(), spot_offered=2), SpotMemory()).on_demand_target == 0
-    assert policy.decide(view(rungs=(), on_demand_max=0), SpotMemory()).on_demand_target == 0
+    there = msgspec.structs.replace(waited, spot_offered=2)
+    assert policy.decide(there, first.memory).on_demand_target == 0
+    none_allowed = msgspec.structs.replace(waited, on_demand_max=0)
+    assert policy.decide(none_allowed, first.memory).on_demand_target == 0
 
 
 @pytest.mark.parametrize("policy", [WideSpot(), UniformProgress(8)], ids=lambda policy: policy.name)

@@ -43,7 +43,9 @@ def settle(ctx: DecisionContext) -> None:
     if not applies(state) or not _is_wanted(state):
         return
     book = state.scaling.spot
-    if book.look_at is None or ctx.now >= book.look_at or book.seen != _attending(state):
+    is_due = book.look_at is None or ctx.now >= book.look_at or book.seen != _attending(state)
+    # The first measurement at once: workers may be gone at the next poll.
+    if is_due or (book.rest_seconds is None and balance.ring_step_seconds(state) is not None):
         _look(ctx)
 
 

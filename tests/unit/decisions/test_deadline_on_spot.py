@@ -157,6 +157,14 @@ def test_steps_count_whole_also_in_a_ring_that_was_not_measured_yet() -> None:
     assert [pytest.approx(rung.step_seconds) for rung in job.state.scaling.spot.rungs] == [1.7, 0.9, 0.5]
 
 
+def test_the_first_measurement_counts_at_once() -> None:
+    job = Spot()
+    job.train("a", "b")
+    job.lose("a")
+    job.lose("b")
+    assert len(job.state.scaling.spot.rungs) == 3
+
+
 def test_no_rung_is_known_before_whole_steps_were_measured() -> None:
     job = Spot()
     job.form("a", "b")

@@ -147,9 +147,10 @@ def _policy(state: JobState) -> SpotPolicy:
 
 
 def _is_wanted(state: JobState) -> bool:
-    """True if workers are wanted, and those that may return after a restart of the master have been waited
-    for."""
-    return state.phase not in OVER and state.phase not in HALTED and not state.awaited()
+    """True if steps are left to train, and nobody may return any more after a restart of the master."""
+    if state.phase in OVER or state.phase in HALTED or state.all_committed:
+        return False
+    return not state.awaited()
 
 
 def _attending(state: JobState) -> tuple[int, int]:

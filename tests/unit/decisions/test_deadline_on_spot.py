@@ -220,6 +220,15 @@ def test_a_job_that_is_over_or_suspended_asks_for_nobody() -> None:
     assert deadline_on_spot.next_look(job.state) is None
 
 
+def test_once_every_step_is_done_the_targets_stay() -> None:
+    job = trained(begins=LAST)
+    assert job.targets == (4, 2)
+    job.state.steps.committed = job.state.total_steps
+    assert deadline_on_spot.next_look(job.state) is None
+    job.lose("b")
+    assert job.targets == (4, 2)
+
+
 def test_a_clock_that_steps_back_takes_nothing_back() -> None:
     job = trained(begins=LAST)
     job.lose("a")

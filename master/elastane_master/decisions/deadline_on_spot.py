@@ -45,7 +45,7 @@ def settle(ctx: DecisionContext) -> None:
     book = state.scaling.spot
     is_due = book.look_at is None or ctx.now >= book.look_at or book.seen != _attending(state)
     # The first measurement at once: workers may be gone at the next poll.
-    if is_due or (book.rest_seconds is None and balance.ring_step_seconds(state) is not None):
+    if is_due or (not book.rests and balance.ring_step_seconds(state) is not None):
         _look(ctx)
 
 
@@ -78,6 +78,7 @@ def measure(state: JobState) -> None:
     """Note the numbers of workers that pay within the job's bounds, with the seconds of a step as measured.
 
     Until whole steps of a ring were measured, nothing is known; while nobody trains, what was measured last.
+    What a step needs besides its ESTs is known for the numbers that have trained; for others, the longest.
     """
     members, book, ests = state.active_members(), state.scaling.spot, state.settings.ests
     known = [record.est_seconds for record in members if record.est_seconds]
@@ -85,14 +86,17 @@ def measure(state: JobState) -> None:
     if members and whole is not None:
         hosted = max(member.end - member.start for member in state.ring.members)
         known = known or [whole / hosted]
-        book.rest_seconds = max(0.0, whole - hosted * statistics.median(known))
-    if not known or book.rest_seconds is None:
+        book.rests[len(members)] = max(0.0, whole - hosted * statistics.median(known))
+    if not known or not book.rests:
         return
     most = min(state.settings.workers_max or ests, ests)
     least = min(max(state.settings.workers_min, 1), most)
     counts = {count for count in ladder(ests) if least <= count <= most} | {least}
-    seconds, rest = statistics.median(known), book.rest_seconds
-    book.rungs = tuple(SpotRung(count, -(-ests // count) * seconds + rest) for count in sorted(counts))
+    seconds, longest = statistics.median(known), max(book.rests.values())
+    book.rungs = tuple(
+        SpotRung(count, -(-ests // count) * seconds + book.rests.get(count, longest))
+        for count in sorted(counts)
+    )
 
 
 def _look(ctx: DecisionContext) -> None:

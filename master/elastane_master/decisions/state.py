@@ -212,13 +212,13 @@ class SpotBook(msgspec.Struct):
     """A deadline with workers on demand beside spot (deadline_on_spot.py).
 
     memory: of the policy. rungs: numbers of workers that pay, with the seconds of a step, as last measured.
-    rest_seconds: of a step, in which no EST is computed, as last measured; None: not yet.
+    rests: seconds of a step in which no EST is computed, as last measured, by the number of workers.
     look_at: when to decide again at the latest. seen: workers on spot and on demand at the last decision.
     """
 
     memory: SpotMemory = SpotMemory()
     rungs: tuple[SpotRung, ...] = ()
-    rest_seconds: float | None = None
+    rests: dict[int, float] = {}
     look_at: float | None = None
     seen: tuple[int, int] = (0, 0)
 

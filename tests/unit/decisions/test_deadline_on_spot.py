@@ -157,6 +157,13 @@ def test_steps_count_whole_also_in_a_ring_that_was_not_measured_yet() -> None:
     assert [pytest.approx(rung.step_seconds) for rung in job.state.scaling.spot.rungs] == [1.7, 0.9, 0.5]
 
 
+def test_what_a_step_needs_besides_its_ests_is_known_by_the_number_of_workers() -> None:
+    job = trained()
+    job.state.scaling.spot.rests = {4: 0.3}  # a wider ring has a dearer exchange
+    job.look()
+    assert [pytest.approx(rung.step_seconds) for rung in job.state.scaling.spot.rungs] == [1.9, 0.9, 0.7]
+
+
 def test_the_first_measurement_counts_at_once() -> None:
     job = Spot()
     job.train("a", "b")

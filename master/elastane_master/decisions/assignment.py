@@ -26,7 +26,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     place: its index in the previous ring, None for a joining worker. joined_order: increases with each join.
     step: steps applied to the weights it holds, -1 if it holds none that are usable. held: in quarantine.
-    hosted: its ESTs in the previous ring.
+    hosted: its ESTs in the previous ring. rank: those of a lower rank are chosen first.
     """
 
     worker: str
@@ -37,6 +37,7 @@ class Candidate(msgspec.Struct, frozen=True):
     draining: bool = False
     held: bool = False
     hosted: tuple[int, int] | None = None
+    rank: int = 0
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -166,7 +167,7 @@ def _chosen(
     staying = [candidate for candidate in ordered if not candidate.draining]
     if len(staying) < workers_min:
         return []
-    chosen = staying[:limit]
+    chosen = sorted(staying, key=lambda candidate: candidate.rank)[:limit]
     if not _hold_state(chosen):
         chosen = _with_holder(chosen, ordered, ests, planned)
     return sorted(chosen, key=_seniority)

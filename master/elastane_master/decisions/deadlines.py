@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from elastane_master.decisions import (
     checkpoints,
     datasets,
+    deadline_on_spot,
     fingerprints,
     forgotten,
     intervals,
@@ -86,6 +87,7 @@ def next_deadline(ctx: DecisionContext) -> float | None:
         deadlines.append(fingerprints.next_deadline(state))
         deadlines.append(state.wait_until)
         deadlines.append(notices.next_deadline(state))
+        deadlines.append(deadline_on_spot.next_look(state))
         deadlines += [deadline for deadline, _, _ in _member_deadlines(ctx)]
         deadlines += [_ready_due(ctx, record) for record in _unready_leavers(state)]
         if ring_state.stage is Stage.NONE and state.phase == "waiting":

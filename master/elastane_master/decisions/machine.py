@@ -18,6 +18,7 @@ from elastane_master.decisions import (
     autoscaling,
     cost,
     datasets,
+    deadline_on_spot,
     deadlines,
     endings,
     fingerprints,
@@ -151,6 +152,7 @@ class JobMachine:
         try:
             _HANDLERS.get(type(event), operators.request)(ctx, event)
             step_boundary.release(ctx)
+            deadline_on_spot.settle(ctx)
             if ctx.changed:
                 cost.settle(self.state, members, now)
                 waiting.settle(ctx)

@@ -11,7 +11,14 @@ from itertools import islice
 
 import msgspec
 
-from elastane_master.decisions import autoscaling, balance, held_state, quarantine, stragglers
+from elastane_master.decisions import (
+    autoscaling,
+    balance,
+    deadline_on_spot,
+    held_state,
+    quarantine,
+    stragglers,
+)
 from elastane_master.decisions.assignment import (
     Candidate,
     Choice,
@@ -51,6 +58,7 @@ def next_members(
         for member in (state.ring.members if by_speed else ())
         if member.worker not in state.ring.gone
     }
+    ranks = deadline_on_spot.ranks(state, workers)
     candidates = [
         Candidate(
             record.worker,
@@ -61,6 +69,7 @@ def next_members(
             record.draining,
             record.held_until is not None,
             hosted.get(record.worker),
+            ranks.get(record.worker, 0),
         )
         for record in workers
         if not (without_newcomers and record.worker not in order)

@@ -20,6 +20,7 @@ from elastane_master.decisions.lease_answers import DatasetBook
 from elastane_master.decisions.ring_state import RingState
 from elastane_master.decisions.steps import StepBook
 from elastane_proto.job_settings import JobSettings
+from elastane_scheduler.autoscaling.spot_deadline import SpotMemory, SpotRung
 
 Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
 OVER: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
@@ -211,11 +212,27 @@ class BalanceBook(msgspec.Struct):
     ests_max: dict[str, int] = {}
 
 
+class SpotBook(msgspec.Struct):
+    """A deadline with workers on demand beside spot (deadline_on_spot.py).
+
+    memory: of the policy. rungs: numbers of workers that pay, with the seconds of a step, as last measured.
+    rests: seconds of a step in which no EST is computed, as last measured, by the number of workers.
+    look_at: when to decide again at the latest. seen: workers on spot and on demand at the last decision.
+    """
+
+    memory: SpotMemory = SpotMemory()
+    rungs: tuple[SpotRung, ...] = ()
+    rests: dict[int, float] = {}
+    look_at: float | None = None
+    seen: tuple[int, int] = (0, 0)
+
+
 class ScalingBook(msgspec.Struct):
     """How many workers a job that scales by itself should have (autoscaling.py).
 
     target: workers, 0: not decided, so as many as may train. on_demand_target: of these, on demand. reason:
     why. changed_at: of the targets. predicted_finish_at, predicted_cost_micros: of the whole job.
+    spot: of a deadline with workers on demand.
     """
 
     target: int = 0
@@ -224,6 +241,7 @@ class ScalingBook(msgspec.Struct):
     changed_at: float | None = None
     predicted_finish_at: float | None = None
     predicted_cost_micros: int | None = None
+    spot: SpotBook = msgspec.field(default_factory=SpotBook)
 
 
 class Replacement(msgspec.Struct, frozen=True):

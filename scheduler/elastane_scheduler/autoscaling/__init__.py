@@ -5,4 +5,5 @@ speed_model   seconds of a step by number of workers, fitted to what was measure
 objectives    the best number of workers by a mode
 autoscaler    when to measure, to change, to verify and to go back
 stragglers    which workers are slower than their like, and why
+spot_deadline when on-demand machines are needed beside spot, for a deadline
 """

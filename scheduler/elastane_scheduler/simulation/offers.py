@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastane_scheduler.errors import InvalidTrace
 from elastane_scheduler.pool import Counts, Pool
+from elastane_scheduler.simulation.availability import read_availability
 
 
 @dataclass(frozen=True)
@@ -43,20 +41,8 @@ def read_reclaims(
     played once, its last value stays. Raises InvalidTrace, InvalidSettings.
     """
     index = pool.index(device_type)
-    try:
-        document = json.loads(text)
-        gap = float(document["metadata"]["gap_seconds"]) if tick_seconds is None else tick_seconds
-        data = [int(value) for value in document["data"]]
-    except json.JSONDecodeError as error:
-        raise InvalidTrace(f"not JSON: {error.msg}", line=error.lineno) from None
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise InvalidTrace(
-            "no trace of availability",
-            line=1,
-            hint='It has {"metadata": {"gap_seconds": 300}, "data": [16, 15]}.',
-        ) from None
-    if not data or min(data) < 0 or not (math.isfinite(gap) and gap > 0):
-        raise InvalidTrace("no ticks, a negative count, or a gap that is not above 0", line=1)
+    trace = read_availability(text, tick_seconds)
+    gap, data = trace.gap_seconds, trace.nodes
     most = max(data)
     changes: list[tuple[float, Counts]] = []
     for tick, nodes in enumerate(_from(data, offset)):

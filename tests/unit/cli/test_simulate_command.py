@@ -121,3 +121,45 @@ def test_a_reclaim_that_is_no_text_is_refused(trace: str, tmp_path: Path) -> Non
     (tmp_path / "spot.json").write_bytes(b"\xff\xfe\xfa")
     refused = invoke(trace, "--pool", "v100=4", "--reclaim", str(tmp_path / "spot.json"))
     assert refused.exit_code == 2 and "cannot be read" in refused.stderr
+
+
+def test_a_job_with_a_deadline_is_played_on_spot(tmp_path: Path) -> None:
+    path = tmp_path / "spot.json"
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 300}, "data": [16] * 200}))
+    arguments = ("--spot", str(path), "--hours", "2", "--deadline", "1.5", "--spot-price", "0.25")
+    document = json.loads(invoke(*arguments, "--json").stdout)
+    wide, uniform = document["spot"]
+    assert (wide["policy"], uniform["policy"]) == ("wide-spot", "uniform-progress")
+    assert wide["starts"] == uniform["starts"] == 2 and wide["late"] == uniform["late"] == 0
+    # An hour on 16 machines and a cold start; two hours on 8 and a cold start.
+    assert wide["cost"] == pytest.approx(0.25 * 16 * 1.1 / 16)
+    assert uniform["cost"] == pytest.approx(0.25 * 8 * 2.1 / 16)
+    lines = invoke(*arguments).stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [["wide-spot", "x1.5"], ["uniform-progress", "x1.5"]]
+
+
+def test_generated_spot_is_the_same_for_the_same_seed() -> None:
+    def run(seed: int) -> str:
+        return invoke("--spot", "generated", "--deadline", "1.1", "--hours", "3", "--seed", str(seed)).stdout
+
+    assert run(1) == run(1) != run(2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("generated", "--spot", "generated"),
+        ("generated", "--deadline", "1.1"),
+        ("--spot", "/no/such/file"),
+        ("--spot", "generated", "--deadline", "0"),
+        ("--spot", "generated", "--deadline", "nan"),
+        ("--spot", "generated", "--spot-price", "nan"),
+        ("--spot", "generated", "--hours", "1e9"),
+        ("--spot", "generated", "--workers", "17"),
+    ],
+    ids=" ".join,
+)
+def test_spot_is_refused_with_what_cannot_be(arguments: tuple[str, ...]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output

@@ -39,7 +39,7 @@ def simulate(
             '"generated" makes one from --seed.',
             show_default=False,
         ),
-    ],
+    ] = "",
     policy: Annotated[
         str, typer.Option("--policy", "-p", help="Policies, comma-separated, or all.")
     ] = "srtf,maxmin,foresight",
@@ -120,13 +120,55 @@ def simulate(
         Path | None,
         typer.Option("--plot", help="Write completion times and devices by job as SVG.", dir_okay=False),
     ] = None,
+    spot: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--spot",
+            help="In place of a trace of jobs: spot availability as JSON, or generated, for one job with a "
+            "deadline; may be repeated.",
+            metavar="TRACE",
+        ),
+    ] = None,
+    deadline: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--deadline",
+            help="With --spot: times the hours of work; may be repeated.",
+            show_default="1.1, 1.25, 1.5",
+        ),
+    ] = None,
+    ests: Annotated[int, typer.Option("--ests", min=1, help="With --spot: of the job.")] = 16,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="With --spot: whose cost on demand is 1.")
+    ] = 8,
+    hours: Annotated[
+        float, typer.Option("--hours", help="With --spot: of work with that many workers.")
+    ] = 24.0,
+    spot_price: Annotated[
+        float, typer.Option("--spot-price", help="With --spot: over the price on demand.")
+    ] = 0.33,
+    cold_start: Annotated[
+        float,
+        typer.Option("--cold-start", help="With --spot: seconds from asking for a machine until it trains."),
+    ] = 360.0,
     as_json: JsonOption = False,
 ) -> None:
     """Play a trace of jobs through scheduling policies: completion times, fairness, use, money.
 
-    Time is virtual, every cost of a change is charged, and the same input gives the same output.
-    Examples: elastane simulate generated; elastane simulate philly.csv --jobs 10000 --gpus 4096 -p srtf
+    With --spot: a job with a deadline on machines that come and go, under two policies. Time is virtual,
+    every cost of a change is charged, and the same input gives the same output.
+    Examples: elastane simulate generated; elastane simulate philly.csv --jobs 10000 --gpus 4096 -p srtf;
+    elastane simulate --spot availability.json --deadline 1.25
     """
+    if spot:
+        if trace:
+            raise typer.BadParameter("give a trace of jobs or --spot, not both", param_hint="--spot")
+        _play_spot(spot, deadline or [], (ests, workers, hours, spot_price, cold_start), seed, as_json)
+        return
+    if not trace:
+        raise typer.BadParameter("give a trace of jobs, or --spot", param_hint="TRACE")
+    if deadline:
+        raise typer.BadParameter("is for --spot alone", param_hint="--deadline")
     from elastane_scheduler.costs import parse_costs
     from elastane_scheduler.errors import SchedulerError
     from elastane_scheduler.policies.catalogue import POLICIES
@@ -167,6 +209,32 @@ def simulate(
     for notice in workload.notices:
         typer.echo(f"note: {notice}", err=True)
     _print(reports)
+
+
+def _play_spot(
+    paths: Sequence[str],
+    deadlines: Sequence[float],
+    job: tuple[int, int, float, float, float],
+    seed: int,
+    as_json: bool,
+) -> None:
+    from elastane_cli.commands.spot_table import DEADLINES, generated_traces, print_spot_rows, spot_rows
+    from elastane_scheduler.errors import SchedulerError
+    from elastane_scheduler.simulation.availability import read_availability
+    from elastane_scheduler.simulation.spot_replay import SpotJob
+
+    try:
+        traces = []
+        for path in paths:
+            if path == GENERATED:
+                traces += generated_traces(job[0], seed)
+            else:
+                traces.append(read_availability("".join(_lines(Path(path)))))
+        rows = spot_rows(traces, SpotJob(*job), deadlines or DEADLINES)
+    except SchedulerError as error:
+        hint = f". {error.hint}" if error.hint else ""
+        raise typer.BadParameter(f"{error}{hint}") from error
+    print_spot_rows(rows, as_json)
 
 
 def _read(

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from elastane_operator.decisions.autoscaling import scaled_pods
 from elastane_operator.decisions.pool_status import Share
 from elastane_operator.decisions.reconciliation import Reconciliation
+from elastane_operator.decisions.size import wanted_pods
 from elastane_operator.decisions.status import SchedulingStatus
-
-
-def wanted_pods(ctx: Reconciliation) -> Mapping[str, int]:
-    """Return the number of pods by device type; without a pool those of no type, and those on demand."""
-    if ctx.spec.scheduling is None or ctx.status.scheduling is None:
-        scaled = scaled_pods(ctx) if ctx.spec.scheduling is None else None
-        return {"": ctx.spec.workers.max} if scaled is None else scaled
-    return ctx.status.scheduling.devices
 
 
 def is_parked(ctx: Reconciliation) -> bool:

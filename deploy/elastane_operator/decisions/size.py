@@ -11,8 +11,17 @@ from collections.abc import Mapping
 
 from elastane_operator.decisions import ends
 from elastane_operator.decisions.actions import CreatePod, DeletePod
+from elastane_operator.decisions.autoscaling import scaled_pods
 from elastane_operator.decisions.pods import PodView, pod_name
 from elastane_operator.decisions.reconciliation import Reconciliation
+
+
+def wanted_pods(ctx: Reconciliation) -> Mapping[str, int]:
+    """Return the number of pods by device type; without a pool those of no type, and those on demand."""
+    if ctx.spec.scheduling is None or ctx.status.scheduling is None:
+        scaled = scaled_pods(ctx) if ctx.spec.scheduling is None else None
+        return {"": ctx.spec.workers.max} if scaled is None else scaled
+    return ctx.status.scheduling.devices
 
 
 def fit(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.policy import Action, JobView, Say, Spawn, SupervisorPolicy
@@ -91,7 +92,7 @@ def test_a_job_that_is_over_ends_the_wait() -> None:
 @pytest.mark.parametrize("seconds", [5.0, 3600.0])
 def test_another_host_takes_the_place_of_a_barred_one(seconds: float) -> None:
     placement = Placement()
-    placement.found({"a": 1, "b": 2}, {})
+    placement.found({"a": HostOffer(1), "b": HostOffer(2)}, {})
     fault = placement.barred(10.0, "a-0", seconds)
     assert fault.event == "host_barred"
     assert placement.wanted(10.0) == {"a-0": "its host is paused after failures", "b-0": "", "b-1": ""}

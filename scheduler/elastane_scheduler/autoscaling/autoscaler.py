@@ -1,0 +1,489 @@
+"""When a job is measured with another number of workers, changes to it, and goes back. Pure.
+
+    measure    the present rung, then one other: where the optimistic model says, else the neighbour
+    scale      fit, jump to the best rung by the mode (objectives.py) if that pays what a change costs
+    verify     over 20 steps of the new rung; else
+    roll_back  to the rung before; the other is barred for ten minutes, then twenty
+
+What was measured counts as it is; only rungs that were never tried are predicted. All is measured anew when
+the type of device changes, or the present rung differs by 20 % from what is known of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from elastane_scheduler.autoscaling.modes import (
+    MICROS,
+    Budget,
+    Deadline,
+    Efficiency,
+    Mode,
+    Utility,
+    time_text,
+)
+from elastane_scheduler.autoscaling.objectives import (
+    Best,
+    Bounds,
+    Outlook,
+    Situation,
+    best,
+    efficiency,
+    outlook,
+    rungs_within,
+    value,
+)
+from elastane_scheduler.autoscaling.speed_model import Sample, SpeedModel, possible
+
+MEASURE_STEPS = 3
+"""Steps of a rung before it counts as measured."""
+VERIFY_STEPS = 20
+"""Steps of a rung that was jumped to, before it is kept or left."""
+PAUSE_SECONDS = 30.0
+CHANGES_MAX = 8
+"""Voluntary changes within an hour; going back is none."""
+HOUR_SECONDS = 3600.0
+BAR_SECONDS, BAR_SECONDS_MAX = 600.0, 86_400.0
+CHANGE_FACTOR = 2.0
+"""What a change costs counts so many times (as in balance.py)."""
+GAIN_FRACTION_MIN = 0.02
+"""A change must gain this part of what is still to be lost."""
+NOISE_FRACTION = 0.02
+"""Rungs that differ by less are equal."""
+THETA_FRACTION = 0.1
+"""By so much an efficiency must be beyond theta before the job changes."""
+DRIFT_FRACTION = 0.2
+DRIFT_LOOKS = 2
+"""Looks in a row at which the present rung differs before it is measured anew."""
+REACH_SECONDS = 300.0
+"""Time in which a target should be reached, before the job does with fewer workers for a while."""
+EXPLORE_FACTOR = 10.0
+"""Measuring a second rung must cost less than the time left by this factor."""
+
+Models = tuple[SpeedModel, ...]
+Action = Literal["keep", "scale", "verify", "roll_back", "none"]
+
+
+class Rung(msgspec.Struct, frozen=True, array_like=True):
+    """What was measured with a number of workers. at: when."""
+
+    step_seconds: float
+    steps: int
+    at: float
+
+
+class Bar(msgspec.Struct, frozen=True, array_like=True):
+    """A rung that is not tried before `until`. seconds: for how long it was barred."""
+
+    until: float
+    seconds: float
+
+
+class AutoscalerState(msgspec.Struct, frozen=True):
+    """What the autoscaler remembers; stored by the master.
+
+    now: latest time seen; a clock that steps back counts as standing still. target: workers asked for, 0:
+    never decided. before: rung to go back to; 0: nothing is being verified. exploring: the target is only
+    measured. changes: times of voluntary changes. asked_at: of the last change of the target. drifts: looks
+    in a row at which the present rung differed. short_since: since when fewer workers train than asked for.
+    """
+
+    now: float = 0.0
+    target: int = 0
+    before: int = 0
+    exploring: bool = False
+    device_type: str = ""
+    rungs: dict[int, Rung] = {}
+    barred: dict[int, Bar] = {}
+    changes: tuple[float, ...] = ()
+    asked_at: float = 0.0
+    drifts: int = 0
+    short_since: float | None = None
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """What is seen of a job at a step boundary.
+
+    now: seconds since the epoch. ring_workers: that train. steps: of this ring that `step_seconds`, a median,
+    rests on. steps_left: None: unknown. device_type: that most workers are of. change_seconds: stall of a
+    change. worker_hour_micros: price of a worker for an hour; 0: unknown.
+    """
+
+    now: float
+    elapsed_seconds: float
+    ring_workers: int
+    step_seconds: float
+    steps: int
+    steps_left: int | None
+    device_type: str = ""
+    change_seconds: float = 1.0
+    worker_hour_micros: float = 0.0
+    spent_micros: int = 0
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What should be done. target: workers to ask for.
+
+    action: "scale": to another target; "verify", "keep": as it is; "roll_back"; "none": nothing can be
+    decided. seconds_before, seconds_after: of a step, before a change and predicted (or, going back,
+    measured) after it; 0: unknown. barred_seconds: of the rung that was left. met: False if no rung meets the
+    budget or the deadline.
+    """
+
+    state: AutoscalerState
+    target: int
+    action: Action
+    reason: str
+    predicted_finish_at: float | None = None
+    predicted_cost_micros: int | None = None
+    seconds_before: float = 0.0
+    seconds_after: float = 0.0
+    barred_seconds: float = 0.0
+    met: bool = True
+
+
+def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement) -> Decision:
+    """Return what to do now; called every few steps, never while a change is in flight."""
+    return _Look(state, mode, bounds, seen).decide()
+
+
+class _Look:
+    """One decision."""
+
+    def __init__(self, state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement) -> None:
+        self.now = max(state.now, seen.now)
+        self.state = msgspec.structs.replace(
+            state,
+            now=self.now,
+            changes=tuple(at for at in state.changes if at > self.now - HOUR_SECONDS),
+        )
+        self.mode, self.bounds, self.seen = mode, bounds, seen
+        self.rungs = rungs_within(bounds)
+        self.target = min(max(state.target or bounds.workers_max, bounds.workers_min), bounds.workers_max)
+        self.situation = Situation(
+            self.now, seen.elapsed_seconds, seen.steps_left, seen.worker_hour_micros, seen.spent_micros
+        )
+
+    def decide(self) -> Decision:
+        seen = self.seen
+        if not (math.isfinite(seen.step_seconds) and seen.step_seconds > 0 and seen.ring_workers > 0):
+            return self._to(self.target, "none", "nothing is measured yet")
+        self._set(before=self.state.before if self.state.before in self.rungs else 0)
+        self._end_bars()
+        if seen.device_type and seen.device_type != self.state.device_type:
+            if self.state.device_type:
+                self._forget()
+            self._set(device_type=seen.device_type)
+        if len(self.rungs) == 1:
+            only = self.rungs[0]
+            return self._to(only, "keep", f"{only} is the only number of workers that is allowed and pays")
+        if seen.steps_left is None and not isinstance(self.mode, Efficiency):
+            name = type(self.mode).__name__.lower()
+            why = f"the number of steps is unknown: {name} cannot be decided, only efficiency"
+            return self._to(self.target, "none", why)
+        needed = VERIFY_STEPS if self.state.before else MEASURE_STEPS
+        if seen.steps < needed:
+            return self._to(
+                self.target, "keep", f"{seen.steps} of {needed} steps are measured with {seen.ring_workers}"
+            )
+        if seen.ring_workers != self.target:
+            return self._short()
+        self._set(short_since=None)
+        self._note_drift()
+        self._measured()
+        if self.state.before:
+            return self._verify()
+        return self._choose()
+
+    # ------------------------------------------------------------------ what is known
+
+    def _set(self, **changes: object) -> None:
+        self.state = msgspec.structs.replace(self.state, **changes)
+
+    def _forget(self) -> None:
+        self._set(rungs={}, barred={}, before=0, exploring=False, drifts=0)
+
+    def _end_bars(self) -> None:
+        """Forget what was measured of a rung whose bar has ended, if it was out of the ordinary."""
+        for workers, bar in self.state.barred.items():
+            known = self.state.rungs.get(workers)
+            if known is None or bar.until > self.now or known.at > bar.until - bar.seconds:
+                continue
+            others = {rung: one for rung, one in self.state.rungs.items() if rung != workers}
+            models = self._models(others)
+            usual = min((one.step_seconds(workers) for one in models), default=0.0)
+            if known.step_seconds > (1 + DRIFT_FRACTION) * usual:
+                self._set(rungs=others)
+
+    def _note_drift(self) -> None:
+        """Forget what was measured if the present rung has become another one."""
+        known = self.state.rungs.get(self.seen.ring_workers)
+        if known is None or self.state.before:
+            return
+        differs = abs(self.seen.step_seconds - known.step_seconds) > DRIFT_FRACTION * known.step_seconds
+        drifts = self.state.drifts + 1 if differs else 0
+        if drifts > DRIFT_LOOKS:
+            self._forget()
+        else:
+            self._set(drifts=drifts)
+
+    def _measured(self) -> None:
+        seen, rungs = self.seen, dict(self.state.rungs)
+        if not self.state.drifts:
+            rungs[seen.ring_workers] = Rung(seen.step_seconds, seen.steps, self.now)
+        self._set(rungs=rungs)
+
+    def _models(self, rungs: Mapping[int, Rung] | None = None) -> Models:
+        """Return the models of what was measured, but for rungs that were left because they were slow."""
+        known, barred = self.state.rungs if rungs is None else rungs, self.state.barred
+        usual = {
+            rung: one for rung, one in known.items() if rung not in barred or barred[rung].until <= self.now
+        }
+        samples = [Sample(workers, one.step_seconds, one.steps) for workers, one in (usual or known).items()]
+        return possible(self.bounds.ests, samples)
+
+    def _step_seconds(self, models: Models, workers: int) -> float:
+        """Return what was measured, else the least that is possible: what is not tried may be better."""
+        known = self.state.rungs.get(workers)
+        return known.step_seconds if known is not None else min(one.step_seconds(workers) for one in models)
+
+    def _allowed(self) -> list[int]:
+        barred = self.state.barred
+        present = self.seen.ring_workers
+        return [
+            rung
+            for rung in self.rungs
+            if rung == present or rung not in barred or barred[rung].until <= self.now
+        ]
+
+    # ------------------------------------------------------------------ decisions
+
+    def _short(self) -> Decision:
+        """The ring has another size than asked for: workers are missing, or have still to leave."""
+        seen, state = self.seen, self.state
+        self._measured()
+        if not state.target:  # nobody has asked for a number yet: what is there is measured
+            self.target = seen.ring_workers
+            return self._choose()
+        words = f"{seen.ring_workers} of {self.target} workers train"
+        since = state.short_since if state.short_since is not None else self.now
+        self._set(short_since=since)
+        if seen.ring_workers > self.target or self.now < since + REACH_SECONDS:
+            return self._to(self.target, "keep", words)
+        barred = self._bar(self.target)
+        self._set(before=0, exploring=False, short_since=None)
+        self.target = seen.ring_workers
+        return self._choose(
+            f"{words} after {self.now - since:.0f} s: no more are asked for within {barred:.0f} s"
+        )
+
+    def _verify(self) -> Decision:
+        """The ring has the size that was jumped to, and enough steps."""
+        state, seen = self.state, self.seen
+        before, exploring = state.before, state.exploring
+        models = self._models()
+        old, new = self._step_seconds(models, before), seen.step_seconds
+        self._set(before=0, exploring=False)
+        if not self._is_worse(seen.ring_workers, new, before, old):
+            return self._choose("verified")
+        if exploring and not self._is_odd(before, old):
+            chosen = self._best(models)
+            if chosen.workers not in (before, seen.ring_workers):
+                return self._choose()
+        bar = self._bar(seen.ring_workers)
+        self._set(target=before, asked_at=self.now)
+        why = f"a step takes {_text(new)} with {seen.ring_workers} workers and {_text(old)} with {before}"
+        return self._to(before, "roll_back", why, seconds=(old, new), barred=bar)
+
+    def _is_odd(self, before: int, old: float) -> bool:
+        """True if steps are longer than any exchange explains, or than with fewer workers."""
+        workers, new = self.seen.ring_workers, self.seen.step_seconds
+        if workers > before:
+            return new > (1 + NOISE_FRACTION) * old
+        ests = self.bounds.ests
+        return new > (1 + DRIFT_FRACTION) * old * -(-ests // workers) / -(-ests // before)
+
+    def _is_worse(self, workers: int, seconds: float, before: int, seconds_before: float) -> bool:
+        """True if the rung before is better by the mode, by more than noise."""
+        if isinstance(self.mode, Efficiency):
+            if workers > before:
+                return (
+                    efficiency(before, seconds_before, workers, seconds * (1 - NOISE_FRACTION))
+                    <= self.mode.theta
+                )
+            return (
+                efficiency(workers, seconds * (1 + NOISE_FRACTION), before, seconds_before) > self.mode.theta
+            )
+        here = outlook(workers, seconds * (1 - NOISE_FRACTION), self.situation)
+        there = outlook(before, seconds_before, self.situation, self.seen.change_seconds)
+        return value(self.mode, there, self.situation) > value(self.mode, here, self.situation)
+
+    def _best(self, models: Models, mode: Mode | None = None) -> Best:
+        delay = CHANGE_FACTOR * self.seen.change_seconds
+        return best(
+            mode or self.mode,
+            self._allowed(),
+            lambda workers: self._step_seconds(models, workers),
+            self.situation,
+            present=self.seen.ring_workers,
+            delay_seconds=delay,
+        )
+
+    def _choose(self, how: str = "") -> Decision:
+        """Choose the rung to train with, or to measure."""
+        seen, state = self.seen, self.state
+        models = self._models()
+        chosen = self._best(models)
+        is_known = len(state.rungs) > 1
+        wanted = chosen.workers
+        why = chosen.why
+        if not is_known and wanted == seen.ring_workers:
+            wanted, why = self._second(), "a second number of workers is measured"
+        if wanted == seen.ring_workers:
+            return self._to(wanted, "keep", f"{why}{_in(how)}", met=chosen.met)
+        if not is_known and not self._may_explore():
+            return self._to(self.target, "keep", "too few steps are left to try another number")
+        if is_known and not self._pays(models, wanted):
+            return self._to(
+                seen.ring_workers,
+                "keep",
+                f"no other number pays what a change costs{_in(how)}",
+                met=chosen.met,
+            )
+        if (wait := self._pause()) > 0:
+            return self._to(
+                self.target,
+                "keep",
+                f"{wanted} workers would be better; the next change in {wait:.0f} s",
+                met=chosen.met,
+            )
+        return self._change(models, wanted, why, exploring=not is_known, met=chosen.met)
+
+    def _change(self, models: Models, wanted: int, why: str, *, exploring: bool, met: bool) -> Decision:
+        seen = self.seen
+        seconds = self._step_seconds(models, wanted)
+        self._set(
+            target=wanted,
+            before=seen.ring_workers,
+            exploring=exploring,
+            changes=(*self.state.changes, self.now),
+            asked_at=self.now,
+        )
+        return self._to(wanted, "scale", why, seconds=(seen.step_seconds, seconds), met=met, models=models)
+
+    def _second(self) -> int:
+        """Return the rung to measure beside the present one: half as many workers, or the next more."""
+        present = self.seen.ring_workers
+        allowed = self._allowed()
+        fewer = [rung for rung in allowed if rung < present]
+        more = [rung for rung in allowed if rung > present]
+        if fewer:
+            return fewer[-1]
+        return more[0] if more else present
+
+    def _may_explore(self) -> bool:
+        left = self.seen.steps_left
+        if left is None:
+            return True
+        cost = 2 * self.seen.change_seconds + VERIFY_STEPS * self.seen.step_seconds
+        return left * self.seen.step_seconds > EXPLORE_FACTOR * cost
+
+    def _pays(self, models: Models, wanted: int) -> bool:
+        """True if a change gains more than noise; what it costs is in the choice already."""
+        seen, mode, situation = self.seen, self.mode, self.situation
+        if isinstance(mode, Efficiency):
+            grows = wanted > seen.ring_workers
+            strict = Efficiency(mode.theta * (1 + (THETA_FRACTION if grows else -THETA_FRACTION)))
+            again = self._best(models, strict).workers
+            return again > seen.ring_workers if grows else again < seen.ring_workers
+        here = outlook(seen.ring_workers, seen.step_seconds, situation)
+        there = outlook(wanted, self._step_seconds(models, wanted), situation)
+        return _gain(mode, here, there, situation) > GAIN_FRACTION_MIN
+
+    def _pause(self) -> float:
+        """Return for how long no voluntary change is made yet."""
+        changes = self.state.changes
+        if len(changes) >= CHANGES_MAX:
+            return changes[-CHANGES_MAX] + HOUR_SECONDS - self.now
+        return changes[-1] + PAUSE_SECONDS - self.now if changes else 0.0
+
+    def _bar(self, workers: int) -> float:
+        known = self.state.barred.get(workers)
+        seconds = min(2 * known.seconds, BAR_SECONDS_MAX) if known is not None else BAR_SECONDS
+        self._set(barred={**self.state.barred, workers: Bar(self.now + seconds, seconds)})
+        return seconds
+
+    def _to(
+        self,
+        target: int,
+        action: Action,
+        reason: str,
+        *,
+        seconds: tuple[float, float] = (0.0, 0.0),
+        barred: float = 0.0,
+        met: bool = True,
+        models: Models = (),
+    ) -> Decision:
+        if target != self.state.target:
+            self._set(target=target)
+        if not models and self.state.rungs:
+            models = self._models()
+        finish = cost = None
+        if models:
+            ahead = outlook(target, self._step_seconds(models, target), self.situation)
+            if ahead.left_seconds is not None:
+                finish = self.now + ahead.left_seconds
+            if ahead.cost_micros is not None and self.seen.worker_hour_micros:
+                cost = self.seen.spent_micros + round(ahead.cost_micros)
+        if not met:
+            reason = f"{reason}{_missed(self.mode, finish, cost)}"
+        return Decision(self.state, target, action, reason, finish, cost, *seconds, barred, met)
+
+
+def _gain(mode: Mode, here: Outlook, there: Outlook, situation: Situation) -> float:
+    """Return what a change gains, as a part of what is still to be lost where it is."""
+    assert here.left_seconds is not None and there.left_seconds is not None
+    assert here.cost_micros is not None and there.cost_micros is not None
+    time_gain = 1 - there.left_seconds / max(here.left_seconds, 1e-9)
+    if situation.worker_hour_micros:
+        money_gain = 1 - there.cost_micros / max(here.cost_micros, 1e-9)
+    else:
+        money_gain = 1 - there.left_seconds * there.workers / max(here.left_seconds * here.workers, 1e-9)
+    match mode:
+        case Utility():
+            begun = mode.at(situation.elapsed_seconds)
+            worth_here = mode.at(situation.elapsed_seconds + here.left_seconds)
+            worth_there = mode.at(situation.elapsed_seconds + there.left_seconds)
+            gained = worth_there - worth_here + (here.cost_micros - there.cost_micros) / MICROS
+            lost = begun - worth_here + here.cost_micros / MICROS
+            return gained / lost if lost > 0 else 0.0
+        case Budget(micros):
+            if situation.spent_micros + here.cost_micros <= micros:
+                return time_gain
+            return 1.0 if situation.spent_micros + there.cost_micros <= micros else money_gain
+        case Deadline(at):
+            if situation.now + here.left_seconds <= at:
+                return money_gain
+            return 1.0 if situation.now + there.left_seconds <= at else time_gain
+    raise AssertionError(mode)
+
+
+def _missed(mode: Mode, finish: float | None, cost: int | None) -> str:
+    match mode:
+        case Deadline(at) if finish is not None:
+            return f"; {time_text(at)} is missed, the earliest is {time_text(finish)}"
+        case Budget(micros) if cost is not None:
+            return f"; it will have cost {cost / MICROS:.2f} of {micros / MICROS:.2f}"
+    return ""
+
+
+def _in(how: str) -> str:
+    return f" ({how})" if how else ""
+
+
+def _text(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"

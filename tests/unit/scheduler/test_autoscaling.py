@@ -1,0 +1,381 @@
+"""Autoscaling: the fitted model, the objectives, and the decisions step by step."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
+import autoscaling as study
+import msgspec
+import pytest
+
+from elastane_scheduler.autoscaling.autoscaler import (
+    BAR_SECONDS,
+    CHANGES_MAX,
+    MEASURE_STEPS,
+    PAUSE_SECONDS,
+    REACH_SECONDS,
+    VERIFY_STEPS,
+    AutoscalerState,
+    Decision,
+    Measurement,
+    decide,
+)
+from elastane_scheduler.autoscaling.modes import MICROS, Budget, Deadline, Efficiency, Mode, Utility
+from elastane_scheduler.autoscaling.objectives import Bounds, Situation, best, efficiency, rungs_within
+from elastane_scheduler.autoscaling.speed_model import Sample, SpeedModel, fitted, possible
+from elastane_scheduler.plan import ladder
+
+WORTH = Utility(((0.0, 100.0), (1e6, 0.0)), linear=True)
+FLAT = Utility(((0.0, 5.0), (100.0, 5.0)))
+Law = Callable[[int], float]
+
+
+def staircase(ests: int) -> Law:
+    return lambda workers: float(-(-ests // workers))
+
+
+class Job:
+    """A job under the autoscaler in virtual time: `run` plays steps, every look of which is in `looks`."""
+
+    def __init__(self, mode: Mode, law: Law, bounds: Bounds, workers: int, **facts: object) -> None:
+        self.mode, self.law, self.bounds, self.workers = mode, law, bounds, workers
+        self.noise = float(facts.pop("noise", 0.0))  # type: ignore[arg-type]
+        self.total = facts.pop("total", 5000)
+        self.most = int(facts.pop("most", bounds.ests))  # type: ignore[call-overload]
+        self.facts = facts
+        self.rng = random.Random(1)
+        self.state, self.now, self.step = AutoscalerState(), 0.0, 0
+        self.taken: list[float] = []
+        self.looks: list[tuple[int, Decision]] = []
+
+    def run(self, steps: int) -> Job:
+        for _ in range(steps):
+            seconds = self.law(self.workers) * max(0.2, self.rng.gauss(1.0, self.noise))
+            self.now, self.step = self.now + seconds, self.step + 1
+            self.taken.append(seconds)
+            if len(self.taken) % 10 == MEASURE_STEPS:
+                self.look()
+        return self
+
+    def look(self, **facts: object) -> Decision:
+        left = None if self.total is None else max(0, int(self.total) - self.step)  # type: ignore[call-overload]
+        window = self.taken[-40:]
+        seen = Measurement(
+            self.now, self.now, self.workers, statistics.median(window), len(window), left, change_seconds=0.5
+        )
+        seen = msgspec.structs.replace(seen, **{**self.facts, **facts})
+        decision = decide(self.state, self.mode, self.bounds, seen)
+        self.state = decision.state
+        self.looks.append((self.step, decision))
+        if min(decision.target, self.most) != self.workers:
+            self.workers, self.taken = min(decision.target, self.most), []
+        return decision
+
+    @property
+    def changes(self) -> list[tuple[int, str, int]]:
+        return [
+            (step, one.action, one.target) for step, one in self.looks if one.action in ("scale", "roll_back")
+        ]
+
+    @property
+    def last(self) -> Decision:
+        return self.looks[-1][1]
+
+
+# ------------------------------------------------------------------ the model
+
+
+@pytest.mark.parametrize(("al", "be"), [(0.0, 0.0), (0.7, 0.0), (0.0, 0.05), (0.4, 0.03)])
+def test_three_exact_rungs_give_the_law_itself(al: float, be: float) -> None:
+    law = SpeedModel(24, 0.3, al, be)
+    model = fitted(24, [Sample(rung, law.step_seconds(rung), 20) for rung in (2, 6, 24)])
+    assert model is not None
+    assert (
+        model.compute_seconds,
+        model.exchange_seconds,
+        model.exchange_per_worker_seconds,
+    ) == pytest.approx((0.3, al, be), abs=1e-9)
+
+
+def test_terms_come_in_as_rungs_are_measured() -> None:
+    law = SpeedModel(16, 1.0, 0.5, 0.1)
+    samples = [Sample(rung, law.step_seconds(rung)) for rung in (16, 4, 1)]
+    one, two, three = (fitted(16, samples[:count]) for count in (1, 2, 3))
+    assert one is not None and two is not None and three is not None
+    assert (one.exchange_seconds, one.exchange_per_worker_seconds) == (0.0, 0.0)
+    assert two.exchange_seconds > 0 and two.exchange_per_worker_seconds == 0.0
+    assert three.exchange_per_worker_seconds == pytest.approx(0.1)
+    assert fitted(16, []) is None and possible(16, []) == ()
+    assert {model.exchange_per_worker_seconds > 0 for model in possible(16, samples[:2])} == {True, False}
+
+
+def test_no_term_is_negative_and_no_other_choice_of_terms_fits_better() -> None:
+    rng = random.Random(5)
+    for _ in range(300):
+        rungs = rng.sample(ladder(24), 4)
+        law = SpeedModel(24, 1.0, rng.uniform(0, 2), rng.uniform(0, 0.2))
+        samples = [
+            Sample(rung, law.step_seconds(rung) * rng.uniform(0.8, 1.2), rng.randint(1, 40)) for rung in rungs
+        ]
+        model = fitted(24, samples)
+        assert model is not None
+        terms = [model.compute_seconds, model.exchange_seconds, model.exchange_per_worker_seconds]
+        assert min(terms) >= 0 and terms[0] > 0
+
+        def error(c: float, al: float, be: float, samples: list[Sample] = samples) -> float:
+            other = SpeedModel(24, c, al, be)
+            return sum(
+                one.steps * (other.step_seconds(one.workers) / one.step_seconds - 1) ** 2 for one in samples
+            )
+
+        least = error(*terms)
+        for _ in range(30):
+            nearby = [max(0.0, term + rng.gauss(0, 0.05)) for term in terms]
+            assert error(*nearby) >= least - 1e-9
+
+
+# ------------------------------------------------------------------ the objectives
+
+
+def test_only_numbers_that_pay_are_chosen_from_and_the_least_allowed() -> None:
+    assert rungs_within(Bounds(16, 1, 16)) == (1, 2, 3, 4, 6, 8, 16)
+    assert rungs_within(Bounds(16, 5, 12)) == (5, 6, 8)
+    assert rungs_within(Bounds(16, 9, 15)) == (9,)
+    assert rungs_within(Bounds(1, 1, 1)) == (1,)
+    assert rungs_within(Bounds(13, 1, 13)) == (1, 2, 3, 4, 5, 7, 13)
+
+
+def chosen(
+    mode: Mode, law: Law, steps: int | None = 1000, price: float = 0.0, spent: int = 0, ests: int = 16
+) -> int:
+    situation = Situation(0.0, 0.0, steps, price * MICROS, spent)
+    return best(mode, rungs_within(Bounds(ests, 1, ests)), law, situation).workers
+
+
+def test_efficiency_takes_the_last_rung_that_gains_enough() -> None:
+    assert chosen(Efficiency(0.1), staircase(16), None) == 16
+    assert chosen(Efficiency(0.3), lambda k: 16 / k + 4 * (k > 1), None) == 8
+    assert efficiency(4, 8.0, 8, 4.0) == 1.0 and efficiency(4, 8.0, 8, 8.0) == 0.0
+
+
+def test_a_budget_buys_the_earliest_end_within_it_or_the_cheapest() -> None:
+    law: Law = lambda k: 16 / k + 1.0 * (k > 1)  # noqa: E731
+    costs = {k: 1000 * law(k) * k / 3600 for k in ladder(16)}
+    assert chosen(Budget(round(costs[16] * 1.1 * MICROS)), law, price=1.0) == 16
+    assert chosen(Budget(round(costs[4] * 1.1 * MICROS)), law, price=1.0) == 4
+    assert chosen(Budget(MICROS), law, price=1.0) == 1
+    assert chosen(Budget(MICROS), law, price=1.0, spent=2 * MICROS) == 1
+    assert chosen(Budget(MICROS), law, price=0.0) == 16  # nothing costs anything
+
+
+def test_a_deadline_takes_the_cheapest_end_in_time_or_the_earliest() -> None:
+    law: Law = lambda k: 16 / k + 1.0 * (k > 1)  # noqa: E731
+    for price in (0.0, 1.0):  # without a price the time of workers is what costs
+        assert chosen(Deadline(1000 * law(4) * 1.1), law, price=price) == 4
+        assert chosen(Deadline(1e9), law, price=price) == 1
+        assert chosen(Deadline(5.0), law, price=price) == 16
+
+
+def test_a_higher_price_never_asks_for_more_workers() -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        model = SpeedModel(24, 1.0, rng.choice((0.0, 0.5)), rng.choice((0.0, 0.05)))
+        mode = Utility(((0.0, 100.0), (rng.uniform(5e3, 3e4), 0.0)), linear=True)
+        counts = [
+            chosen(mode, model.step_seconds, price=price, ests=24) for price in (0.0, 0.1, 1.0, 10.0, 100.0)
+        ]
+        assert counts == sorted(counts, reverse=True)
+
+
+# ------------------------------------------------------------------ decisions
+
+
+@pytest.mark.parametrize("start", [1, 4, 8, 16])
+def test_a_staircase_is_climbed_to_its_end_where_the_step_one_rule_stays(start: int) -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), start, noise=0.02).run(400)
+    assert job.workers == 16
+    case = study.Case(16, start, "computing alone", 0.0, "linear", 2000, 1)
+    assert study.step_one_rule(case) == {1: 4, 4: 4, 8: 8, 16: 16}[start]
+
+
+def test_two_rungs_are_measured_then_the_best_is_jumped_to_and_verified() -> None:
+    law: Law = lambda k: -(-16 // k) + 1.5 * (k > 1) + 0.2 * (k - 1)  # noqa: E731
+    job = Job(WORTH, law, Bounds(16, 1, 16), 1).run(600)
+    assert [action for _, action, _ in job.changes] == ["scale"] * len(job.changes)
+    assert job.changes[0][2] == 16 and len(job.changes) <= 3
+    assert job.workers == min(ladder(16), key=law)
+
+
+def test_a_rung_that_is_slow_is_left_within_thirty_steps_and_not_tried_for_ten_minutes() -> None:
+    slow: Law = lambda k: 4.0 if k == 16 else 16 / k  # noqa: E731
+    job = Job(WORTH, slow, Bounds(16, 1, 16), 8, total=100_000).run(2000)
+    (first, _, to), (back, action, home) = job.changes[:2]
+    assert (to, action, home) == (16, "roll_back", 8) and back - first <= 30
+    begun = [(step, one) for step, one in job.looks if one.action == "roll_back"]
+    assert begun[0][1].barred_seconds == BAR_SECONDS
+    assert (begun[0][1].seconds_before, begun[0][1].seconds_after) == (2.0, 4.0)
+    tried = [step for step, _, target in job.changes if target == 16]
+    # 2 s a step: ten minutes are 300 of them, then twenty are 600.
+    assert tried[1] - back >= 300 and tried[2] - tried[1] >= 600 and len(tried) == 3
+
+
+def test_without_the_slow_rung_being_barred_it_would_be_tried_again_at_once() -> None:
+    slow: Law = lambda k: 4.0 if k == 16 else 16 / k  # noqa: E731
+    job = Job(WORTH, slow, Bounds(16, 1, 16), 8, total=100_000).run(60)
+    assert job.workers == 8
+    job.state = msgspec.structs.replace(job.state, barred={}, rungs={8: job.state.rungs[8]})
+    job.run(40)
+    assert [target for _, _, target in job.changes] == [16, 8, 16, 8]
+
+
+def test_noise_of_thirty_percent_stays_within_the_limits() -> None:
+    for seed in range(10):
+        job = Job(WORTH, lambda k: 16 / k + 0.5, Bounds(16, 1, 16), 4, noise=0.3, total=50_000)
+        job.rng = random.Random(seed)
+        job.run(5000)
+        assert_bounded(job)
+        assert job.workers >= 8
+
+
+def assert_bounded(job: Job) -> None:
+    """At most 8 voluntary changes in any hour, half a minute apart, within the bounds."""
+    times = [decision.state.now for _, decision in job.looks if decision.action == "scale"]
+    assert all(later - earlier >= PAUSE_SECONDS for earlier, later in pairwise(times))
+    for place, at in enumerate(times):
+        assert sum(1 for other in times[place:] if other < at + 3600) <= CHANGES_MAX
+    assert all(job.bounds.workers_min <= one.target <= job.bounds.workers_max for _, one in job.looks)
+
+
+def test_measurements_that_lie_are_bounded_too() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        mode = rng.choice((WORTH, Efficiency(), Budget(5 * MICROS), Deadline(3000.0)))
+        job = Job(mode, lambda k, rng=rng: rng.choice((0.01, 1.0, 30.0)), Bounds(16, 2, 12), 4, total=20_000)
+        job.facts = {"worker_hour_micros": 1e6}
+        job.run(3000)
+        assert_bounded(job)
+
+
+def test_pauses_and_evaluation_between_steps_do_not_count() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 16)
+    steps = iter(range(10_000))
+    job.law = lambda k: staircase(16)(k) + (500.0 if next(steps) % 25 == 0 else 0.0)
+    job.run(600)
+    assert job.workers == 16 and len(job.changes) <= 2
+
+
+def test_flat_utility_never_grows_and_with_a_price_takes_the_cheapest() -> None:
+    job = Job(FLAT, staircase(16), Bounds(16, 1, 16), 4).run(500)
+    assert job.workers <= 4
+    job = Job(FLAT, lambda k: 16 / k + (k > 1), Bounds(16, 1, 16), 4, worker_hour_micros=1e6).run(500)
+    assert job.workers == 1
+
+
+@pytest.mark.parametrize("bounds", [Bounds(1, 1, 1), Bounds(16, 4, 4), Bounds(16, 9, 15)])
+def test_one_possible_number_is_kept(bounds: Bounds) -> None:
+    job = Job(WORTH, staircase(bounds.ests), bounds, bounds.workers_min).run(100)
+    assert job.changes == [] and job.last.target == bounds.workers_min and "only" in job.last.reason
+
+
+def test_a_prime_number_of_ests() -> None:
+    assert Job(WORTH, staircase(13), Bounds(13, 1, 13), 5, noise=0.02).run(300).workers == 13
+
+
+def test_unknown_steps_allow_efficiency_alone() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, total=None).run(100)
+    assert job.last.action == "none" and "only efficiency" in job.last.reason and job.changes == []
+    assert Job(Efficiency(), staircase(16), Bounds(16, 1, 16), 4, total=None).run(300).workers == 16
+
+
+def test_a_deadline_out_of_reach_is_said_at_once_with_the_earliest_time() -> None:
+    for at in (5.0, -100.0):  # out of reach, and past
+        job = Job(Deadline(at), staircase(16), Bounds(16, 1, 16), 8, total=1000)
+        job.run(3)
+        assert job.last.action == "scale" and job.last.target == 16 and not job.last.met
+        assert "is missed, the earliest is 1970-01-01T00:" in job.last.reason
+        assert job.run(200).workers == 16
+
+
+def test_a_deadline_in_reach_is_met_with_few_workers() -> None:
+    job = Job(
+        Deadline(1000 * 4.5), lambda k: 16 / k + 0.5 * (k > 1), Bounds(16, 1, 16), 16, noise=0.05, total=1000
+    )
+    job.run(1000)
+    assert job.now <= 4500 and job.workers < 6
+
+
+def test_a_budget_that_is_spent_takes_the_cheapest_rung() -> None:
+    job = Job(Budget(MICROS), lambda k: 16 / k + (k > 1), Bounds(16, 1, 16), 8, worker_hour_micros=1e6)
+    job.facts["spent_micros"] = 2 * MICROS
+    job.run(200)
+    assert job.workers == 1 and not job.last.met and "the budget is spent" in job.last.reason
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
+def test_times_that_are_none_decide_nothing(seconds: float) -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 8).run(9)
+    before = len(job.changes)
+    assert job.look(step_seconds=seconds).action == "none" and len(job.changes) == before
+
+
+def test_a_clock_that_steps_back_stands_still() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 8).run(30)
+    latest = job.state.now
+    job.now -= 1000
+    job.run(20)
+    assert job.state.now == latest and len(job.state.changes) == 1
+
+
+def test_few_steps_left_change_nothing() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 8, total=20).run(20)
+    assert job.changes == []
+
+
+def test_a_target_that_is_not_reached_is_left_for_a_while() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, most=8, total=50_000).run(30)
+    assert job.last.target == 16 and job.workers == 8
+    job.run(round(REACH_SECONDS / 2) + 20)
+    assert job.last.target == 8 and job.state.barred[16].seconds == BAR_SECONDS
+    assert any("8 of 16 workers train after" in one.reason for _, one in job.looks)
+
+
+def test_another_type_of_device_is_measured_anew() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 8, device_type="V100").run(200)
+    assert set(job.state.rungs) == {8, 16}
+    job.facts["device_type"] = "T4"
+    job.look()
+    assert set(job.state.rungs) == {16} and job.state.device_type == "T4"
+
+
+def test_a_drift_of_a_fifth_is_measured_anew_and_less_is_not() -> None:
+    for factor, anew in ((1.15, False), (1.3, True)):
+        job = Job(WORTH, lambda k: 16 / k + 1, Bounds(16, 1, 16), 8).run(200)
+        law = job.law
+        job.law = lambda k, law=law, factor=factor: factor * law(k)
+        changes = len(job.changes)
+        job.run(300)
+        assert (len(job.changes) > changes) is anew, factor
+
+
+def test_a_decision_depends_on_its_input_alone() -> None:
+    one = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, noise=0.05).run(300)
+    again = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, noise=0.05).run(300)
+    assert one.looks == again.looks
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(one.state), type=AutoscalerState)
+    assert stored == one.state and VERIFY_STEPS == 20
+
+
+# ------------------------------------------------------------------ the study
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05])
+def test_the_study_holds_on_a_part_of_its_runs(noise: float) -> None:
+    """All 1,800 runs: benchmarks/autoscaling.py."""
+    found = study.study(noise, every=20)
+    assert found.runs >= 30
+    assert found.near >= 0.97 and found.regret <= 0.03 and found.changes <= 3
+    assert found.monotone and found.rising == 0

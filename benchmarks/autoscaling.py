@@ -2,7 +2,7 @@
 
 Pure simulation, seeded. Each run is a job with N ESTs that starts with some number of workers; its steps take
 what a law of speed says, with noise. The best number is found by trying all rungs in the law itself. Regret
-is strict: it counts the whole run, its first steps with the wrong number, measuring and changes included, beside
+is strict: it counts the whole run, first steps with the wrong number, measuring and changes included, beside
 a run that has the best number from its first step on.
 
     python benchmarks/autoscaling.py             900 runs for each noise, and the staircases

@@ -232,6 +232,36 @@ class MasterClient:
         )
         return self._unary(job_pb2_grpc.JobServiceStub, "Scale", request).job
 
+    def scale_job_by_itself(
+        self,
+        name: str,
+        scaling: str,
+        workers_min: int = 0,
+        workers_max: int = 0,
+        *,
+        over_budget: str = "",
+        on_demand_workers: int | None = None,
+        dry_run: bool = False,
+        request_id: str | None = None,
+    ) -> job_pb2.JobServiceScaleResponse:
+        """Set how the master chooses the number of workers, within limits; 0: they stay as they are.
+
+        scaling: as JobSettings.scaling; "off": the maximum decides again. over_budget: "cheapest" or
+        "suspend"; "": unchanged. dry_run: nothing is changed; `decisions` of the response tell what would be.
+        """
+        request = job_pb2.JobServiceScaleRequest(
+            name=name,
+            workers_min=workers_min,
+            workers_max=workers_max,
+            request_id=request_id or new_request_id(),
+            scaling=scaling,
+            on_demand_workers=on_demand_workers,
+            dry_run=dry_run,
+        )
+        if over_budget:
+            request.over_budget = job_pb2.OverBudget.Value(f"OVER_BUDGET_{over_budget.upper()}")
+        return self._unary(job_pb2_grpc.JobServiceStub, "Scale", request)
+
     def suspend_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:
         """Save a checkpoint, then drain every worker."""
         request = job_pb2.JobServiceSuspendRequest(name=name, request_id=request_id or new_request_id())

@@ -22,6 +22,7 @@ import elastane_master.store.log
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
+from sim import scaling
 from sim.callers import EPOCHS, JOB, TASKS, Caller, Registrar, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.closings import CLOSING, CLOSING_FAULT
@@ -66,8 +67,12 @@ def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES, profile: Profi
     """
     rng = random.Random(seed)
     world = World(rng)
-    with _seeded(world), hurried():
-        return _Run(seed, rng, world, profile=profile or choose(seed)).outcome(trace_lines)
+    targets: list[int] = []
+    with _seeded(world), hurried(), scaling.hurried(world, targets):
+        outcome = _Run(seed, rng, world, profile=profile or choose(seed)).outcome(trace_lines)
+    if targets:
+        outcome.injected[scaling.TARGETS] = len(targets)
+    return outcome
 
 
 def simulate_cuts(seed: int, cuts: tuple[Power, ...]) -> Outcome:
@@ -115,6 +120,8 @@ class _Run:
         self.script = replace(script, receive_seconds=profile.receive_seconds)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
+        if cuts is None:
+            scaling.apply(scaling.draw(seed, fixed=self.policies.fixed), self.settings)
         if not profile.saves:
             self.settings.checkpoint_url, self.settings.checkpoint_interval_steps = "", 0
         self.takeovers = draw_takeovers(seed) if cuts is None else takeovers

@@ -6,14 +6,33 @@ and are released. What the target should be is decided by `elastane_scheduler.au
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
+
 import msgspec
 
-from elastane_master.decisions import stragglers
+from elastane_master.decisions import balance, cost, stragglers
+from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import Rejection, ScaleRequested
 from elastane_master.decisions.state import JobState, ScalingBook
+from elastane_proto.amounts import money_text
+from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
-from elastane_scheduler.autoscaling.modes import Deadline, Mode, canonical, parse_mode
+from elastane_scheduler.autoscaling.autoscaler import (
+    LOOK_STEPS,
+    MEASURE_STEPS,
+    AutoscalerState,
+    Decision,
+    Measurement,
+    ahead,
+    decide,
+)
+from elastane_scheduler.autoscaling.modes import Budget, Deadline, Mode, canonical, parse_mode, time_text
+from elastane_scheduler.autoscaling.objectives import Bounds
 from elastane_scheduler.errors import InvalidSettings
+
+WINDOW_STEPS = 40
+"""Newest steps of a ring of which the median counts."""
 
 SETTINGS = ("scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start_seconds")
 """Settings that decide the target, and no bit: they may change while the job trains."""
@@ -57,13 +76,33 @@ def asked(settings: JobSettings, event: ScaleRequested, now: float) -> JobSettin
 
 
 def begin(state: JobState) -> None:
-    """Forget what was decided: another mode is set."""
-    state.scaling = ScalingBook()
+    """Begin anew with another mode, from the workers that train; what was measured still counts."""
+    state.scaling = begun(state)
+
+
+def begun(state: JobState) -> ScalingBook:
+    """Return the book with which a mode begins."""
+    book = state.scaling
+    known = AutoscalerState(
+        now=book.autoscaler.now,
+        target=len(state.active_members()),
+        device_type=book.autoscaler.device_type,
+        rungs=book.autoscaler.rungs,
+        changes=book.autoscaler.changes,
+    )
+    return ScalingBook(
+        target=known.target,
+        autoscaler=known,
+        generation=book.generation,
+        steps=book.steps,
+        times=book.times,
+        look_at=book.steps,
+    )
 
 
 def mode_of(state: JobState) -> Mode | None:
     """Return the mode of a job; None if it does not scale by itself."""
-    return parse_mode(state.settings.scaling, state.decided_at)
+    return parse_mode(state.settings.scaling, 0.0)
 
 
 def workers_target(state: JobState) -> int:
@@ -71,6 +110,139 @@ def workers_target(state: JobState) -> int:
     settings = state.settings
     most = min(settings.workers_max or settings.ests, settings.ests)
     return max(min(state.scaling.target or most, most), min(settings.workers_min, most))
+
+
+# ------------------------------------------------------------------ at a step boundary
+
+
+def step_prepared(ctx: DecisionContext, since: float) -> None:
+    """Note the time of the step that is prepared now, and decide if it is time. since: of the step before.
+
+    Called at each boundary, before it is decided how the ring changes there.
+    """
+    state, book = ctx.state, ctx.state.scaling
+    if not state.settings.scaling:
+        return
+    if book.generation != state.ring.generation:
+        # The first step of a ring is no measure: its workers connect, and kernels are chosen.
+        book.generation, book.steps, book.times, book.look_at = state.ring.generation, 0, (), MEASURE_STEPS
+        return
+    book.times = (*book.times[-(WINDOW_STEPS - 1) :], max(0.0, ctx.now - since))
+    book.steps += 1
+    if book.steps >= book.look_at and _may_change(state) and not _decided_elsewhere(state):
+        book.look_at = book.steps + LOOK_STEPS
+        _look(ctx)
+
+
+def _may_change(state: JobState) -> bool:
+    """True if no change of the ring and no checkpoint is in flight, and steps are left."""
+    steps_left = not state.total_steps or state.steps.current < state.total_steps
+    is_settled = not (state.ring.gone or state.ring.put_off or state.suspending or state.finished)
+    return steps_left and is_settled and state.checkpoints.in_flight is None and not state.awaited()
+
+
+def _decided_elsewhere(state: JobState) -> bool:
+    """True if the target is that of a deadline with workers on demand."""
+    return state.settings.on_demand_workers > 0 and state.settings.scaling.startswith("deadline=")
+
+
+def _look(ctx: DecisionContext) -> None:
+    state, book = ctx.state, ctx.state.scaling
+    mode = mode_of(state)
+    assert mode is not None
+    before = workers_target(state)
+    seen = measurement(state, ctx.now)
+    decision = decide(book.autoscaler, mode, bounds(state), seen)
+    book.autoscaler, book.target, book.reason = decision.state, decision.target, decision.reason
+    book.predicted_finish_at = decision.predicted_finish_at
+    book.predicted_cost_micros = decision.predicted_cost_micros
+    _suspend_if_spent(state, mode, seen)
+    if decision.target == before or decision.action not in ("scale", "roll_back"):
+        if decision.target != before:
+            book.changed_at = ctx.now
+        return
+    book.changed_at = ctx.now
+    rates = _rate(decision.seconds_before), _rate(decision.seconds_after)
+    text, why = state.settings.scaling, decision.reason
+    if decision.action == "roll_back":
+        ctx.note(history.ScaleRolledBack(before, decision.target, text, why, *rates, decision.barred_seconds))
+    else:
+        ctx.note(history.JobAutoscaled(before, decision.target, 0, text, why, *rates))
+
+
+def _suspend_if_spent(state: JobState, mode: Mode, seen: Measurement) -> None:
+    """Suspend the job at this boundary if its budget is spent and its user wants that."""
+    if not isinstance(mode, Budget) or state.settings.over_budget != "suspend":
+        return
+    if seen.spent_micros < mode.micros:
+        return
+    if not state.settings.checkpoint_url:
+        state.scaling.reason += "; without a checkpoint_url it cannot be suspended"
+        return
+    state.suspending = state.scaling.suspends = True
+
+
+def why_suspended(state: JobState) -> str:
+    """Return why the job suspends itself; "" if it does not."""
+    if not state.scaling.suspends:
+        return ""
+    mode = mode_of(state)
+    micros = mode.micros if isinstance(mode, Budget) else 0
+    return f"the budget of {money_text(micros, state.settings.currency)} is spent"
+
+
+def bounds(state: JobState) -> Bounds:
+    """Return between which numbers of workers the job may choose: as asked, and as memory allows."""
+    settings = state.settings
+    most = min(settings.workers_max or settings.ests, settings.ests)
+    limits = [record.ests_max for record in state.active_members() if record.ests_max]
+    limits += state.balance.ests_max.values()
+    fitting = -(-settings.ests // max(1, min(limits))) if limits else 1
+    least = min(max(settings.workers_min, fitting, 1), most)
+    return Bounds(settings.ests, least, most)
+
+
+def measurement(state: JobState, now: float) -> Measurement:
+    """Return what is seen of the job at a boundary. Of a ring not measured here: what its workers say."""
+    book, members = state.scaling, state.active_members()
+    is_measured = bool(book.times) and book.generation == state.ring.generation
+    step_seconds, steps = statistics.median(book.times) if is_measured else 0.0, book.steps
+    if not is_measured and (known := balance.ring_step_seconds(state)) is not None:
+        step_seconds, steps = known, balance.RING_STEPS_MIN
+    types = Counter(record.device_type for record in members if record.device_type)
+    prices = [cost.price_micros(state, record.device_type, record.capacity) for record in members]
+    return Measurement(
+        now=now,
+        elapsed_seconds=max(0.0, now - state.created_at),
+        ring_workers=len(members),
+        step_seconds=step_seconds,
+        steps=steps,
+        steps_left=max(0, state.total_steps - state.steps.current) if state.total_steps else None,
+        device_type=min(types, key=lambda name: (-types[name], name), default=""),
+        change_seconds=state.balance.change_seconds,
+        worker_hour_micros=sum(prices) / len(prices) if prices and all(prices) else 0.0,
+        spent_micros=cost.view(state, now).spent_micros,
+    )
+
+
+def preview(state: JobState, settings: JobSettings, now: float) -> tuple[Decision, ...]:
+    """Return what would be decided with these settings from now on, if steps take what is predicted.
+
+    The first decision is the one that the job takes at its next boundary; changes nothing.
+    """
+    mode = parse_mode(settings.scaling, now, currency=settings.currency)
+    if mode is None:
+        return ()
+    is_same = settings.scaling == state.settings.scaling
+    known = (state.scaling if is_same else begun(state)).autoscaler
+    limits = bounds(state)
+    most = min(settings.workers_max or settings.ests, settings.ests)
+    least = min(max(settings.workers_min, 1), most)
+    limits = Bounds(settings.ests, max(least, min(limits.workers_min, most)), most)
+    return ahead(known, mode, limits, measurement(state, now))
+
+
+# ------------------------------------------------------------------ what is shown
 
 
 def view(state: JobState) -> ScalingView | None:
@@ -84,9 +256,20 @@ def view(state: JobState) -> ScalingView | None:
         mode=settings.scaling,
         workers_target=min(target + stragglers.standbys_wanted(state), most),
         on_demand_target=min(book.on_demand_target, target),
-        reason=book.reason or "nothing is measured yet: as many workers as may train",
+        reason=book.reason or _before_measuring(mode, state.decided_at),
         predicted_finish_at=book.predicted_finish_at,
         predicted_cost_micros=book.predicted_cost_micros,
         changed_at=book.changed_at,
         deadline_at=mode.at if isinstance(mode, Deadline) else None,
     )
+
+
+def _before_measuring(mode: Mode, now: float) -> str:
+    words = "nothing is measured yet: as many workers as may train"
+    if isinstance(mode, Deadline) and mode.at <= now:
+        return f"the deadline, {time_text(mode.at)}, is past; {words}"
+    return words
+
+
+def _rate(seconds: float) -> float:
+    return 1 / seconds if seconds else 0.0

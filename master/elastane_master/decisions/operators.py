@@ -22,6 +22,8 @@ from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import HALTED, OVER, JobState
 from elastane_proto.amounts import money_text
 from elastane_proto.history import events as history
+from elastane_proto.job_settings import JobSettings
+from elastane_scheduler.autoscaling.autoscaler import Decision
 
 Request = (
     ScaleRequested
@@ -63,30 +65,43 @@ def request(ctx: DecisionContext, event: Request) -> None:
 
 def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
     state = ctx.state
-    _require_not_over(ctx)
-    settings = autoscaling.asked(state.settings, event, ctx.now)
-    if settings != state.settings:
-        life.check_settings(settings)
-    most = event.workers_max
-    if not most and settings != state.settings:  # only the scaling is set
-        most = settings.workers_max or settings.ests
-    # If only the maximum is given, the minimum is lowered to it, so that the job does not wait for more
-    # workers than allowed.
-    least = event.workers_min or min(max(settings.workers_min, 1), most)
-    life.check_workers(settings.ests, least, most)
+    _require_not_over(state)
+    settings = _scaled(state, event, ctx.now)
+    least, most = settings.workers_min, settings.workers_max
     ctx.touch()
     if event.scaling is None:
         ctx.note(history.RingScaled(least, most))
     else:
         ctx.note(history.ScalingSet(settings.scaling, least, most))
         autoscaling.begin(state)
-    state.settings = msgspec.structs.replace(settings, workers_min=least, workers_max=most)
+    state.settings = settings
     ring.form_if_due(ctx)
+
+
+def _scaled(state: JobState, event: ScaleRequested, now: float) -> JobSettings:
+    """Return the settings as asked for. Raises Rejection."""
+    settings = autoscaling.asked(state.settings, event, now)
+    if settings != state.settings:
+        life.check_settings(settings)
+    most = event.workers_max
+    if not most and event.scaling is not None:  # only the scaling is set
+        most = settings.workers_max or settings.ests
+    # If only the maximum is given, the minimum is lowered to it, so that the job does not wait for more
+    # workers than allowed.
+    least = event.workers_min or min(max(settings.workers_min, 1), most)
+    life.check_workers(settings.ests, least, most)
+    return msgspec.structs.replace(settings, workers_min=least, workers_max=most)
+
+
+def scale_preview(state: JobState, event: ScaleRequested, now: float) -> tuple[Decision, ...]:
+    """Return what a job that scales by itself would decide after a request. Raises Rejection."""
+    _require_not_over(state)
+    return autoscaling.preview(state, _scaled(state, event, now), now)
 
 
 def _suspend(ctx: DecisionContext) -> None:
     state = ctx.state
-    _require_not_over(ctx)
+    _require_not_over(ctx.state)
     if state.phase in HALTED or state.suspending:
         return
     if state.signature is not None and not state.settings.checkpoint_url:
@@ -96,6 +111,7 @@ def _suspend(ctx: DecisionContext) -> None:
             hint="create the job with a checkpoint_url, or cancel it",
         )
     ctx.touch()
+    state.scaling.suspends = False
     if state.ring.stage is Stage.NONE:
         life.suspend(ctx, "suspended on request")
         ring.dismiss(ctx)
@@ -110,7 +126,7 @@ def _resume(ctx: DecisionContext) -> None:
     state = ctx.state
     if state.suspending:
         ctx.touch()
-        state.suspending = False
+        state.suspending = state.scaling.suspends = False
         ctx.note(history.SuspensionCalledOff())
         return
     if state.phase not in HALTED and state.phase != "failed":
@@ -122,6 +138,7 @@ def _resume(ctx: DecisionContext) -> None:
         )
     ctx.touch()
     state.failures, state.failed_step = 0, -1
+    state.scaling.suspends = False
     ctx.note(history.JobResumed(state.phase, state.reason))
     life.set_phase(ctx, "waiting", "resumed; no worker is there yet")
     ring.form_if_due(ctx)
@@ -130,7 +147,7 @@ def _resume(ctx: DecisionContext) -> None:
 def _cancel(ctx: DecisionContext, event: CancelRequested) -> None:
     if ctx.state.phase == "cancelled":
         return
-    _require_not_over(ctx)
+    _require_not_over(ctx.state)
     life.end(ctx, "cancelled", event.reason or "cancelled by an operator")
 
 
@@ -157,7 +174,7 @@ def _checkpoint(ctx: DecisionContext, event: CheckpointRequested) -> None:
             "the job has no checkpoint_url",
             hint="create the job with one; it cannot be added later",
         )
-    _require_not_over(ctx)
+    _require_not_over(ctx.state)
     if state.phase in HALTED or state.all_committed:
         what = "has no workers" if state.phase in HALTED else "has done its last step"
         raise Rejection("wrong_phase", f"the job {what}: there is no step boundary to save at")
@@ -242,7 +259,6 @@ def _prices(state: JobState) -> history.Prices:
     )
 
 
-def _require_not_over(ctx: DecisionContext) -> None:
-    state = ctx.state
+def _require_not_over(state: JobState) -> None:
     if state.phase in OVER:
         raise Rejection("wrong_phase", f"the job is over ({state.phase}): {state.reason}", phase=state.phase)

@@ -20,6 +20,7 @@ from elastane_master.decisions.lease_answers import DatasetBook
 from elastane_master.decisions.ring_state import RingState
 from elastane_master.decisions.steps import StepBook
 from elastane_proto.job_settings import JobSettings
+from elastane_scheduler.autoscaling.autoscaler import AutoscalerState
 from elastane_scheduler.autoscaling.spot_deadline import SpotMemory, SpotRung
 
 Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
@@ -231,8 +232,10 @@ class ScalingBook(msgspec.Struct):
     """How many workers a job that scales by itself should have (autoscaling.py).
 
     target: workers, 0: not decided, so as many as may train. on_demand_target: of these, on demand. reason:
-    why. changed_at: of the targets. predicted_finish_at, predicted_cost_micros: of the whole job.
-    spot: of a deadline with workers on demand.
+    why. changed_at: of the targets. predicted_finish_at, predicted_cost_micros: of the whole job. suspends:
+    the budget is spent, and the job is to be suspended. autoscaler: its memory. generation: of the ring
+    whose steps are measured; steps: prepared in it, but for the first; times: of the newest of these, in
+    seconds. look_at: number of steps at which to decide next. spot: of a deadline with workers on demand.
     """
 
     target: int = 0
@@ -241,6 +244,12 @@ class ScalingBook(msgspec.Struct):
     changed_at: float | None = None
     predicted_finish_at: float | None = None
     predicted_cost_micros: int | None = None
+    suspends: bool = False
+    autoscaler: AutoscalerState = AutoscalerState()
+    generation: int = 0
+    steps: int = 0
+    times: tuple[float, ...] = ()
+    look_at: int = 0
     spot: SpotBook = msgspec.field(default_factory=SpotBook)
 
 

@@ -9,6 +9,7 @@ that nothing is applied that is not in the checkpoint.
 from __future__ import annotations
 
 from elastane_master.decisions import (
+    autoscaling,
     balance,
     checkpoints,
     cost,
@@ -101,11 +102,13 @@ def prepare_if_complete(ctx: DecisionContext) -> None:
     if fingerprints.hold_back(ctx):
         return
     ctx.touch()
+    since = book.prepared_at
     contexts = book.prepare(state.ring.generation, ctx.now)
     cost.prepared(state, ctx.now)
     state.contexts.put(book.prepared + 1, contexts)
     state.ring.stalled_since, state.ring.breaks = None, 0
     before = state.ring.names()
+    autoscaling.step_prepared(ctx, since)
     if not _change_planned(ctx):
         sentinel.step_begins(state, book.current)
         ctx.queues.step_begins(state.ring.members, book.prepared + 1, ctx.now)
@@ -153,7 +156,7 @@ def saved(ctx: DecisionContext, event: SavedReported) -> None:
         return
     flight = state.checkpoints.in_flight
     if checkpoints.report(ctx, event) == "failed" and state.suspending:
-        state.suspending = False
+        state.suspending = state.scaling.suspends = False
         ctx.note(history.SuspensionGivenUp())
     if flight is not None and flight.checkpoint == event.checkpoint and record.applied_step < flight.step:
         # A shard contains the weights after the step, so its writer has applied the step.
@@ -169,7 +172,7 @@ def release(ctx: DecisionContext) -> None:
     ctx.touch()
     book.hold = False
     if state.suspending and state.checkpoints.saved_step == book.current:
-        life.suspend(ctx, SUSPENDED)
+        life.suspend(ctx, _why_suspended(state))
         ring.dismiss(ctx)
         return
     choice = _wanted(ctx)
@@ -219,8 +222,13 @@ def _close_with_checkpoint(ctx: DecisionContext, choice: Choice) -> None:
 def _wanted(ctx: DecisionContext) -> Choice | None:
     """Choose the ring to change to, none if the job is to be suspended; None if it stays as it is."""
     if ctx.state.suspending:
-        return Choice((), SUSPENDED, SUSPENDED)
+        why = _why_suspended(ctx.state)
+        return Choice((), why, why)
     return membership.planned_members(ctx)
+
+
+def _why_suspended(state: JobState) -> str:
+    return autoscaling.why_suspended(state) or SUSPENDED
 
 
 def _loses_state(state: JobState, choice: Choice) -> bool:

@@ -18,6 +18,7 @@ from elastane_master.decisions.events import (
     SuspendRequested,
 )
 from elastane_master.decisions.liveness import Liveness
+from elastane_master.decisions.operators import scale_preview
 from elastane_master.decisions.views import checkpoints_view, job_view
 from elastane_master.jobs.job_server import JobServer
 from elastane_master.jobs.job_servers import JobServers
@@ -34,6 +35,7 @@ from elastane_master.servers.translate import (
 )
 from elastane_master.servers.translate_job import (
     damage_message,
+    decision_message,
     held_message,
     job_message,
     job_settings,
@@ -124,6 +126,12 @@ class JobServicer:
             event = message_codec.read(ScaleRequested, request)
         except message_codec.InvalidFieldError as error:
             raise invalid_field(error) from None
+        if request.dry_run:
+            server = await self._jobs.find(request.name)
+            require_serving(server)
+            told = scale_preview(server.machine.state, event, server.clock.now())
+            job = _job(server)
+            return job_pb2.JobServiceScaleResponse(job=job, decisions=map(decision_message, told))
         return job_pb2.JobServiceScaleResponse(job=await self._ask(request.name, event))
 
     async def Suspend(

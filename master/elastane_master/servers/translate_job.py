@@ -23,6 +23,7 @@ from elastane_proto import contexts, history_wire, message_codec
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.message_codec import Codec, Field
 from elastane_proto.v1 import context_pb2, job_pb2, ring_pb2
+from elastane_scheduler.autoscaling.autoscaler import Decision
 
 
 def _put_settings(message: job_pb2.Job, view: JobView) -> None:
@@ -51,6 +52,14 @@ _VIEWS = Codec(
         CostView: _seconds(_TIMES),
         DeviceCostView: _seconds(_DEVICE_TIMES),
         ContextView: {"loader": Field(put=_put_loader)},
+        Decision: {
+            "state": None,
+            "target": "workers_target",
+            "barred_seconds": None,
+            "met": None,
+            "seconds_before": "seconds_before",
+            "seconds_after": "seconds_after",
+        },
         Note: {"event": Field(put=lambda message, note: history_wire.fill(message, note.event))},
     },
 )
@@ -109,6 +118,13 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
         heard = liveness.last_heard(worker.worker, worker.session)
         if heard is not None:
             message_codec.set_timestamp(info.last_heard, heard)
+    return message
+
+
+def decision_message(decision: Decision) -> job_pb2.ScalingDecision:
+    """What the scaling would decide."""
+    message = job_pb2.ScalingDecision()
+    _VIEWS.fill(message, decision)
     return message
 
 

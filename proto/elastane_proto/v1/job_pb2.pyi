@@ -168,6 +168,24 @@ class Scaling(_message.Message):
     deadline: _timestamp_pb2.Timestamp
     def __init__(self, mode: _Optional[str] = ..., workers_target: _Optional[int] = ..., on_demand_target: _Optional[int] = ..., reason: _Optional[str] = ..., predicted_finish: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., predicted_cost_micros: _Optional[int] = ..., changed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class ScalingDecision(_message.Message):
+    __slots__ = ("workers_target", "action", "reason", "predicted_finish", "predicted_cost_micros", "seconds_before", "seconds_after")
+    WORKERS_TARGET_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FINISH_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_COST_MICROS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_AFTER_FIELD_NUMBER: _ClassVar[int]
+    workers_target: int
+    action: str
+    reason: str
+    predicted_finish: _timestamp_pb2.Timestamp
+    predicted_cost_micros: int
+    seconds_before: float
+    seconds_after: float
+    def __init__(self, workers_target: _Optional[int] = ..., action: _Optional[str] = ..., reason: _Optional[str] = ..., predicted_finish: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., predicted_cost_micros: _Optional[int] = ..., seconds_before: _Optional[float] = ..., seconds_after: _Optional[float] = ...) -> None: ...
+
 class Cost(_message.Message):
     __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "useful_seconds", "replayed_seconds", "idle_seconds", "replayed_micros", "idle_micros", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros", "devices", "expires")
     CURRENCY_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +390,7 @@ class JobServiceWatchResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class JobServiceScaleRequest(_message.Message):
-    __slots__ = ("name", "workers_min", "workers_max", "request_id", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start")
+    __slots__ = ("name", "workers_min", "workers_max", "request_id", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start", "dry_run")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +400,7 @@ class JobServiceScaleRequest(_message.Message):
     ON_DEMAND_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SPOT_POLICY_FIELD_NUMBER: _ClassVar[int]
     COLD_START_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     name: str
     workers_min: int
     workers_max: int
@@ -391,13 +410,16 @@ class JobServiceScaleRequest(_message.Message):
     on_demand_workers: int
     spot_policy: SpotPolicy
     cold_start: _duration_pb2.Duration
-    def __init__(self, name: _Optional[str] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., request_id: _Optional[str] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    dry_run: bool
+    def __init__(self, name: _Optional[str] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., request_id: _Optional[str] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class JobServiceScaleResponse(_message.Message):
-    __slots__ = ("job",)
+    __slots__ = ("job", "decisions")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
     job: Job
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+    decisions: _containers.RepeatedCompositeFieldContainer[ScalingDecision]
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., decisions: _Optional[_Iterable[_Union[ScalingDecision, _Mapping]]] = ...) -> None: ...
 
 class JobServiceSuspendRequest(_message.Message):
     __slots__ = ("name", "request_id")

@@ -43,6 +43,8 @@ MEASURE_STEPS = 3
 """Steps of a rung before it counts as measured."""
 VERIFY_STEPS = 20
 """Steps of a rung that was jumped to, before it is kept or left."""
+LOOK_STEPS = 10
+"""Steps between two looks."""
 PAUSE_SECONDS = 30.0
 CHANGES_MAX = 8
 """Voluntary changes within an hour; going back is none."""
@@ -50,8 +52,10 @@ HOUR_SECONDS = 3600.0
 BAR_SECONDS, BAR_SECONDS_MAX = 600.0, 86_400.0
 CHANGE_FACTOR = 2.0
 """What a change costs counts so many times (as in balance.py)."""
-GAIN_FRACTION_MIN = 0.02
-"""A change must gain this part of what is still to be lost."""
+GAIN_FRACTION_MIN, GUESS_FRACTION_MIN = 0.02, 0.05
+"""A change must gain this part of what is still to be lost: to a rung that was measured, or was not."""
+LEAST_FRACTION = 0.01
+"""No step is predicted to take less than this part of one that was measured."""
 NOISE_FRACTION = 0.02
 """Rungs that differ by less are equal."""
 THETA_FRACTION = 0.1
@@ -151,6 +155,49 @@ def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement
     return _Look(state, mode, bounds, seen).decide()
 
 
+def ahead(
+    state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement, looks_max: int = 60
+) -> tuple[Decision, ...]:
+    """Return the decisions from a measurement on, if every step takes what is predicted or was measured.
+
+    The first is what `decide` says; further ones only where the target changes, the last one as it stays.
+    """
+    made: list[Decision] = []
+    for _ in range(looks_max):
+        decision = decide(state, mode, bounds, seen)
+        state = decision.state
+        changes = decision.target != seen.ring_workers
+        if changes or not made:
+            made.append(decision)
+        if not changes and (len(made) > 1 or decision.action == "none") and state.before == 0:
+            if decision != made[-1]:
+                made.append(decision)
+            break
+        if not state.rungs:
+            break
+        steps = VERIFY_STEPS if changes else LOOK_STEPS
+        seconds = _predicted(state, bounds, decision.target)
+        spent = seconds * steps + (seen.change_seconds if changes else 0.0)
+        seen = msgspec.structs.replace(
+            seen,
+            now=seen.now + spent,
+            elapsed_seconds=seen.elapsed_seconds + spent,
+            ring_workers=decision.target,
+            step_seconds=seconds,
+            steps=steps if changes else seen.steps + steps,
+            steps_left=None if seen.steps_left is None else max(0, seen.steps_left - steps),
+        )
+    return tuple(made)
+
+
+def _predicted(state: AutoscalerState, bounds: Bounds, workers: int) -> float:
+    if workers in state.rungs:
+        return state.rungs[workers].step_seconds
+    least = LEAST_FRACTION * min(one.step_seconds for one in state.rungs.values())
+    samples = [Sample(rung, one.step_seconds, one.steps) for rung, one in state.rungs.items()]
+    return max(least, possible(bounds.ests, samples)[0].step_seconds(workers))
+
+
 class _Look:
     """One decision."""
 
@@ -171,8 +218,9 @@ class _Look:
     def decide(self) -> Decision:
         seen = self.seen
         if not (math.isfinite(seen.step_seconds) and seen.step_seconds > 0 and seen.ring_workers > 0):
-            return self._to(self.target, "none", "nothing is measured yet")
-        self._set(before=self.state.before if self.state.before in self.rungs else 0)
+            return self._same("none", "nothing is measured yet")
+        if not self.bounds.workers_min <= self.state.before <= self.bounds.workers_max:
+            self._set(before=0)
         self._end_bars()
         if seen.device_type and seen.device_type != self.state.device_type:
             if self.state.device_type:
@@ -184,12 +232,10 @@ class _Look:
         if seen.steps_left is None and not isinstance(self.mode, Efficiency):
             name = type(self.mode).__name__.lower()
             why = f"the number of steps is unknown: {name} cannot be decided, only efficiency"
-            return self._to(self.target, "none", why)
+            return self._same("none", why)
         needed = VERIFY_STEPS if self.state.before else MEASURE_STEPS
         if seen.steps < needed:
-            return self._to(
-                self.target, "keep", f"{seen.steps} of {needed} steps are measured with {seen.ring_workers}"
-            )
+            return self._same("keep", f"{seen.steps} of {needed} steps are measured with {seen.ring_workers}")
         if seen.ring_workers != self.target:
             return self._short()
         self._set(short_since=None)
@@ -248,8 +294,11 @@ class _Look:
 
     def _step_seconds(self, models: Models, workers: int) -> float:
         """Return what was measured, else the least that is possible: what is not tried may be better."""
-        known = self.state.rungs.get(workers)
-        return known.step_seconds if known is not None else min(one.step_seconds(workers) for one in models)
+        known = self.state.rungs
+        if workers in known:
+            return known[workers].step_seconds
+        least = LEAST_FRACTION * min(one.step_seconds for one in known.values())
+        return max(least, min(one.step_seconds(workers) for one in models))
 
     def _allowed(self) -> list[int]:
         barred = self.state.barred
@@ -402,7 +451,8 @@ class _Look:
             return again > seen.ring_workers if grows else again < seen.ring_workers
         here = outlook(seen.ring_workers, seen.step_seconds, situation)
         there = outlook(wanted, self._step_seconds(models, wanted), situation)
-        return _gain(mode, here, there, situation) > GAIN_FRACTION_MIN
+        least = GAIN_FRACTION_MIN if wanted in self.state.rungs else GUESS_FRACTION_MIN
+        return _gain(mode, here, there, situation) > least
 
     def _pause(self) -> float:
         """Return for how long no voluntary change is made yet."""
@@ -416,6 +466,10 @@ class _Look:
         seconds = min(2 * known.seconds, BAR_SECONDS_MAX) if known is not None else BAR_SECONDS
         self._set(barred={**self.state.barred, workers: Bar(self.now + seconds, seconds)})
         return seconds
+
+    def _same(self, action: Action, reason: str) -> Decision:
+        """Ask for as many as before; a job that has not decided yet stays so."""
+        return Decision(self.state, self.target, action, reason)
 
     def _to(
         self,

@@ -131,7 +131,8 @@ def canonical(mode: Mode | None) -> str:
             whole, part = divmod(micros, MICROS)
             return f"budget={whole}" + (f".{part:06d}".rstrip("0") if part else "")
         case Deadline(at):
-            return f"deadline={_plain(at)}"
+            whole, part = divmod(round(at * 1000), 1000)
+            return f"deadline={whole:09d}" + (f".{part:03d}".rstrip("0") if part else "")
     return ""
 
 

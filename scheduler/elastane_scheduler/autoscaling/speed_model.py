@@ -43,6 +43,7 @@ class Sample(msgspec.Struct, frozen=True):
     steps: int = 1
 
 
+COMPUTE_FRACTION_MIN = 0.1
 _ORDERS = ((1, 2), (2, 1))
 
 
@@ -50,7 +51,7 @@ def fitted(ests: int, samples: Sequence[Sample]) -> SpeedModel | None:
     """Return the model that fits the samples best, by relative errors; None without samples.
 
     Non-negative least squares: with three terms every set of active ones can be tried, which is exact. c is
-    always active: computing takes time.
+    at least COMPUTE_FRACTION_MIN of the shortest time for an EST: computing takes time.
     """
     return _fitted(ests, samples, _ORDERS[0]) if samples else None
 
@@ -63,23 +64,30 @@ def possible(ests: int, samples: Sequence[Sample]) -> tuple[SpeedModel, ...]:
 
 def _fitted(ests: int, samples: Sequence[Sample], order: tuple[int, ...]) -> SpeedModel:
     rungs = len({sample.workers for sample in samples})
-    further = order[: max(0, rungs - 1)]
+    terms_known = (0, *order[: max(0, rungs - 1)])
+    ests_most = {sample.workers: _terms(ests, sample.workers)[0] for sample in samples}
+    least = COMPUTE_FRACTION_MIN * min(one.step_seconds / ests_most[one.workers] for one in samples)
     rows = [
-        (_terms(ests, sample.workers), sample.step_seconds, sample.steps / sample.step_seconds**2)
-        for sample in samples
+        (
+            _terms(ests, one.workers),
+            one.step_seconds - least * ests_most[one.workers],
+            one.steps / one.step_seconds**2,
+        )
+        for one in samples
     ]
     best: tuple[float, tuple[float, float, float]] | None = None
-    for size in range(len(further) + 1):
-        for chosen in combinations(further, size):
-            found = _least_squares(rows, (0, *chosen))
-            if found is None or min(found) < 0 or found[0] <= 0:
+    for size in range(1, len(terms_known) + 1):
+        for active in combinations(terms_known, size):
+            found = _least_squares(rows, active)
+            if found is None or min(found) < 0:
                 continue
             error = sum(w * (t - sum(map(_product, terms, found))) ** 2 for terms, t, w in rows)
             # A further term must explain something: rounding alone does not.
             if best is None or error < best[0] * (1 - 1e-9) - 1e-15:
                 best = (error, found)
     assert best is not None, "c alone fits any samples"
-    return SpeedModel(ests, *best[1])
+    compute, exchange, peers = best[1]
+    return SpeedModel(ests, least + compute, exchange, peers)
 
 
 _Row = tuple[tuple[float, float, float], float, float]
@@ -94,6 +102,8 @@ def _least_squares(rows: Sequence[_Row], active: tuple[int, ...]) -> tuple[float
         for i in active
     ]
     scale = max(abs(matrix[i][i]) for i in range(size))
+    if not scale:
+        return None
     for column in range(size):
         pivot = max(range(column, size), key=lambda row: abs(matrix[row][column]))
         if abs(matrix[pivot][column]) <= _PIVOT_MIN * scale:

@@ -259,7 +259,10 @@ class MasterClient:
             dry_run=dry_run,
         )
         if over_budget:
-            request.over_budget = job_pb2.OverBudget.Value(f"OVER_BUDGET_{over_budget.upper()}")
+            request.over_budget = {
+                "cheapest": job_pb2.OVER_BUDGET_CHEAPEST,
+                "suspend": job_pb2.OVER_BUDGET_SUSPEND,
+            }[over_budget]
         return self._unary(job_pb2_grpc.JobServiceStub, "Scale", request)
 
     def suspend_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:

@@ -20,8 +20,16 @@ if TYPE_CHECKING:
     from elastane_proto.v1 import ring_pb2
 
 _OUT = (history.WorkerLost, history.WorkerEvicted, history.WorkerLeft)
-_CHANGES = (history.RingAnnounced, history.RingScaled, history.JobSuspended, history.JobWaiting)
-"""Events after which a job has another ring, or none."""
+_CHANGES = (
+    history.RingAnnounced,
+    history.RingScaled,
+    history.ScalingSet,
+    history.JobAutoscaled,
+    history.ScaleRolledBack,
+    history.JobSuspended,
+    history.JobWaiting,
+)
+"""Events after which a job has another ring, or none, with the reasons for the numbers of workers."""
 _SINCE: dict[str, tuple[type[HistoryEvent], ...]] = {
     "standby": (
         history.WorkerStandby,

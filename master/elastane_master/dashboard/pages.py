@@ -24,6 +24,7 @@ from elastane_master.jobs.limits import clip
 from elastane_master.security.tokens import Principal
 from elastane_proto.amounts import money_text, price_text
 from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
+from elastane_scheduler.autoscaling.modes import mode_text
 
 PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
@@ -218,6 +219,7 @@ def _environment() -> Environment:
         environment.filters[name] = getattr(words, name)
     environment.filters["quoted"] = partial(quote, safe="")
     environment.filters["clip"] = clip  # 150 events that each list a ring of thousands would make megabytes
+    environment.filters["scaling"] = mode_text
     environment.filters["phase"] = lambda phase: phase.replace("_", " ")
     environment.globals.update(
         width=drawing.WIDTH,

@@ -136,6 +136,19 @@ CREATED = _gauge("job_created_timestamp_seconds", "Unix time at which the job wa
 ESTS = _gauge("job_ests", "Logical workers (ESTs) of the job.", "job_name")
 WORKERS_MIN = _gauge("job_workers_min", "Current minimum number of workers.", "job_name")
 WORKERS_MAX = _gauge("job_workers_max", "Current maximum number of workers.", "job_name")
+WORKERS_TARGET = _gauge(
+    "job_workers_target",
+    "Workers that a job asks for that scales by itself; absent for others.",
+    "job_name",
+)
+ON_DEMAND_TARGET = _gauge(
+    "job_on_demand_workers_target", "Of the workers asked for, how many should be on demand.", "job_name"
+)
+PREDICTED_FINISH = _gauge(
+    "job_predicted_finish_timestamp_seconds",
+    "Unix time at which a job that scales by itself will be done, as predicted; absent if unknown.",
+    "job_name",
+)
 WORKERS = _gauge("job_workers", "Connected workers by state.", "job_name", "state")
 WORKERS_HELD = _gauge(
     "job_workers_quarantined",

@@ -158,6 +158,11 @@ def add_job(
     add(known.ESTS, state.settings.ests, job)
     add(known.WORKERS_MIN, state.settings.workers_min, job)
     add(known.WORKERS_MAX, state.settings.workers_max or state.settings.ests, job)
+    if view.scaling is not None:
+        add(known.WORKERS_TARGET, view.scaling.workers_target, job)
+        add(known.ON_DEMAND_TARGET, view.scaling.on_demand_target, job)
+        if view.scaling.predicted_finish_at is not None:
+            add(known.PREDICTED_FINISH, view.scaling.predicted_finish_at, job)
     places: Counter[str] = Counter(worker.place for worker in view.workers)
     samples.count(known.WORKERS, places, job, values=PLACES)
     add(known.WORKERS_HELD, len(quarantine.held(state)), job)

@@ -129,7 +129,7 @@ class JobServicer:
         if request.dry_run:
             server = await self._jobs.find(request.name)
             require_serving(server)
-            told = scale_preview(server.machine.state, event, server.clock.now())
+            told = scale_preview(server.machine.state, event, server.clock())
             job = _job(server)
             return job_pb2.JobServiceScaleResponse(job=job, decisions=map(decision_message, told))
         return job_pb2.JobServiceScaleResponse(job=await self._ask(request.name, event))

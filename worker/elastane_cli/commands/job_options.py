@@ -14,7 +14,7 @@ from elastane_cli.commands.common import worker_limits
 from elastane_cli.commands.run_options import run_option
 from elastane_common.prices import currency_code, price_micros
 from elastane_proto.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, Setting
-from elastane_scheduler.autoscaling.modes import canonical, parse_mode
+from elastane_scheduler.autoscaling.modes import OFF, canonical, parse_mode
 from elastane_scheduler.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -60,10 +60,15 @@ def _scaling(text: str) -> str:
     return canonical(mode)
 
 
-scaling_parser: Final = _parsed(_scaling)
+def _mode(text: str) -> str:
+    return _scaling(text) or OFF if text else ""
+
+
+#: As a mode is sent to a running job: "off" ends what it has, "" leaves it.
+scaling_mode: Final = _parsed(_mode)
 
 _PARSERS: Final = {
-    "scaling": scaling_parser,
+    "scaling": _parsed(_scaling),
     "currency": _parsed(lambda text: currency_code(text) if text else DEFAULTS.currency),
     "spot_price_micros": _parsed(price_micros),
     "on_demand_price_micros": _parsed(price_micros),

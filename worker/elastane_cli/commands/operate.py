@@ -8,6 +8,7 @@ effect once. The first positional argument is the job and may be left out: the n
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,12 +26,16 @@ from elastane_cli.commands.common import (
     print_json,
     worker_limits,
 )
+from elastane_cli.commands.job_options import scaling_mode
 from elastane_cli.commands.run_ids import JobOrRunArgument, named
 from elastane_cli.commands.runs import report_run
 from elastane_cli.commands.training import connect_training
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2
+
+
+_LIMITS = re.compile(r"[0-9]+(:[0-9]+)?")
 
 
 def register(app: typer.Typer) -> None:
@@ -41,21 +46,104 @@ def register(app: typer.Typer) -> None:
 @command
 def scale(
     arguments: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="[JOB] [MIN:]MAX",
-            help="The job and the limits; without MIN: the minimum is unchanged.",
+            help="The job and the limits; without MIN: the minimum is unchanged. With --auto the limits may "
+            "be left out.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    auto: Annotated[
+        str,
+        typer.Option(
+            "--auto",
+            metavar="MODE",
+            help="The master chooses the number within the limits: efficiency[=THETA]; utility=Y0,X0 or "
+            "utility=T1:U1,T2:U2,...; budget=MONEY; deadline=TIME, as 2026-12-04T18:00+01:00, 18:00 or +2h; "
+            "off: the maximum decides again.",
+            show_default=False,
+            parser=scaling_mode,
+        ),
+    ] = "",
+    over_budget: Annotated[
+        str,
+        typer.Option(
+            "--over-budget",
+            metavar="cheapest|suspend",
+            help="Once a budget is spent.",
+            show_default="unchanged",
+        ),
+    ] = "",
+    on_demand_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--on-demand-workers",
+            min=0,
+            metavar="COUNT",
+            help="Maximum number of on-demand workers for a deadline.",
+            show_default="unchanged",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing: say what would be decided from now on.")
+    ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Change a job's minimum and maximum number of workers; takes effect at a step boundary.
+    """Change a job's minimum and maximum number of workers, or have the master choose the number.
 
-    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (at most 4, minimum unchanged)
+    Takes effect at a step boundary. A time without a zone is one of this machine.
+
+    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (at most 4, minimum unchanged);
+    elastane scale train --auto deadline=18:00 --dry-run; elastane scale train 1:16 --auto budget=25
     """
+    if over_budget not in ("", "cheapest", "suspend"):
+        raise typer.BadParameter("it is cheapest or suspend", param_hint="--over-budget")
+    if not auto:
+        _scale_to(arguments or [], dry_run, master, timeout, as_json)
+        return
+    given = list(arguments or [])
+    limits_text = given.pop() if given and _LIMITS.fullmatch(given[-1]) else ""
+    if len(given) > 1:
+        raise typer.BadParameter(f"expected [JOB] [MIN:MAX], got {' '.join(arguments or [])!r}")
+    low, high = worker_limits(limits_text, "MIN:MAX") if limits_text else (0, 0)
+    least = low if ":" in limits_text else 0
+    with connect(master, timeout) as client:
+        name = client.only_job(given[0] if given else None)
+
+        def ask(dry: bool) -> job_pb2.JobServiceScaleResponse:
+            return client.scale_job_by_itself(
+                name,
+                auto,
+                least,
+                high,
+                over_budget=over_budget,
+                on_demand_workers=on_demand_workers,
+                dry_run=dry,
+            )
+
+        told = ask(True)
+        changed = told if dry_run else ask(False)
+    if as_json:
+        from elastane_cli.views.plain import to_plain
+
+        print_json(to_plain(changed))
+        return
+    from elastane_cli.views.scaling import decision_lines
+
+    settings = changed.job.settings
+    if not dry_run:
+        how = f"scales by itself within {settings.workers_min}:{settings.workers_max} workers"
+        _report(changed.job, False, how if settings.scaling else "scales no longer by itself")
+    for line in decision_lines(told, in_future=dry_run):
+        typer.echo(line)
+
+
+def _scale_to(arguments: list[str], dry_run: bool, master: str, timeout: float, as_json: bool) -> None:
+    if dry_run:
+        raise typer.BadParameter("without --auto nothing is decided", param_hint="--dry-run")
     job, limits_text = _job_and(arguments, "MIN:MAX")
     low, high = worker_limits(limits_text, "MIN:MAX")
     with connect(master, timeout) as client:
@@ -63,7 +151,8 @@ def scale(
         # fewer.
         changed = client.scale_job(client.only_job(job), low if ":" in limits_text else 0, high)
     settings = changed.settings
-    _report(changed, as_json, f"scaled to {settings.workers_min}:{settings.workers_max} workers")
+    by_itself = ", of which the master chooses" if settings.scaling else ""
+    _report(changed, as_json, f"scaled to {settings.workers_min}:{settings.workers_max} workers{by_itself}")
 
 
 @command

@@ -58,6 +58,7 @@ def plan(
     Examples: elastane plan; elastane plan train --all; elastane plan train --json
     """
     from elastane_cli.views.plans import mixture_lines, plan_parts, plan_to_plain
+    from elastane_cli.views.scaling import scaling_to_plain
     from elastane_scheduler.mixing import mixtures
 
     with connect(master, timeout) as client:
@@ -66,7 +67,8 @@ def plan(
         made = _plan(found, figures, every=every)
         mixed = mixtures(made, _others(client, found, made)) if _is_bound(found) else []
     if as_json:
-        print_json({"job": found.name, **plan_to_plain(made, found.cost.currency, mixed)})
+        told = plan_to_plain(made, found.cost.currency, mixed)
+        print_json({"job": found.name, **told, "scaling": scaling_to_plain(found)})
         return
     out = console()
     for part in (*plan_parts(found, made, every=every), *mixture_lines(made, mixed)):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastane_cli.views.runs import age_text
+from elastane_cli.views.scaling import scaling_line
 from elastane_cli.views.text import harmless
 from elastane_proto.amounts import MICROS, money_text
 from elastane_proto.v1 import common_pb2, job_pb2
@@ -145,12 +146,15 @@ def plan_parts(job: job_pb2.Job, plan: JobPlan, *, every: bool) -> list[Renderab
     from rich.markup import escape
 
     name = f"[bold]{escape(job.name)}[/]"
+    scaling = [escape(harmless(line))] if (line := scaling_line(job)) else []
     if plan.device is None:
         return [
             f"{name}  not measured yet: a worker knows its speed after three steps in one ring; "
-            f"{len(job.workers)} attend"
+            f"{len(job.workers)} attend",
+            *scaling,
         ]
     parts: list[RenderableType] = [f"{name}  {plan.ests} logical workers on {_counted(plan.workers)}"]
+    parts += scaling
     parts += [
         f"{_device(known)}: {_seconds(known.est_seconds)} for a logical worker's part of a step "
         f"(± {_seconds(known.spread_seconds)}; {_counted(known.workers)}, {known.steps} steps)"
@@ -168,14 +172,18 @@ def plan_parts(job: job_pb2.Job, plan: JobPlan, *, every: bool) -> list[Renderab
             "the master's answer and the optimizer: taken to be the same for other numbers"
         )
     shown = plan.rungs if every else _near(plan)
-    parts.append(_table(plan, shown, job.cost.currency))
+    target = plan.rung_of(job.scaling.workers_target) if scaling else None
+    parts.append(_table(plan, shown, job.cost.currency, target))
     if len(shown) < len(plan.rungs):
         parts.append(f"{len(plan.rungs) - len(shown)} more with --all")
     parts.append(_next_step(plan))
     return parts
 
 
-def _table(plan: JobPlan, shown: tuple[Rung, ...], currency: str) -> RenderableType:
+def _table(
+    plan: JobPlan, shown: tuple[Rung, ...], currency: str, target: Rung | None = None
+) -> RenderableType:
+    """Return the table of rungs. target: the one that the job asks for, which scales by itself."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -190,9 +198,17 @@ def _table(plan: JobPlan, shown: tuple[Rung, ...], currency: str) -> RenderableT
             _seconds(rung.step_seconds),
             "?" if rung.finish_seconds is None else age_text(rung.finish_seconds),
             "?" if rung.cost is None else money_text(round(rung.cost * MICROS), currency),
-            "now" if rung == now else "" if rung.fits else "too little memory",
+            _mark(rung, now, target),
         )
     return table
+
+
+def _mark(rung: Rung, now: Rung | None, target: Rung | None) -> str:
+    if rung == now:
+        return "now"
+    if rung == target:
+        return "asked for"
+    return "" if rung.fits else "too little memory"
 
 
 def _near(plan: JobPlan) -> tuple[Rung, ...]:

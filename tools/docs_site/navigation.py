@@ -33,6 +33,7 @@ GROUPS: Final = (
             "howto/converting",
             "howto/checkpoints",
             "howto/scale",
+            "howto/autoscaling",
             "howto/pools",
             "howto/drain",
             "howto/spot",

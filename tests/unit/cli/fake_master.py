@@ -85,6 +85,7 @@ class FakeMaster(
     def __init__(self) -> None:
         self.jobs = {"train": running_job()}
         self.requests: list[Any] = []
+        self.decisions: list[job_pb2.ScalingDecision] = []  # of a dry run
         self.fail_next: list[Any] = []  # callables taking the context, one per call to come
         self.events = [
             ring_pb2.Event(
@@ -186,6 +187,10 @@ class FakeMaster(
     def Scale(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._seen(request, context)
         job = self._job(request.name, context)
+        if request.HasField("scaling"):
+            if not request.dry_run:
+                job.settings.scaling = job.scaling.mode = request.scaling
+            return job_pb2.JobServiceScaleResponse(job=job, decisions=self.decisions)
         job.settings.workers_min, job.settings.workers_max = request.workers_min, request.workers_max
         return job_pb2.JobServiceScaleResponse(job=job)
 

@@ -1,8 +1,10 @@
 """Jobs that scale by themselves, in some seeds with workers of unlike speed: what they measure often lies.
 
 The time of a step is another one at every look, as told by the ring and the step alone, so that a master that
-recovers decides the same again. None of it may do more than cost time: the target stays within the job's
-bounds, and at most eight changes an hour are voluntary.
+recovers decides the same again. Jobs with an odd number of ESTs tell the truth, but every ring that is not
+their widest is slow, so that they go back to it. None of it may do more than cost time: the target stays
+within bounds, at most eight changes an hour are voluntary, what is tried is verified within 30 steps,
+and a rung that was left is not asked for while it is barred.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from typing import Any
 import msgspec
 
 from elastane_master.decisions import autoscaling
+from elastane_master.decisions.effects import Note
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.state import JobState
+from elastane_proto.history.events import HistoryEvent, JobAutoscaled
 from elastane_proto.v1 import job_pb2
 from elastane_scheduler.autoscaling import autoscaler
 from sim.unlike import SEEDS_OF_20
@@ -33,6 +38,8 @@ MODES = (
     "deadline=+1h",
 )
 FACTORS = (0.001, 0.1, 1.0, 1.0, 1.0, 3.0, 1000.0, float("nan"), float("inf"), -1.0)
+SLOW = 50.0
+VERIFIED_STEPS_MAX = 30
 HURRIED = {
     "MEASURE_STEPS": 1,
     "VERIFY_STEPS": 2,
@@ -40,6 +47,8 @@ HURRIED = {
     "PAUSE_SECONDS": 0.3,
     "BAR_SECONDS": 1.0,
     "REACH_SECONDS": 2.0,
+    "EXPLORE_FACTOR": 0.0,
+    "CHANGE_FACTOR": 0.0,
 }
 
 
@@ -53,7 +62,7 @@ def draw(seed: int, *, fixed: bool) -> str:
 def apply(mode: str, settings: job_pb2.JobSettings) -> None:
     """Write the mode into a job's settings."""
     if mode:
-        settings.scaling = mode
+        settings.scaling, settings.workers_min, settings.workers_max = mode, 1, 0
         settings.over_budget = random.Random(mode).choice((0, job_pb2.OVER_BUDGET_SUSPEND))
 
 
@@ -69,6 +78,8 @@ def hurried(world: World, taken: list[int]) -> Iterator[None]:
 
     def lying(state: Any, now: float) -> autoscaler.Measurement:
         seen = measurement(state, now)
+        if state.settings.ests % 2:
+            return msgspec.structs.replace(seen, step_seconds=seen.step_seconds * _slow(state))
         lie = random.Random(f"{state.ring.generation} {state.steps.current}").choice(FACTORS)
         return msgspec.structs.replace(seen, step_seconds=seen.step_seconds * lie)
 
@@ -76,7 +87,7 @@ def hurried(world: World, taken: list[int]) -> Iterator[None]:
         old = machine.state.scaling.target
         decision = handle(machine, event, now)
         if decision.durable and machine.state.settings.scaling:
-            _check(world, machine)
+            _check(world, machine, [note.event for note in decision.effects if isinstance(note, Note)])
             if machine.state.scaling.target != old:
                 taken.append(machine.state.scaling.target)
         return decision
@@ -94,10 +105,23 @@ def hurried(world: World, taken: list[int]) -> Iterator[None]:
         JobMachine.handle = handle  # type: ignore[method-assign]
 
 
-def _check(world: World, machine: JobMachine) -> None:
+def _slow(state: JobState) -> float:
+    return SLOW if len(state.active_members()) < _most(state) else 1.0
+
+
+def _most(state: JobState) -> int:
+    return min(state.settings.workers_max or state.settings.ests, state.settings.ests)
+
+
+def _check(world: World, machine: JobMachine, events: list[HistoryEvent]) -> None:
     state = machine.state
-    settings = state.settings
-    most = min(settings.workers_max or settings.ests, settings.ests)
+    settings, most, book = state.settings, _most(state), state.scaling
+    for event in events:
+        bar = book.autoscaler.barred.get(event.workers) if isinstance(event, JobAutoscaled) else None
+        if bar is not None and bar.until > book.autoscaler.now:
+            world.fail("scaling", f"{event} until {bar.until}, it is {book.autoscaler.now}")
+    if book.autoscaler.before and book.steps > VERIFIED_STEPS_MAX:
+        world.fail("scaling", f"a change is not verified after {book.steps} steps")
     target = autoscaling.workers_target(state)
     if not min(settings.workers_min, most) <= target <= most:
         world.fail("scaling", f"{target} workers are asked for, {settings.workers_min} to {most} are allowed")

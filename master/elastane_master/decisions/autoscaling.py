@@ -195,9 +195,12 @@ def bounds(state: JobState) -> Bounds:
     """Return between which numbers of workers the job may choose: as asked, and as memory allows."""
     settings = state.settings
     most = min(settings.workers_max or settings.ests, settings.ests)
-    limits = [record.ests_max for record in state.active_members() if record.ests_max]
-    limits += state.balance.ests_max.values()
-    fitting = -(-settings.ests // max(1, min(limits))) if limits else 1
+    ests, most_of_type = settings.ests, state.balance.ests_max
+    limits = [
+        min(record.ests_max or ests, most_of_type.get(record.device_type, ests))
+        for record in state.active_members()
+    ]
+    fitting = -(-ests // max(1, *limits)) if limits else 1
     least = min(max(settings.workers_min, fitting, 1), most)
     return Bounds(settings.ests, least, most)
 

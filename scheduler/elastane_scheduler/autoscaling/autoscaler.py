@@ -219,8 +219,9 @@ class _Look:
         seen = self.seen
         if not (math.isfinite(seen.step_seconds) and seen.step_seconds > 0 and seen.ring_workers > 0):
             return self._same("none", "nothing is measured yet")
-        if not self.bounds.workers_min <= self.state.before <= self.bounds.workers_max:
-            self._set(before=0)
+        before = self.state.before
+        if before == self.target or not self.bounds.workers_min <= before <= self.bounds.workers_max:
+            self._set(before=0)  # other bounds were set meanwhile
         self._end_bars()
         if seen.device_type and seen.device_type != self.state.device_type:
             if self.state.device_type:

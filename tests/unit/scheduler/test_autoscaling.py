@@ -376,3 +376,12 @@ def test_the_study_holds_on_a_part_of_its_runs(noise: float) -> None:
     assert found.runs >= 30
     assert found.near >= 0.97 and found.regret <= 0.03 and found.changes <= 3
     assert found.monotone and found.rising == 0
+
+
+def test_bounds_that_change_while_a_rung_is_verified_end_the_verification() -> None:
+    job = Job(Efficiency(), staircase(16), Bounds(16, 1, 16), 8).run(5)
+    assert job.state.before == 8 and job.workers == 16
+    job.bounds, job.workers, job.taken = Bounds(16, 1, 8), 8, []
+    job.run(3)
+    assert job.state.before == 0 and job.last.target == 8
+    assert job.run(200).workers == 8

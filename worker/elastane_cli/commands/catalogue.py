@@ -93,7 +93,7 @@ COMMANDS: Final = {
     "scale": Entry(
         "operate",
         "Operate",
-        "Change a job's minimum and maximum number of workers; takes effect at a step boundary.",
+        "Change a job's minimum and maximum number of workers, or have the master choose the number.",
     ),
     "drain": Entry(
         "operate", "Operate", "Ask one worker to leave at the next step boundary; no step is lost."

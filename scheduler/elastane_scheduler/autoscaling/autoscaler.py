@@ -346,7 +346,7 @@ class _Look:
                 return self._choose()
         bar = self._bar(seen.ring_workers)
         self._set(target=before, asked_at=self.now)
-        why = f"a step takes {_text(new)} with {seen.ring_workers} workers and {_text(old)} with {before}"
+        why = f"a step takes {_text(new)} with {seen.ring_workers}, and {_text(old)} with {before}"
         return self._to(before, "roll_back", why, seconds=(old, new), barred=bar)
 
     def _is_odd(self, before: int, old: float) -> bool:
@@ -408,7 +408,7 @@ class _Look:
             return self._to(
                 self.target,
                 "keep",
-                f"{wanted} workers would be better; the next change in {wait:.0f} s",
+                f"better would be {wanted}; the next change is possible in {wait:.0f} s",
                 met=chosen.met,
             )
         return self._change(models, wanted, why, exploring=not is_known, met=chosen.met)

@@ -14,7 +14,7 @@ import msgspec
 from elastane_master.decisions import balance, cost, stragglers
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import Rejection, ScaleRequested
-from elastane_master.decisions.state import JobState, ScalingBook
+from elastane_master.decisions.state import JobState, ScalingBook, SpotBook
 from elastane_proto.amounts import money_text
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
@@ -97,12 +97,18 @@ def begun(state: JobState) -> ScalingBook:
         steps=book.steps,
         times=book.times,
         look_at=book.steps,
+        spot=SpotBook(rungs=book.spot.rungs, rests=book.spot.rests),
     )
 
 
 def mode_of(state: JobState) -> Mode | None:
     """Return the mode of a job; None if it does not scale by itself."""
     return parse_mode(state.settings.scaling, 0.0)
+
+
+def is_on_spot(settings: JobSettings) -> bool:
+    """True if a job's targets are decided by deadline_on_spot.py: its deadline may have workers on demand."""
+    return settings.on_demand_workers > 0 and settings.scaling.startswith("deadline=")
 
 
 def workers_target(state: JobState) -> int:
@@ -129,7 +135,7 @@ def step_prepared(ctx: DecisionContext, since: float) -> None:
         return
     book.times = (*book.times[-(WINDOW_STEPS - 1) :], max(0.0, ctx.now - since))
     book.steps += 1
-    if book.steps >= book.look_at and _may_change(state) and not _decided_elsewhere(state):
+    if book.steps >= book.look_at and _may_change(state) and not is_on_spot(state.settings):
         book.look_at = book.steps + LOOK_STEPS
         _look(ctx)
 
@@ -139,11 +145,6 @@ def _may_change(state: JobState) -> bool:
     steps_left = not state.total_steps or state.steps.current < state.total_steps
     is_settled = not (state.ring.gone or state.ring.put_off or state.suspending or state.finished)
     return steps_left and is_settled and state.checkpoints.in_flight is None and not state.awaited()
-
-
-def _decided_elsewhere(state: JobState) -> bool:
-    """True if the target is that of a deadline with workers on demand."""
-    return state.settings.on_demand_workers > 0 and state.settings.scaling.startswith("deadline=")
 
 
 def _look(ctx: DecisionContext) -> None:

@@ -13,12 +13,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 
+import msgspec
+
 from elastane_master.decisions import autoscaling, balance, quarantine
 from elastane_master.decisions.decision_context import DecisionContext
-from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
+from elastane_master.decisions.state import HALTED, OVER, JobState, SpotBook, WorkerRecord
 from elastane_proto.history import events as history
-from elastane_scheduler.autoscaling.modes import Deadline
+from elastane_proto.job_settings import JobSettings
+from elastane_scheduler.autoscaling.autoscaler import Action, Decision
+from elastane_scheduler.autoscaling.modes import Deadline, parse_mode
 from elastane_scheduler.autoscaling.spot_deadline import (
+    SpotDecision,
+    SpotMemory,
     SpotPolicy,
     SpotRung,
     SpotView,
@@ -31,16 +37,10 @@ POLL_SECONDS = 30.0
 """Time between two decisions, at most."""
 
 
-def applies(state: JobState) -> bool:
-    """True if the targets of a job are decided here: it has a deadline, and may have workers on demand."""
-    settings = state.settings
-    return settings.on_demand_workers > 0 and settings.scaling.startswith("deadline=")
-
-
 def settle(ctx: DecisionContext) -> None:
     """Decide on the targets after an event, if it is time, or if workers have come or gone."""
     state = ctx.state
-    if not applies(state) or not _is_wanted(state):
+    if not autoscaling.is_on_spot(state.settings) or not _is_wanted(state):
         return
     book = state.scaling.spot
     is_due = book.look_at is None or ctx.now >= book.look_at or book.seen != _attending(state)
@@ -51,7 +51,9 @@ def settle(ctx: DecisionContext) -> None:
 
 def next_look(state: JobState) -> float | None:
     """Time at which the next Tick is needed; None: no decision is due."""
-    return state.scaling.spot.look_at if applies(state) and _is_wanted(state) else None
+    return (
+        state.scaling.spot.look_at if autoscaling.is_on_spot(state.settings) and _is_wanted(state) else None
+    )
 
 
 def ranks(state: JobState, workers: Iterable[WorkerRecord]) -> dict[str, int]:
@@ -59,7 +61,7 @@ def ranks(state: JobState, workers: Iterable[WorkerRecord]) -> dict[str, int]:
 
     Empty where capacity makes no difference.
     """
-    if not applies(state):
+    if not autoscaling.is_on_spot(state.settings):
         return {}
     found, left = {}, state.scaling.on_demand_target
     in_ring = {worker: place for place, worker in enumerate(state.ring.order)}
@@ -74,80 +76,104 @@ def ranks(state: JobState, workers: Iterable[WorkerRecord]) -> dict[str, int]:
     return found
 
 
-def measure(state: JobState) -> None:
-    """Note the numbers of workers that pay within the job's bounds, with the seconds of a step as measured.
+def preview(state: JobState, settings: JobSettings, now: float) -> tuple[Decision, ...]:
+    """Return what would be decided with these settings now; changes nothing."""
+    is_same = settings.scaling == state.settings.scaling
+    found = _decided(state, settings, state.scaling.spot.memory if is_same else SpotMemory(), now)
+    if found is None:
+        return ()
+    _, decision, target, on_demand = found
+    present = (autoscaling.workers_target(state), state.scaling.on_demand_target)
+    reason = f"{on_demand} on demand: {decision.reason}" if on_demand else decision.reason
+    action: Action = "keep" if (target, on_demand) == present else "scale"
+    finish, met = decision.finish_seconds, not decision.late
+    return (Decision(state.scaling.autoscaler, target, action, reason, finish, met=met),)
+
+
+def measured(state: JobState, settings: JobSettings) -> SpotBook:
+    """Return the book with the numbers of workers that pay within the job's bounds, as measured.
 
     Until whole steps of a ring were measured, nothing is known; while nobody trains, what was measured last.
     What a step needs besides its ESTs is known for the numbers that have trained; for others, the longest.
     """
-    members, book, ests = state.active_members(), state.scaling.spot, state.settings.ests
+    members, book, ests = state.active_members(), state.scaling.spot, settings.ests
     known = [record.est_seconds for record in members if record.est_seconds]
-    whole = balance.ring_step_seconds(state)
+    whole, rests = balance.ring_step_seconds(state), dict(book.rests)
     if members and whole is not None:
         hosted = max(member.end - member.start for member in state.ring.members)
         known = known or [whole / hosted]
-        book.rests[len(members)] = max(0.0, whole - hosted * statistics.median(known))
-    if not known or not book.rests:
-        return
-    most = min(state.settings.workers_max or ests, ests)
-    least = min(max(state.settings.workers_min, 1), most)
+        rests[len(members)] = max(0.0, whole - hosted * statistics.median(known))
+    if not known or not rests:
+        return book
+    most = _most(settings)
+    least = min(max(settings.workers_min, 1), most)
     counts = {count for count in ladder(ests) if least <= count <= most} | {least}
-    seconds, longest = statistics.median(known), max(book.rests.values())
-    book.rungs = tuple(
-        SpotRung(count, -(-ests // count) * seconds + book.rests.get(count, longest))
-        for count in sorted(counts)
+    seconds, longest = statistics.median(known), max(rests.values())
+    rungs = tuple(
+        SpotRung(count, -(-ests // count) * seconds + rests.get(count, longest)) for count in sorted(counts)
     )
+    return msgspec.structs.replace(book, rungs=rungs, rests=rests)
 
 
 def _look(ctx: DecisionContext) -> None:
-    state, settings = ctx.state, ctx.state.settings
-    mode = autoscaling.mode_of(state)
-    if not isinstance(mode, Deadline):
+    state, scaling = ctx.state, ctx.state.scaling
+    found = _decided(state, state.settings, scaling.spot.memory, ctx.now)
+    if found is None:
         return
     ctx.touch()
-    book, scaling = state.scaling.spot, state.scaling
+    book, decision, target, on_demand = found
+    book.memory, book.look_at, book.seen = decision.memory, ctx.now + POLL_SECONDS, _attending(state)
+    scaling.spot = book
+    before = (autoscaling.workers_target(state), scaling.on_demand_target)
+    scaling.target, scaling.on_demand_target = target, on_demand
+    scaling.reason, scaling.predicted_finish_at = decision.reason, decision.finish_seconds
+    if (target, on_demand) != before:
+        scaling.changed_at = ctx.now
+        mode_text = state.settings.scaling
+        ctx.note(history.JobAutoscaled(before[0], target, on_demand, mode_text, decision.reason))
+
+
+def _decided(
+    state: JobState, settings: JobSettings, memory: SpotMemory, now: float
+) -> tuple[SpotBook, SpotDecision, int, int] | None:
+    """Return what is measured, the policy's decision, and the targets that follow: all, and on demand."""
+    mode = parse_mode(settings.scaling, now)
+    if not isinstance(mode, Deadline):
+        return None
     there = [
         record
         for record in state.ring_workers()
         if not (record.draining or record.drain_sent or quarantine.for_good(record))
     ]
     on_demand = sum(record.capacity == "on_demand" for record in there)
-    measure(state)
-    total = state.total_steps
+    book, total, most = measured(state, settings), state.total_steps, _most(settings)
     view = SpotView(
-        now_seconds=ctx.now,
+        now_seconds=now,
         deadline_seconds=mode.at,
         steps_left=max(0, total - state.steps.committed),
         rungs=book.rungs if total else (),
         spot_workers=len(there) - on_demand,
         on_demand_workers=on_demand,
         on_demand_ready=on_demand,
-        on_demand_max=min(settings.on_demand_workers, settings.workers_max or settings.ests, settings.ests),
+        on_demand_max=min(settings.on_demand_workers, most),
         cold_start_seconds=settings.cold_start_seconds,
         poll_seconds=POLL_SECONDS,
     )
-    decision = _policy(state).decide(view, book.memory)
-    book.memory, book.look_at, book.seen = decision.memory, ctx.now + POLL_SECONDS, _attending(state)
-    before = (autoscaling.workers_target(state), scaling.on_demand_target)
+    decision = _policy(settings).decide(view, memory)
     # As many as may train, while no rung is known.
-    scaling.target = decision.spot_target + decision.on_demand_target if view.rungs else 0
-    target = autoscaling.workers_target(state)
-    scaling.on_demand_target = min(decision.on_demand_target, target)
-    scaling.reason, scaling.predicted_finish_at = decision.reason, decision.finish_seconds
-    if (target, scaling.on_demand_target) != before:
-        scaling.changed_at = ctx.now
-        mode_text = settings.scaling
-        ctx.note(
-            history.JobAutoscaled(before[0], target, scaling.on_demand_target, mode_text, decision.reason)
-        )
+    wanted = decision.spot_target + decision.on_demand_target if view.rungs else most
+    target = max(min(wanted, most), min(settings.workers_min, most), 1)
+    return book, decision, target, min(decision.on_demand_target, target)
 
 
-def _policy(state: JobState) -> SpotPolicy:
-    settings = state.settings
+def _policy(settings: JobSettings) -> SpotPolicy:
     if settings.spot_policy == "uniform":
-        most = min(settings.workers_max or settings.ests, settings.ests)
-        return UniformProgress(min(settings.on_demand_workers, most))
+        return UniformProgress(min(settings.on_demand_workers, _most(settings)))
     return WideSpot()
+
+
+def _most(settings: JobSettings) -> int:
+    return min(settings.workers_max or settings.ests, settings.ests)
 
 
 def _is_wanted(state: JobState) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions import autoscaling, cost, life, ring, sessions
+from elastane_master.decisions import autoscaling, cost, deadline_on_spot, life, ring, sessions
 from elastane_master.decisions.amounts import DEVICE_TYPES_MAX, DevicePrice
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
@@ -96,7 +96,10 @@ def _scaled(state: JobState, event: ScaleRequested, now: float) -> JobSettings:
 def scale_preview(state: JobState, event: ScaleRequested, now: float) -> tuple[Decision, ...]:
     """Return what a job that scales by itself would decide after a request. Raises Rejection."""
     _require_not_over(state)
-    return autoscaling.preview(state, _scaled(state, event, now), now)
+    settings = _scaled(state, event, now)
+    if autoscaling.is_on_spot(settings):
+        return deadline_on_spot.preview(state, settings, now)
+    return autoscaling.preview(state, settings, now)
 
 
 def _suspend(ctx: DecisionContext) -> None:

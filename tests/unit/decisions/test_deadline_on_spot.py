@@ -10,6 +10,7 @@ import pytest
 from elastane_master.decisions import autoscaling, balance, deadline_on_spot, effects, events
 from elastane_master.decisions.deadline_on_spot import POLL_SECONDS
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.operators import scale_preview
 from elastane_scheduler.autoscaling.spot_deadline import SpotRung
 from unit.decisions.job_driver import SIGNATURE, JobDriver, settings
 
@@ -258,8 +259,12 @@ def test_the_decision_survives_a_restart() -> None:
 def test_another_deadline_is_decided_anew() -> None:
     job = trained(begins=LAST)
     assert job.targets == (4, 2)
-    job.do(events.ScaleRequested("r", 0, 0, scaling=f"deadline={DEADLINE + 50_000:.0f}"))
+    request = events.ScaleRequested("r", 0, 0, scaling=f"deadline={DEADLINE + 50_000:.0f}")
+    (told,) = scale_preview(job.state, request, job.now)
+    assert job.targets == (4, 2), "a dry run changes nothing"
+    job.do(request)
     assert job.targets == (4, 0)
+    assert (told.target, told.action, told.reason) == (4, "scale", job.reason)
     assert job.state.scaling.spot.rungs[-1] == SpotRung(4, pytest.approx(0.5))
 
 

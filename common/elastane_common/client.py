@@ -239,15 +239,18 @@ class MasterClient:
         workers_min: int = 0,
         workers_max: int = 0,
         *,
-        over_budget: str = "",
+        over_budget: str | None = None,
         on_demand_workers: int | None = None,
+        spot_policy: str | None = None,
+        cold_start_seconds: float | None = None,
         dry_run: bool = False,
         request_id: str | None = None,
     ) -> job_pb2.JobServiceScaleResponse:
         """Set how the master chooses the number of workers, within limits; 0: they stay as they are.
 
         scaling: as JobSettings.scaling; "off": the maximum decides again. over_budget: "cheapest" or
-        "suspend"; "": unchanged. dry_run: nothing is changed; `decisions` of the response tell what would be.
+        "suspend". spot_policy: "wide" or "uniform". None: unchanged. dry_run: nothing is changed;
+        `decisions` of the response are what would be decided.
         """
         request = job_pb2.JobServiceScaleRequest(
             name=name,
@@ -258,11 +261,18 @@ class MasterClient:
             on_demand_workers=on_demand_workers,
             dry_run=dry_run,
         )
-        if over_budget:
+        if over_budget is not None:
             request.over_budget = {
                 "cheapest": job_pb2.OVER_BUDGET_CHEAPEST,
                 "suspend": job_pb2.OVER_BUDGET_SUSPEND,
             }[over_budget]
+        if spot_policy is not None:
+            request.spot_policy = {
+                "wide": job_pb2.SPOT_POLICY_WIDE,
+                "uniform": job_pb2.SPOT_POLICY_UNIFORM,
+            }[spot_policy]
+        if cold_start_seconds is not None:
+            request.cold_start.FromNanoseconds(round(cold_start_seconds * 1e9))
         return self._unary(job_pb2_grpc.JobServiceStub, "Scale", request)
 
     def suspend_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:

@@ -68,6 +68,16 @@ def test_a_mode_is_sent_in_its_stored_form_and_what_follows_is_said_at_once(mast
     assert "scales by itself" in found.stdout and "asks for 16 workers" in found.stdout
 
 
+def test_how_a_deadline_uses_spot_is_sent_where_it_is_given(master: FakeMaster) -> None:
+    auto = ("scale", "--auto", "deadline=+2h")
+    assert invoke(master, *auto, "--spot-policy", "uniform", "--cold-start", "0.5").exit_code == 0
+    sent = master.requests[-1]
+    assert sent.spot_policy == job_pb2.SPOT_POLICY_UNIFORM and sent.cold_start.ToMilliseconds() == 500
+    assert invoke(master, *auto).exit_code == 0
+    sent = master.requests[-1]
+    assert sent.spot_policy == job_pb2.SPOT_POLICY_UNSPECIFIED and not sent.HasField("cold_start")
+
+
 def test_limits_and_mode_together(master: FakeMaster) -> None:
     assert invoke(master, "scale", "train", "2:8", "--auto", "budget=25").exit_code == 0
     sent = master.requests[-1]
@@ -85,6 +95,14 @@ def test_limits_and_mode_together(master: FakeMaster) -> None:
         ["scale", "--auto", "deadline=noon"],
         ["scale", "a", "b", "--auto", "efficiency"],
         ["scale", "train", "--auto", "efficiency", "--over-budget", "burn"],
+        ["scale", "--auto", "deadline=+2h", "--spot-policy", "narrow"],
+        ["scale", "--auto", "deadline=+2h", "--cold-start", "-1"],
+        ["scale", "--auto", "deadline=+2h", "--cold-start", "nan"],
+        ["scale", "--auto", "deadline=+2h", "--on-demand-workers", "99999999"],
+        ["scale", "2:3", "--over-budget", "suspend"],
+        ["scale", "2:3", "--on-demand-workers", "0"],
+        ["scale", "2:3", "--spot-policy", "wide"],
+        ["scale", "2:3", "--cold-start", "60"],
         ["scale", "2:3", "--dry-run"],
         ["scale"],
         ["run", "--ests", "4", "--auto", "faster", "x.py"],

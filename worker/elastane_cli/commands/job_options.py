@@ -67,6 +67,12 @@ def _mode(text: str) -> str:
 #: As a mode is sent to a running job: "off" ends what it has, "" leaves it.
 scaling_mode: Final = _parsed(_mode)
 
+
+def in_bounds(name: str) -> Callable[[Any], Any]:
+    """Return a callback that refuses a number beyond the bounds of the setting of that name."""
+    return _checked(SETTINGS[name])
+
+
 _PARSERS: Final = {
     "scaling": _parsed(_scaling),
     "currency": _parsed(lambda text: currency_code(text) if text else DEFAULTS.currency),

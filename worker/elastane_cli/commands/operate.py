@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,7 +26,7 @@ from elastane_cli.commands.common import (
     print_json,
     worker_limits,
 )
-from elastane_cli.commands.job_options import scaling_mode
+from elastane_cli.commands.job_options import in_bounds, scaling_mode
 from elastane_cli.commands.run_ids import JobOrRunArgument, named
 from elastane_cli.commands.runs import report_run
 from elastane_cli.commands.training import connect_training
@@ -67,14 +67,14 @@ def scale(
         ),
     ] = "",
     over_budget: Annotated[
-        str,
+        Literal["cheapest", "suspend"] | None,
         typer.Option(
             "--over-budget",
-            metavar="cheapest|suspend",
-            help="Once a budget is spent.",
+            help="Once a budget is spent: train with the number of workers that costs least, or suspend "
+            "the job.",
             show_default="unchanged",
         ),
-    ] = "",
+    ] = None,
     on_demand_workers: Annotated[
         int | None,
         typer.Option(
@@ -83,6 +83,27 @@ def scale(
             metavar="COUNT",
             help="Maximum number of on-demand workers for a deadline.",
             show_default="unchanged",
+            callback=in_bounds("on_demand_workers"),
+        ),
+    ] = None,
+    spot_policy: Annotated[
+        Literal["wide", "uniform"] | None,
+        typer.Option(
+            "--spot-policy",
+            help="For a deadline: wide: all useful spot workers, and on demand only when time runs out; "
+            "uniform: Uniform Progress.",
+            show_default="unchanged",
+        ),
+    ] = None,
+    cold_start: Annotated[
+        float | None,
+        typer.Option(
+            "--cold-start",
+            min=0,
+            metavar="SECONDS",
+            help="For a deadline: time from the request for a worker until it trains.",
+            show_default="unchanged",
+            callback=in_bounds("cold_start_seconds"),
         ),
     ] = None,
     dry_run: Annotated[
@@ -99,9 +120,15 @@ def scale(
     Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (at most 4, minimum unchanged);
     elastane scale train --auto deadline=18:00 --dry-run; elastane scale train 1:16 --auto budget=25
     """
-    if over_budget not in ("", "cheapest", "suspend"):
-        raise typer.BadParameter("it is cheapest or suspend", param_hint="--over-budget")
     if not auto:
+        for option, value in (
+            ("--over-budget", over_budget),
+            ("--on-demand-workers", on_demand_workers),
+            ("--spot-policy", spot_policy),
+            ("--cold-start", cold_start),
+        ):
+            if value is not None:
+                raise typer.BadParameter("it goes with --auto MODE: give both", param_hint=option)
         _scale_to(arguments or [], dry_run, master, timeout, as_json)
         return
     given = list(arguments or [])
@@ -121,6 +148,8 @@ def scale(
                 high,
                 over_budget=over_budget,
                 on_demand_workers=on_demand_workers,
+                spot_policy=spot_policy,
+                cold_start_seconds=cold_start,
                 dry_run=dry,
             )
 
@@ -143,7 +172,7 @@ def scale(
 
 def _scale_to(arguments: list[str], dry_run: bool, master: str, timeout: float, as_json: bool) -> None:
     if dry_run:
-        raise typer.BadParameter("without --auto nothing is decided", param_hint="--dry-run")
+        raise typer.BadParameter("it goes with --auto MODE: give both", param_hint="--dry-run")
     job, limits_text = _job_and(arguments, "MIN:MAX")
     low, high = worker_limits(limits_text, "MIN:MAX")
     with connect(master, timeout) as client:

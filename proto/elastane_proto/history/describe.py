@@ -7,6 +7,7 @@ typed events read.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from elastane_proto.amounts import money_text, price_text
@@ -364,7 +365,15 @@ def _(event: e.ScalingSet) -> str:
     bounds = f"{event.workers_min} to {event.workers_max} workers"
     if not event.mode:
         return f"scales no longer by itself: {bounds}, as an operator asked"
-    return f"scales by itself from now on, within {bounds}: {event.mode}"
+    return f"scales by itself from now on, within {bounds}: {_mode_text(event.mode)}"
+
+
+def _mode_text(mode: str) -> str:
+    """Return a mode as people read it: the deadline is stored in seconds since the epoch."""
+    name, _, value = mode.partition("=")
+    if name != "deadline":
+        return mode
+    return f"deadline={datetime.fromtimestamp(float(value), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 @_says(e.JobAutoscaled)

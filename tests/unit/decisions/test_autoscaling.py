@@ -11,6 +11,7 @@ from elastane_master.decisions import autoscaling, effects, events, views
 from elastane_master.decisions.events import Rejection, ScaleRequested
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.history import events as history
+from elastane_proto.history.describe import describe
 from elastane_scheduler.autoscaling.autoscaler import decide
 from unit.decisions.job_driver import SIGNATURE, JobDriver, settings
 
@@ -179,6 +180,14 @@ def test_an_operator_sets_and_ends_the_scaling() -> None:
     assert job.target == 16
     job.do(ScaleRequested("b", 0, 0, scaling="off"))
     assert job.state.settings.scaling == "" and views.job_view(job.machine).scaling is None
+
+
+def test_the_event_of_a_deadline_shows_a_time() -> None:
+    job = Scaled("", staircase, workers=4).steps(5)
+    job.do(ScaleRequested("a", 0, 0, scaling="deadline=2026-12-04T18:00+01:00"))
+    (event,) = job.scaled(history.ScalingSet)
+    assert event.mode == "deadline=1796403600"
+    assert describe(event).endswith("within 1 to 16 workers: deadline=2026-12-04T17:00:00Z")
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_another_host_takes_the_place_of_a_barred_one(seconds: float) -> None:
     placement.found({"a": HostOffer(1), "b": HostOffer(2)}, {})
     fault = placement.barred(10.0, "a-0", seconds)
     assert fault.event == "host_barred"
-    assert placement.wanted(10.0) == {"a-0": "its host is paused after failures", "b-0": "", "b-1": ""}
+    barred = "its host is paused: slow workers on it were replaced"
+    assert placement.wanted(10.0) == {"a-0": barred, "b-0": "", "b-1": ""}
     assert placement.next_due() == 10.0 + seconds
     assert placement.wanted(10.0 + seconds)["a-0"] == ""

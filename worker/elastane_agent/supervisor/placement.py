@@ -49,6 +49,7 @@ class Placement:
         self._slots: dict[str, Slot] = {}
         self._started: dict[str, float] = {}
         self._reclaimed: set[str] = set()
+        self._barred: set[str] = set()  # of the excluded hosts, those of stragglers
 
     def found(self, hosts: Mapping[str, HostOffer], held: Mapping[str, str]) -> None:
         """Adopt a result of the discovery. held: hosts that cannot be used, each with the reason."""
@@ -75,10 +76,11 @@ class Placement:
         The value is the reason why the worker must not be started now, or "".
         """
         excluded = self._exclusions.excluded(now)
+        self._barred &= excluded
+        paused = dict.fromkeys(excluded, "its host is paused after failures")
+        paused |= dict.fromkeys(self._barred, "its host is paused: slow workers on it were replaced")
         return {
-            self._name(host, index): self._held.get(
-                host, "its host is paused after failures" if host in excluded else ""
-            )
+            self._name(host, index): self._held.get(host, paused.get(host, ""))
             for host in sorted(self._hosts, key=self._dearness)
             for index in range(self._hosts[host].slots)
         }
@@ -146,6 +148,7 @@ class Placement:
         """Return the fault of a host whose slow workers were replaced; it gets no worker for so long."""
         host = self._slots[worker].host
         self._exclusions.exclude(now, host, seconds)
+        self._barred.add(host)
         text = f"{worker} left: slow workers of {host} were replaced, it gets none for {seconds / 60:.0f} min"
         return HostFault(text, "host_barred")
 

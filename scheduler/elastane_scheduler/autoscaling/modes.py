@@ -136,6 +136,15 @@ def canonical(mode: Mode | None) -> str:
     return ""
 
 
+def as_sent(text: str, now: float, localize: Localize) -> str:
+    """Return a user's text as a master can read it at any time; "" for off. Raises InvalidSettings.
+
+    A budget keeps its currency, which only the master can compare with that of the job's prices.
+    """
+    mode = parse_mode(text, now, localize=localize)
+    return text.strip() if isinstance(mode, Budget) else canonical(mode)
+
+
 def mode_text(text: str) -> str:
     """Return a canonical text as people read it: a deadline as a time in UTC."""
     if text.startswith("deadline="):

@@ -87,6 +87,11 @@ def test_limits_and_mode_together(master: FakeMaster) -> None:
     assert (sent.workers_min, sent.workers_max, sent.scaling) == (0, 6, "off")
 
 
+def test_the_master_sees_the_currency_of_a_budget(master: FakeMaster) -> None:
+    assert invoke(master, "scale", "--auto", "budget=25 EUR").exit_code == 0
+    assert master.requests[-1].scaling == "budget=25 EUR"
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

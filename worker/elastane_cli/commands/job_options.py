@@ -14,7 +14,7 @@ from elastane_cli.commands.common import worker_limits
 from elastane_cli.commands.run_options import run_option
 from elastane_common.prices import currency_code, price_micros
 from elastane_proto.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, Setting
-from elastane_scheduler.autoscaling.modes import OFF, canonical, parse_mode
+from elastane_scheduler.autoscaling.modes import OFF, as_sent
 from elastane_scheduler.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -54,10 +54,9 @@ def _parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
 def _scaling(text: str) -> str:
     """Return a mode of scaling as it is sent. A time without a zone is one of this machine."""
     try:
-        mode = parse_mode(text, time.time(), localize=lambda moment: moment.astimezone())
+        return as_sent(text, time.time(), lambda moment: moment.astimezone())
     except InvalidSettings as error:
         raise ValueError(f"{error}. {error.hint}") from error
-    return canonical(mode)
 
 
 def _mode(text: str) -> str:

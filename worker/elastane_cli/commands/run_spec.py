@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import typer
 
 from elastane_cli.commands.submit_options import SubmitOptions
-from elastane_scheduler.autoscaling.modes import canonical, parse_mode
+from elastane_scheduler.autoscaling.modes import as_sent
 from elastane_scheduler.errors import InvalidSettings
 
 if TYPE_CHECKING:
@@ -206,10 +206,9 @@ def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
 def _scaling(text: str) -> str:
     """Return a mode of scaling as it is sent; a deadline without a zone is in that of this machine."""
     try:
-        mode = parse_mode(text, time.time(), localize=lambda moment: moment.astimezone())
+        return as_sent(text, time.time(), lambda moment: moment.astimezone())
     except InvalidSettings as error:
         raise typer.BadParameter(f"{error}. {error.hint}", param_hint="--auto") from error
-    return canonical(mode)
 
 
 def _set_code(spec: training_pb2.RunSpec, plan: Plan, archive_sha256: str) -> None:

@@ -16,9 +16,10 @@ def decision_lines(told: job_pb2.JobServiceScaleResponse, *, in_future: bool) ->
     """Yield a line for each decision. in_future: they would be taken; else they are expected."""
     currency = told.job.cost.currency
     for number, one in enumerate(told.decisions):
+        done = "" if one.action == "none" else f" ({one.action.replace('_', ' ')})"
         begin = ("would ask for" if in_future else "asks for") if not number else "then"
         counted = f"{one.workers_target} worker{'' if one.workers_target == 1 else 's'}"
-        yield f"{begin} {counted} ({one.action.replace('_', ' ')}): {one.reason}{_outlook(one, currency)}"
+        yield f"{begin} {counted}{done}: {one.reason}{_outlook(one, currency)}"
 
 
 def _outlook(one: job_pb2.ScalingDecision | job_pb2.Scaling, currency: str) -> str:

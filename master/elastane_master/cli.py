@@ -243,7 +243,8 @@ def _setting_fault(fault: ErrorDetails, given: Collection[str]) -> str:
     settings = SecuritySettings if field in SecuritySettings.model_fields else MasterSettings
     variable = f"{settings.model_config['env_prefix']}{field}".upper()
     name = f"--{field.replace('_', '-')}" if field in given else variable
-    return f"{name}: {text} (given: {fault['input']!r})"
+    value = fault["input"]
+    return f"{name}: {text} (given: {str(value) if isinstance(value, Path) else value!r})"
 
 
 async def serve(settings: MasterSettings) -> None:

@@ -129,6 +129,8 @@ def test_price_of_one_device_type(master: FakeMaster) -> None:
     assert (device.device_type, device.spot_price_micros) == ("NVIDIA L4", 310_000)
     assert not device.HasField("on_demand_price_micros")
     assert invoke(master, "price", "--device", "NVIDIA L4", "--currency", "EUR")[0] == 2
+    assert invoke(master, "price", "--device", " ", "--spot", "0.31")[0] == 2
+    assert master.requests[-1] is request
 
 
 def test_cost_of_a_job_without_prices(master: FakeMaster) -> None:

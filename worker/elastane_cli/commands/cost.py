@@ -100,14 +100,14 @@ def price(
         ),
     ] = "",
     device: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--device",
             metavar="TYPE",
             help="Only of workers on this device type, as `elastane cost` names it.",
             show_default="all types without prices of their own",
         ),
-    ] = "",
+    ] = None,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
@@ -122,6 +122,8 @@ def price(
     micros = micros_of(spot, "--spot"), micros_of(on_demand, "--on-demand")
     if micros == (None, None) and not currency:
         raise typer.BadParameter("give a price: --spot, --on-demand, or both")
+    if device is not None and not device.strip():
+        raise typer.BadParameter("name a device type", param_hint="--device")
     if device and micros == (None, None):
         raise typer.BadParameter("give a price of the device type: --spot, --on-demand, or both")
     of_all = (None, None) if device else micros

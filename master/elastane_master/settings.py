@@ -212,7 +212,7 @@ class MasterSettings(Limits):
     def _has_a_policy_for_its_queues(self) -> MasterSettings:
         if self.scheduling_queues and self.scheduling_policy == FAIR_SHARE:
             raise ValueError(
-                "--scheduling-queues needs a --scheduling-policy: fair-share takes no slots back from anybody"
+                "--scheduling-queues needs a --scheduling-policy: fair-share never takes slots back"
             )
         return self
 

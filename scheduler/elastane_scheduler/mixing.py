@@ -77,9 +77,9 @@ def obstacle_at_d2(one: str, other: str) -> str:
     """
     gpus = [name.startswith(_GPU_MAKERS) for name in (one, other)]
     if all(gpus):
-        return "GPUs of unlike models do not give equal bits, at D2 either"
+        return "GPUs of different models do not give equal bits, not even at D2"
     if any(gpus):
-        return "a GPU and a processor do not give equal bits, at D2 either"
+        return "a GPU and a processor do not give equal bits, not even at D2"
     vendors = {vendor for name in (one, other) for vendor in _CPU_VENDORS if vendor in name}
     if len(vendors) > 1:
         return "processors of two vendors do not give equal bits, at D2 either"

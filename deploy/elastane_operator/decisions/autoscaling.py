@@ -91,14 +91,15 @@ def _judge(ctx: Reconciliation) -> None:
     told = ctx.status.condition("Scaling")
     if names:
         said = (
-            f"HorizontalPodAutoscaler {names} scales a job that scales by itself: delete it, or set "
+            f"HorizontalPodAutoscaler {names} also scales this job, which scales itself: delete it, or set "
             "scaling.mode off; until then what it writes to workers.max has no effect"
         )
         if told is None or told.reason != "AutoscalerBeside":
             ctx.note("Warning", "AutoscalerBeside", said)
         ctx.condition("Scaling", False, "AutoscalerBeside", said)
     elif ctx.observed.autoscalers_error:
-        said = f"whether a HorizontalPodAutoscaler is beside is not known: {ctx.observed.autoscalers_error}"
+        error = ctx.observed.autoscalers_error
+        said = f"it is not known whether a HorizontalPodAutoscaler scales this job too: {error}"
         ctx.condition("Scaling", True, "Following", said)
     else:
         ctx.condition("Scaling", True, "Following", "pods follow the master's target")

@@ -272,11 +272,11 @@ def _check_scaling(scaling: Scaling, spec: JobSpec) -> list[str]:
         return [f"scaling.mode: {error} ({error.hint})" if error.hint else f"scaling.mode: {error}"]
     if mode != later:
         problems.append(
-            f"scaling.mode: {scaling.mode!r} means another time whenever it is read: give the deadline with "
+            f"scaling.mode: {scaling.mode!r} means another time each time it is read: give the deadline with "
             "its date and zone, as deadline=2026-12-04T18:00+01:00"
         )
     if mode is not None and spec.scheduling is not None:
-        problems.append("give either scaling or scheduling: in a pool its policy decides the workers")
+        problems.append("give either scaling or scheduling: in a pool, its policy decides")
     if mode is not None and spec.recovery_policy == "Fixed":
         problems.append("scaling needs recoveryPolicy Elastic: with Fixed the number of workers is fixed")
     if scaling.cold_start_seconds < 0:

@@ -269,7 +269,7 @@ def view(state: JobState) -> ScalingView | None:
 
 
 def _before_measuring(mode: Mode, now: float) -> str:
-    words = "nothing is measured yet: as many workers as may train"
+    words = "nothing is measured yet: as many workers as the bounds allow"
     if isinstance(mode, Deadline) and mode.at <= now:
         return f"the deadline, {time_text(mode.at)}, is past; {words}"
     return words

@@ -271,7 +271,7 @@ class StateDetailed(Event, frozen=True, tag=True):
 class ScaleRequested(Event, frozen=True, tag=True):
     """workers_min: 0: as it is, or workers_max where that is less. workers_max: 0: as it is.
 
-    scaling: "off": the job scales no longer by itself. None: as it is.
+    scaling: "off": the job no longer scales by itself. None: as it is.
     """
 
     request_id: str

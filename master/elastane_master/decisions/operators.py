@@ -225,7 +225,7 @@ def _device_prices(state: JobState, asked: tuple[DevicePriceRequested, ...]) -> 
         if not price.device_type:
             raise Rejection(
                 "invalid_argument",
-                "a price has no device type",
+                "a price names no device type",
                 hint="give the prices of all types as spot_price_micros and on_demand_price_micros",
                 field="devices",
             )

@@ -138,21 +138,21 @@ WORKERS_MIN = _gauge("job_workers_min", "Current minimum number of workers.", "j
 WORKERS_MAX = _gauge("job_workers_max", "Current maximum number of workers.", "job_name")
 WORKERS_TARGET = _gauge(
     "job_workers_target",
-    "Workers that a job asks for that scales by itself; absent for others.",
+    "Workers that a job that scales by itself asks for; absent for other jobs.",
     "job_name",
 )
 ON_DEMAND_TARGET = _gauge(
-    "job_on_demand_workers_target", "Of the workers asked for, how many should be on demand.", "job_name"
+    "job_on_demand_workers_target", "How many of the workers asked for should be on demand.", "job_name"
 )
 PREDICTED_FINISH = _gauge(
     "job_predicted_finish_timestamp_seconds",
-    "Unix time at which a job that scales by itself will be done, as predicted; absent if unknown.",
+    "Predicted Unix time of the end of a job that scales by itself; absent if unknown.",
     "job_name",
 )
 WORKERS = _gauge("job_workers", "Connected workers by state.", "job_name", "state")
 WORKERS_HELD = _gauge(
     "job_workers_quarantined",
-    "Workers in quarantine: they stand by because they died too often, or slow workers of their host were "
+    "Workers in quarantine: they stand by because they died too often, or slow workers on their host were "
     "replaced.",
     "job_name",
 )
@@ -164,7 +164,7 @@ STRAGGLERS = _gauge(
 )
 STRAGGLER_RATIO = _gauge(
     "job_straggler_rate_ratio",
-    "Rate of the slowest straggler of the ring over that of its like; 1 without a straggler.",
+    "Rate of the slowest straggler of the ring over that of others of its device type; 1: no straggler.",
     "job_name",
 )
 HOSTS_BARRED = _gauge(
@@ -253,7 +253,7 @@ PRICE = _gauge(
 )
 DEVICE_COST = _gauge(
     "job_device_cost_units",
-    "Units of the currency spent on workers of a device type; empty: of those whose type is not known.",
+    "Amount spent on workers of a device type; empty: type not known.",
     "job_name",
     "currency",
     "device",
@@ -267,7 +267,9 @@ DEVICE_PRICE = _gauge(
     "capacity",
 )
 PRICES_STALE = _gauge(
-    "job_prices_stale", "1 if a newer price should have come: the last one is kept; else 0.", "job_name"
+    "job_prices_stale",
+    "1 if the prices are overdue for an update and the last ones are kept, else 0.",
+    "job_name",
 )
 
 # ------------------------------------------------------------------ a job: what has happened

@@ -364,7 +364,7 @@ def _(event: e.RingScaled) -> str:
 def _(event: e.ScalingSet) -> str:
     bounds = f"{event.workers_min} to {event.workers_max} workers"
     if not event.mode:
-        return f"scales no longer by itself: {bounds}, as an operator asked"
+        return f"no longer scales by itself: {bounds}, as an operator asked"
     return f"scales by itself from now on, within {bounds}: {_mode_text(event.mode)}"
 
 

@@ -229,7 +229,7 @@ class _Look:
             self._set(device_type=seen.device_type)
         if len(self.rungs) == 1:
             only = self.rungs[0]
-            return self._to(only, "keep", f"{only} is the only number of workers that is allowed and pays")
+            return self._to(only, "keep", f"{only} is the only number within the bounds that pays")
         if seen.steps_left is None and not isinstance(self.mode, Efficiency):
             name = type(self.mode).__name__.lower()
             why = f"the number of steps is unknown: {name} cannot be decided, only efficiency"
@@ -328,7 +328,7 @@ class _Look:
         self._set(before=0, exploring=False, short_since=None)
         self.target = seen.ring_workers
         return self._choose(
-            f"{words} after {self.now - since:.0f} s: no more are asked for within {barred:.0f} s"
+            f"{words} after {self.now - since:.0f} s: no more are requested for {barred:.0f} s"
         )
 
     def _verify(self) -> Decision:
@@ -401,14 +401,14 @@ class _Look:
             return self._to(
                 seen.ring_workers,
                 "keep",
-                f"no other number pays what a change costs{_in(how)}",
+                f"no other number is worth the cost of a change{_in(how)}",
                 met=chosen.met,
             )
         if (wait := self._pause()) > 0:
             return self._to(
                 self.target,
                 "keep",
-                f"better would be {wanted}; the next change is possible in {wait:.0f} s",
+                f"{wanted} would be better; the next change is possible in {wait:.0f} s",
                 met=chosen.met,
             )
         return self._change(models, wanted, why, exploring=not is_known, met=chosen.met)

@@ -115,7 +115,7 @@ def parse_mode(text: str, now: float, *, currency: str = "", localize: Localize 
             return Budget(_money_micros("the budget", value, currency))
         case "deadline" if value:
             return Deadline(_moment(value, now, localize))
-    raise InvalidSettings(f"{text!r} is no mode of scaling", hint=HINT, scaling=text)
+    raise InvalidSettings(f"{text!r} is not a scaling mode", hint=HINT, scaling=text)
 
 
 def canonical(mode: Mode | None) -> str:
@@ -162,7 +162,9 @@ def _theta(text: str) -> float:
     try:
         theta = float(text)
     except ValueError:
-        raise InvalidSettings(f"{text!r} is no number", hint="Give a theta above 0, such as 0.1.") from None
+        raise InvalidSettings(
+            f"{text!r} is not a number", hint="Give a theta above 0, such as 0.1."
+        ) from None
     if not math.isfinite(theta) or theta <= 0 or theta > AMOUNT_MAX:
         raise InvalidSettings(
             f"theta is {text}",
@@ -183,7 +185,7 @@ def _utility(text: str) -> Utility:
     for part in parts:
         at, colon, worth_text = part.partition(":")
         if not colon:
-            raise InvalidSettings(f"{part!r} is no point of a utility", hint=HINT, utility=text)
+            raise InvalidSettings(f"{part!r} is not a point of a utility", hint=HINT, utility=text)
         points.append((0.0 if at.strip() in ("0", "0s") else duration_seconds(at), _worth(worth_text)))
     if len(points) > POINTS_MAX:
         raise InvalidSettings(f"a utility of {len(points)} points", hint=f"Give at most {POINTS_MAX}.")
@@ -202,7 +204,7 @@ def _worth(text: str) -> float:
     try:
         worth = float(text)
     except ValueError:
-        raise InvalidSettings(f"{text!r} is no number", hint=HINT) from None
+        raise InvalidSettings(f"{text!r} is not a number", hint=HINT) from None
     if not math.isfinite(worth) or abs(worth) > MONEY_MAX:
         raise InvalidSettings(f"an end is worth {text}", hint=f"Give a number up to {MONEY_MAX}.")
     return worth
@@ -218,7 +220,7 @@ def duration_seconds(text: str) -> float:
         seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
     else:
         raise InvalidSettings(
-            f"{text!r} is no duration", hint="Give seconds, or a unit: 90s, 30m, 2h, 1d, 1h30m."
+            f"{text!r} is not a duration", hint="Give seconds, or a unit: 90s, 30m, 2h, 1d, 1h30m."
         )
     if not 0 < seconds <= AMOUNT_MAX:
         raise InvalidSettings(f"a duration of {text}", hint="It must be above 0.")
@@ -252,7 +254,7 @@ def _moment(text: str, now: float, localize: Localize | None) -> float:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise InvalidSettings(f"{text!r} is no time", hint=HINT) from None
+            raise InvalidSettings(f"{text!r} is not a time", hint=HINT) from None
         if "T" not in text and " " not in text:
             raise InvalidSettings(f"{text!r} has no time of day", hint=HINT)
         at = _zoned(moment, text, localize).timestamp()
@@ -265,7 +267,7 @@ def _next(clock: re.Match[str], text: str, now: float, localize: Localize | None
     """Return when a time of day comes next."""
     hour, minute, second = int(clock[1]), int(clock[2]), int(clock[3] or 0)
     if hour > 23 or minute > 59 or second > 59:
-        raise InvalidSettings(f"{text!r} is no time of day", hint="Give 00:00 to 23:59.")
+        raise InvalidSettings(f"{text!r} is not a time of day", hint="Give 00:00 to 23:59.")
     zone = clock[4]
     today = datetime.fromtimestamp(now, UTC)
     if zone is None and localize is not None:

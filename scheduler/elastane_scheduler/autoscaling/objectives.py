@@ -126,7 +126,7 @@ def best(
     first, chosen = max(valued)
     match mode:
         case Utility():
-            return Best(chosen, "most utility less cost")
+            return Best(chosen, "the highest utility minus cost")
         case Budget(micros):
             if situation.spent_micros >= micros:
                 return Best(chosen, "the budget is spent: the cheapest end", met=False)

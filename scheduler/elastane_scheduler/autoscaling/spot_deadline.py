@@ -153,7 +153,7 @@ class WideSpot:
         if not memory.for_good and slack > COLD_STARTS * view.cold_start_seconds + view.poll_seconds:
             workers = _widest(view.rungs, _offered(view, best))
             spare = slack - COLD_STARTS * view.cold_start_seconds - view.poll_seconds
-            reason = f"spot at the widest rung; on demand in {spare:.0f} s unless it gets on"
+            reason = f"spot at the widest rung; on demand in {spare:.0f} s unless it makes progress"
             return SpotDecision(workers, 0, reason, memory, finish, late)
         # Once another loss of spot could not be made good, spot counts no more.
         full = memory.full or slack < view.cold_start_seconds + view.poll_seconds

@@ -47,7 +47,7 @@ def test_limits_of_memory_hold() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
-        ("NVIDIA H100 80GB HBM3", "NVIDIA A100", "GPUs of unlike models"),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA A100", "GPUs of different models"),
         ("Tesla T4", FAST, "a GPU and a processor"),
         ("Intel(R) Xeon(R) Platinum 8480", FAST, "two vendors"),
         (SLOW, FAST, ""),

@@ -165,7 +165,7 @@ def scale(
     settings = changed.job.settings
     if not dry_run:
         how = f"scales by itself within {settings.workers_min}:{settings.workers_max} workers"
-        _report(changed.job, False, how if settings.scaling else "scales no longer by itself")
+        _report(changed.job, False, how if settings.scaling else "no longer scales by itself")
     for line in decision_lines(told, in_future=dry_run):
         typer.echo(line)
 

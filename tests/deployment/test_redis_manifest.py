@@ -14,6 +14,7 @@ from deployment.processes import ROOT, RedisOfTheManifest
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
+from store_versions import version_of
 
 PASSWORD = "24-letters-of-a-password"
 
@@ -39,6 +40,8 @@ def test_it_is_for_the_masters_user_alone(server: RedisOfTheManifest) -> None:
 
 
 def test_a_master_keeps_a_job_in_it_over_sigterm(server: RedisOfTheManifest, tmp_path: Path) -> None:
+    if version_of(server.connect("elastane", PASSWORD)) < (7, 2):
+        pytest.skip("Redis 7.0 does not replay its log where the default user is disabled (docs/deploy.md)")
     arguments = ["--store", f"redis://elastane@127.0.0.1:{server.port}/0"]
     arguments += ["--store-password-file", str(tmp_path / "secrets/elastane-redis/password")]
     master = EmbeddedMaster(tmp_path / "master", arguments=arguments)

@@ -34,6 +34,8 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: What each page's commands must have brought about; a command that fails ends its script anyway.
 EXPECTED = {
     "scale": "scaled to 1:4 workers",
+    "autoscaling": "efficiency",
+    "spot": "NVIDIA L4",
     "tasks": "\n10\n",
     "checkpoints": "manifest.json",
     "tokens": "",

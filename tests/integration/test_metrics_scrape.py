@@ -160,6 +160,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory, forked_commands: ForkedComman
             joined = wait_for(client, first.step, members=2, generation=first.generation + 2)
             job = wait_for(client, joined.step + 10, members=2, generation=joined.generation)
             agent = told_by_agent(agent_address, job)
+            client.scale_job_by_itself(JOB, "deadline=+2h", 2, 2)
+            for told_of in client.watch_job(JOB):
+                if told_of.scaling.HasField("predicted_finish"):
+                    break
             after = Scrape(fetch(http)[0])
             told = fetch(http, "application/openmetrics-text; version=1.0.0")
             assert told[1].startswith("application/openmetrics-text; version=1.0.0")

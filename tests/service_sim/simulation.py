@@ -47,7 +47,7 @@ BUSY_EVERY = 16
 """Of so many seeds one is of a service that is always busy."""
 BUSY_SECONDS = 400.0
 BUSY_RUN_SECONDS = 10.0
-INJECTED = (*FAULTS, "old message")
+INJECTED = (*FAULTS, "old message", "job scales")
 """Every fault that there is."""
 
 

@@ -68,6 +68,8 @@ REACH_SECONDS = 300.0
 EXPLORE_FACTOR = 10.0
 """Measuring a second rung must cost less than the time left by this factor."""
 
+_FEW_STEPS = "too few steps are left to try another number"
+
 Models = tuple[SpeedModel, ...]
 Action = Literal["keep", "scale", "verify", "roll_back", "none"]
 
@@ -317,6 +319,8 @@ class _Look:
         seen, state = self.seen, self.state
         self._measured()
         if not state.target:  # nobody has asked for a number yet: what is there is measured
+            if not self._may_explore():
+                return self._same("keep", f"{_FEW_STEPS}: as many as may train")
             self.target = seen.ring_workers
             return self._choose()
         words = f"{seen.ring_workers} of {self.target} workers train"
@@ -339,6 +343,9 @@ class _Look:
         old, new = self._step_seconds(models, before), seen.step_seconds
         self._set(before=0, exploring=False)
         if not self._is_worse(seen.ring_workers, new, before, old):
+            # It was reached and is good: if it is left again, it is barred as for the first time.
+            barred = {rung: bar for rung, bar in state.barred.items() if rung != seen.ring_workers}
+            self._set(barred=barred)
             return self._choose("verified")
         if exploring and not self._is_odd(before, old):
             chosen = self._best(models)
@@ -396,7 +403,7 @@ class _Look:
         if wanted == seen.ring_workers:
             return self._to(wanted, "keep", f"{why}{_in(how)}", met=chosen.met)
         if not is_known and not self._may_explore():
-            return self._to(self.target, "keep", "too few steps are left to try another number")
+            return self._to(self.target, "keep", _FEW_STEPS)
         if is_known and not self._pays(models, wanted):
             return self._to(
                 seen.ring_workers,

@@ -332,6 +332,25 @@ def test_few_steps_left_change_nothing() -> None:
     assert job.changes == []
 
 
+def test_a_short_job_whose_first_ring_is_small_still_asks_for_all() -> None:
+    seen = Measurement(10.0, 10.0, 1, 1.0, MEASURE_STEPS, 20)
+    decision = decide(AutoscalerState(), WORTH, Bounds(16, 1, 16), seen)
+    assert (decision.target, decision.state.target) == (16, 0) and "as many as may train" in decision.reason
+
+
+def test_a_rung_that_is_reached_and_good_is_barred_as_for_the_first_time_again() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, total=500_000).run(100)
+    assert job.workers == 16
+    for _ in range(3):  # workers go missing for longer than a target may stay out of reach, and come back
+        job.most = job.workers = 8
+        job.taken = []
+        job.run(round(REACH_SECONDS / 2) + 40)
+        assert job.state.barred[16].seconds == BAR_SECONDS and job.last.target == 8
+        job.most = 16
+        job.run(round(BAR_SECONDS) + 40)
+        assert job.workers == 16 and 16 not in job.state.barred
+
+
 def test_a_target_that_is_not_reached_is_left_for_a_while() -> None:
     job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, most=8, total=50_000).run(30)
     assert job.last.target == 16 and job.workers == 8

@@ -154,7 +154,11 @@ class Decision(msgspec.Struct, frozen=True):
 
 def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement) -> Decision:
     """Return what to do now; called every few steps, never while a change is in flight."""
-    return _Look(state, mode, bounds, seen).decide()
+    decision = _Look(state, mode, bounds, seen).decide()
+    if isinstance(mode, Budget) and seen.ring_workers and not seen.worker_hour_micros:
+        reason = f"{decision.reason}; a worker has no price: the budget cannot be kept"
+        return msgspec.structs.replace(decision, reason=reason)
+    return decision
 
 
 def ahead(

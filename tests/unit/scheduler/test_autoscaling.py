@@ -305,6 +305,13 @@ def test_a_deadline_in_reach_is_met_with_few_workers() -> None:
     assert job.now <= 4500 and job.workers < 6
 
 
+def test_a_budget_without_prices_is_said_not_to_be_kept() -> None:
+    job = Job(Budget(MICROS), staircase(16), Bounds(16, 1, 16), 8).run(40)
+    assert all("the budget cannot be kept" in one.reason for _, one in job.looks)
+    job.facts["worker_hour_micros"] = 1e6
+    assert "cannot be kept" not in job.look().reason
+
+
 def test_a_budget_that_is_spent_takes_the_cheapest_rung() -> None:
     job = Job(Budget(MICROS), lambda k: 16 / k + (k > 1), Bounds(16, 1, 16), 8, worker_hour_micros=1e6)
     job.facts["spent_micros"] = 2 * MICROS

@@ -165,9 +165,7 @@ def _look(ctx: DecisionContext) -> None:
     book.predicted_finish_at = decision.predicted_finish_at
     book.predicted_cost_micros = decision.predicted_cost_micros
     _suspend_if_spent(state, mode, seen)
-    if decision.target == before or decision.action not in ("scale", "roll_back"):
-        if decision.target != before:
-            book.changed_at = ctx.now
+    if decision.target == before:
         return
     book.changed_at = ctx.now
     rates = _rate(decision.seconds_before), _rate(decision.seconds_after)

@@ -116,6 +116,15 @@ def test_a_slow_rung_is_left_within_thirty_steps_and_barred() -> None:
     assert job.now - at >= 560 and job.scaled()[1].workers == 16  # type: ignore[attr-defined]
 
 
+def test_a_target_that_falls_since_nobody_comes_is_told() -> None:
+    job = Scaled("efficiency", staircase, workers=4, workers_min=4, workers_max=6)
+    job._follow = lambda: None  # type: ignore[method-assign]  # nobody can start a worker
+    job.steps(120)
+    assert job.target == 4
+    told = [(event.workers_before, event.workers) for event in job.scaled()]  # type: ignore[attr-defined]
+    assert told == [(4, 6), (6, 4)]
+
+
 def test_workers_beyond_the_target_stand_by_and_the_bounds_hold() -> None:
     job = Scaled("efficiency", lambda k: 1.0, workers=8, workers_max=12, workers_min=2).steps(200)
     assert len(job.state.ring.members) == job.target <= 4

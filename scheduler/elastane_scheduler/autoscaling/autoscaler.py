@@ -276,6 +276,7 @@ class _Look:
         """Forget what was measured if the present rung has become another one."""
         known = self.state.rungs.get(self.seen.ring_workers)
         if known is None or self.state.before:
+            self._set(drifts=0)
             return
         differs = abs(self.seen.step_seconds - known.step_seconds) > DRIFT_FRACTION * known.step_seconds
         drifts = self.state.drifts + 1 if differs else 0
@@ -308,19 +309,22 @@ class _Look:
         return max(least, min(one.step_seconds(workers) for one in models))
 
     def _allowed(self) -> list[int]:
+        """Return the rungs that may be chosen; the present number, if all are barred."""
         barred = self.state.barred
         present = self.seen.ring_workers
-        return [
+        free = [
             rung
             for rung in self.rungs
             if rung == present or rung not in barred or barred[rung].until <= self.now
         ]
+        return free or [present]
 
     # ------------------------------------------------------------------ decisions
 
     def _short(self) -> Decision:
         """The ring has another size than asked for: workers are missing, or have still to leave."""
         seen, state = self.seen, self.state
+        self._set(drifts=0)  # of a ring of another size
         self._measured()
         if not state.target:  # nobody has asked for a number yet: what is there is measured
             if not self._may_explore():

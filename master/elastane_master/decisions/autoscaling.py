@@ -118,6 +118,13 @@ def workers_target(state: JobState) -> int:
     return max(min(state.scaling.target or most, most), min(settings.workers_min, most))
 
 
+def workers_asked(state: JobState) -> int:
+    """Return how many workers are to be started: the target, and one to stand by where that pays."""
+    settings = state.settings
+    most = min(settings.workers_max or settings.ests, settings.ests)
+    return min(workers_target(state) + stragglers.standbys_wanted(state), most)
+
+
 # ------------------------------------------------------------------ at a step boundary
 
 
@@ -158,9 +165,7 @@ def _look(ctx: DecisionContext) -> None:
     book.predicted_finish_at = decision.predicted_finish_at
     book.predicted_cost_micros = decision.predicted_cost_micros
     _suspend_if_spent(state, mode, seen)
-    if decision.target == before or decision.action not in ("scale", "roll_back"):
-        if decision.target != before:
-            book.changed_at = ctx.now
+    if decision.target == before:
         return
     book.changed_at = ctx.now
     rates = _rate(decision.seconds_before), _rate(decision.seconds_after)
@@ -254,12 +259,11 @@ def view(state: JobState) -> ScalingView | None:
     mode = mode_of(state)
     if mode is None:
         return None
-    book, target, settings = state.scaling, workers_target(state), state.settings
-    most = min(settings.workers_max or settings.ests, settings.ests)
+    book = state.scaling
     return ScalingView(
-        mode=settings.scaling,
-        workers_target=min(target + stragglers.standbys_wanted(state), most),
-        on_demand_target=min(book.on_demand_target, target),
+        mode=state.settings.scaling,
+        workers_target=workers_asked(state),
+        on_demand_target=min(book.on_demand_target, workers_target(state)),
         reason=book.reason or _before_measuring(mode, state.decided_at),
         predicted_finish_at=book.predicted_finish_at,
         predicted_cost_micros=book.predicted_cost_micros,

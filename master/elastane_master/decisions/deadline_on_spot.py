@@ -160,6 +160,9 @@ def _decided(
         poll_seconds=POLL_SECONDS,
     )
     decision = _policy(settings).decide(view, memory)
+    if book.rungs and not total:
+        unknown = "the number of steps is unknown: there is no last moment, and spot is waited for"
+        decision = msgspec.structs.replace(decision, reason=unknown)
     # As many as may train, while no rung is known.
     wanted = decision.spot_target + decision.on_demand_target if view.rungs else most
     target = max(min(wanted, most), min(settings.workers_min, most), 1)

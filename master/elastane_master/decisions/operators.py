@@ -73,7 +73,11 @@ def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
         ctx.note(history.RingScaled(least, most))
     else:
         ctx.note(history.ScalingSet(settings.scaling, least, most))
-        autoscaling.begin(state)
+        if settings.scaling != state.settings.scaling:  # else what was begun goes on, as the dry run says
+            if state.suspending and state.scaling.suspends:  # for a budget that is no longer the job's
+                state.suspending = False
+                ctx.note(history.SuspensionCalledOff())
+            autoscaling.begin(state)
     state.settings = settings
     ring.form_if_due(ctx)
 

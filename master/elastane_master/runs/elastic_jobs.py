@@ -49,8 +49,8 @@ def targets_of(run_id: int, job: str, state: JobState) -> ElasticJobScaled:
     """Return what a run's job wants now."""
     if not state.settings.scaling:
         return ElasticJobScaled(run_id, job, 0)
-    target = autoscaling.workers_target(state)
-    return ElasticJobScaled(run_id, job, target, min(state.scaling.on_demand_target, target))
+    on_demand = min(state.scaling.on_demand_target, autoscaling.workers_target(state))
+    return ElasticJobScaled(run_id, job, autoscaling.workers_asked(state), on_demand)
 
 
 class ElasticJobs:

@@ -68,6 +68,8 @@ REACH_SECONDS = 300.0
 EXPLORE_FACTOR = 10.0
 """Measuring a second rung must cost less than the time left by this factor."""
 
+_FEW_STEPS = "too few steps are left to try another number"
+
 Models = tuple[SpeedModel, ...]
 Action = Literal["keep", "scale", "verify", "roll_back", "none"]
 
@@ -152,7 +154,11 @@ class Decision(msgspec.Struct, frozen=True):
 
 def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement) -> Decision:
     """Return what to do now; called every few steps, never while a change is in flight."""
-    return _Look(state, mode, bounds, seen).decide()
+    decision = _Look(state, mode, bounds, seen).decide()
+    if isinstance(mode, Budget) and seen.ring_workers and not seen.worker_hour_micros:
+        reason = f"{decision.reason}; a worker has no price: the budget cannot be kept"
+        return msgspec.structs.replace(decision, reason=reason)
+    return decision
 
 
 def ahead(
@@ -270,6 +276,7 @@ class _Look:
         """Forget what was measured if the present rung has become another one."""
         known = self.state.rungs.get(self.seen.ring_workers)
         if known is None or self.state.before:
+            self._set(drifts=0)
             return
         differs = abs(self.seen.step_seconds - known.step_seconds) > DRIFT_FRACTION * known.step_seconds
         drifts = self.state.drifts + 1 if differs else 0
@@ -302,21 +309,26 @@ class _Look:
         return max(least, min(one.step_seconds(workers) for one in models))
 
     def _allowed(self) -> list[int]:
+        """Return the rungs that may be chosen; the present number, if all are barred."""
         barred = self.state.barred
         present = self.seen.ring_workers
-        return [
+        free = [
             rung
             for rung in self.rungs
             if rung == present or rung not in barred or barred[rung].until <= self.now
         ]
+        return free or [present]
 
     # ------------------------------------------------------------------ decisions
 
     def _short(self) -> Decision:
         """The ring has another size than asked for: workers are missing, or have still to leave."""
         seen, state = self.seen, self.state
+        self._set(drifts=0)  # of a ring of another size
         self._measured()
         if not state.target:  # nobody has asked for a number yet: what is there is measured
+            if not self._may_explore():
+                return self._same("keep", f"{_FEW_STEPS}: as many as may train")
             self.target = seen.ring_workers
             return self._choose()
         words = f"{seen.ring_workers} of {self.target} workers train"
@@ -339,6 +351,9 @@ class _Look:
         old, new = self._step_seconds(models, before), seen.step_seconds
         self._set(before=0, exploring=False)
         if not self._is_worse(seen.ring_workers, new, before, old):
+            # It was reached and is good: if it is left again, it is barred as for the first time.
+            barred = {rung: bar for rung, bar in state.barred.items() if rung != seen.ring_workers}
+            self._set(barred=barred)
             return self._choose("verified")
         if exploring and not self._is_odd(before, old):
             chosen = self._best(models)
@@ -396,7 +411,7 @@ class _Look:
         if wanted == seen.ring_workers:
             return self._to(wanted, "keep", f"{why}{_in(how)}", met=chosen.met)
         if not is_known and not self._may_explore():
-            return self._to(self.target, "keep", "too few steps are left to try another number")
+            return self._to(self.target, "keep", _FEW_STEPS)
         if is_known and not self._pays(models, wanted):
             return self._to(
                 seen.ring_workers,

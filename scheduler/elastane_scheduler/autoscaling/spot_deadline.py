@@ -137,10 +137,12 @@ class WideSpot:
         if sure is None:
             late = left < view.steps_left * best.step_seconds
             workers = _widest(view.rungs, _offered(view, best))
+            fewest = min(rung.workers for rung in view.rungs)
+            few = f"only {view.on_demand_max} may be on demand, and {fewest} are the fewest that train"
             return SpotDecision(
                 workers,
                 0,
-                "no worker may be on demand: spot at the widest rung",
+                f"{few if view.on_demand_max else 'no worker may be on demand'}: spot at the widest rung",
                 memory,
                 memory.now_seconds + view.steps_left * best.step_seconds,
                 late,

@@ -208,6 +208,15 @@ def test_a_job_that_scales_by_itself_gets_its_target_and_not_its_bound() -> None
     assert spawned(policy.job_changed(4.0, auto(4, "w1", "w2", "w3"))) == ["w0"]
 
 
+def test_a_worker_drained_by_request_stays_away_until_a_user_raises_the_bound() -> None:
+    policy = SupervisorPolicy([f"w{number}" for number in range(3)], RestartBudget(restarts_max=10))
+    assert spawned(policy.start(0.0, auto(3))) == ["w0", "w1", "w2"]
+    policy.worker_exited(1.0, "w2", DRAINED, asked_to_leave=True)
+    assert spawned(policy.job_changed(2.0, auto(2, "w0", "w1"))) == []
+    assert spawned(policy.job_changed(3.0, auto(3, "w0", "w1"))) == [], "the target is no user's wish"
+    assert spawned(policy.job_changed(4.0, replace(auto(3, "w0", "w1"), workers_max=9))) == ["w2"]
+
+
 def test_a_worker_that_dies_is_replaced_up_to_the_target() -> None:
     policy = SupervisorPolicy([f"w{number}" for number in range(8)], RestartBudget(restarts_max=10))
     policy.start(0.0, auto(2))

@@ -208,6 +208,13 @@ def test_on_demand_workers_that_nobody_can_start_are_refused_in_words(asked: lis
     assert len(asked) == 3 and asked[0].settings is not None and asked[0].settings.on_demand_workers == 1
 
 
+def test_a_budget_without_prices_is_warned_of(asked: list[AgentSettings]) -> None:
+    words = "the budget limits nothing"
+    for more, is_said in (((), True), (("--on-demand-price", "0.5"), False)):
+        assert (words in run("--ests", "2", "--auto", "budget=5", *more).output) == is_said
+    assert words not in run("--ests", "2", "--auto", "efficiency").output
+
+
 def test_prices_from_a_file_or_a_url(asked: list[AgentSettings], tmp_path: Path) -> None:
     table, prices = tmp_path / "table.csv", tmp_path / "prices.json"
     table.write_text("at,spot\n0,0.31\n")

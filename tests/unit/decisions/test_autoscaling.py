@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from elastane_master.decisions import autoscaling, effects, events, views
-from elastane_master.decisions.events import Rejection, ScaleRequested
+from elastane_master.decisions.events import Rejection, ScaleRequested, SuspendRequested
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import describe
@@ -116,6 +116,15 @@ def test_a_slow_rung_is_left_within_thirty_steps_and_barred() -> None:
     assert job.now - at >= 560 and job.scaled()[1].workers == 16  # type: ignore[attr-defined]
 
 
+def test_a_target_that_falls_since_nobody_comes_is_told() -> None:
+    job = Scaled("efficiency", staircase, workers=4, workers_min=4, workers_max=6)
+    job._follow = lambda: None  # type: ignore[method-assign]  # nobody can start a worker
+    job.steps(120)
+    assert job.target == 4
+    told = [(event.workers_before, event.workers) for event in job.scaled()]  # type: ignore[attr-defined]
+    assert told == [(4, 6), (6, 4)]
+
+
 def test_workers_beyond_the_target_stand_by_and_the_bounds_hold() -> None:
     job = Scaled("efficiency", lambda k: 1.0, workers=8, workers_max=12, workers_min=2).steps(200)
     assert len(job.state.ring.members) == job.target <= 4
@@ -163,6 +172,24 @@ def test_a_spent_budget_suspends_the_job_if_its_user_wants_that() -> None:
     job = Scaled("budget=0.5", staircase, over_budget="suspend", **PRICED).steps(60)
     assert job.state.suspending or job.state.phase == "suspended"
     assert autoscaling.why_suspended(job.state) == "the budget of 0.50 USD is spent"
+
+
+def test_a_budget_that_is_raised_while_the_job_suspends_itself_calls_that_off() -> None:
+    job = Scaled("budget=0.5", staircase, over_budget="suspend", **PRICED).steps(60)
+    assert job.state.suspending
+    job.do(ScaleRequested("", 0, 0, scaling="budget=500"))
+    assert not job.state.suspending and job.scaled(history.SuspensionCalledOff)
+    job.do(SuspendRequested("s"))
+    job.do(ScaleRequested("", 0, 0, scaling="budget=600"))
+    assert job.state.suspending, "what an operator asked for is not called off"
+
+
+def test_the_same_scaling_asked_for_again_goes_on_as_it_was() -> None:
+    job = Scaled("efficiency", lambda k: 4.0 if k == 16 else staircase(k)).steps(32)
+    known = job.state.scaling.autoscaler
+    assert known.barred and job.target == 8
+    job.do(ScaleRequested("", 0, 0, scaling="efficiency=0.1"))
+    assert job.state.scaling.autoscaler == known, "a rung that was left is not tried again for that"
 
 
 def test_a_spent_budget_takes_the_cheapest_number_otherwise() -> None:

@@ -183,6 +183,18 @@ def test_no_rung_is_known_before_whole_steps_were_measured() -> None:
     assert "no step was measured yet" in job.reason
 
 
+def test_that_the_number_of_steps_is_unknown_is_said_and_not_that_nothing_was_measured() -> None:
+    job = trained("a", "b", "c", "d")
+    job.state.signature = msgspec.structs.replace(LONG, epochs=0)
+    job.look()
+    assert "the number of steps is unknown" in job.reason and job.targets == (4, 0)
+
+
+def test_fewer_on_demand_than_may_train_are_said_to_be_too_few() -> None:
+    job = trained("a", "b", "c", "d", workers_min=3, on_demand_workers=2)
+    assert "only 2 may be on demand, and 3 are the fewest that train" in job.reason
+
+
 def test_without_a_ring_one_worker_on_demand_measures_after_spot_had_its_time() -> None:
     job = Spot()
     job.tick(after=0.0)

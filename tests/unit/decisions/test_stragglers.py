@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from elastane_master.decisions import autoscaling, balance, effects, events, membership, stragglers
+from elastane_master.runs.elastic_jobs import targets_of
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import describe
 from unit.decisions.job_driver import SIGNATURE, JobDriver, settings
@@ -371,6 +372,7 @@ def test_a_job_that_scales_by_itself_asks_for_the_standby_within_its_bounds() ->
     assert view is not None
     assert view.workers_target == 5
     assert autoscaling.workers_target(job.state) == 4, "the ring is no larger"
+    assert targets_of(7, "j", job.state).workers == 5, "runs are given the standby too"
     job.state.scaling.target = 5
     view = autoscaling.view(job.state)
     assert view is not None

@@ -20,8 +20,10 @@ from elastane_scheduler.autoscaling.autoscaler import (
     REACH_SECONDS,
     VERIFY_STEPS,
     AutoscalerState,
+    Bar,
     Decision,
     Measurement,
+    Rung,
     decide,
 )
 from elastane_scheduler.autoscaling.modes import MICROS, Budget, Deadline, Efficiency, Mode, Utility
@@ -305,6 +307,13 @@ def test_a_deadline_in_reach_is_met_with_few_workers() -> None:
     assert job.now <= 4500 and job.workers < 6
 
 
+def test_a_budget_without_prices_is_said_not_to_be_kept() -> None:
+    job = Job(Budget(MICROS), staircase(16), Bounds(16, 1, 16), 8).run(40)
+    assert all("the budget cannot be kept" in one.reason for _, one in job.looks)
+    job.facts["worker_hour_micros"] = 1e6
+    assert "cannot be kept" not in job.look().reason
+
+
 def test_a_budget_that_is_spent_takes_the_cheapest_rung() -> None:
     job = Job(Budget(MICROS), lambda k: 16 / k + (k > 1), Bounds(16, 1, 16), 8, worker_hour_micros=1e6)
     job.facts["spent_micros"] = 2 * MICROS
@@ -332,12 +341,66 @@ def test_few_steps_left_change_nothing() -> None:
     assert job.changes == []
 
 
+def test_a_short_job_whose_first_ring_is_small_still_asks_for_all() -> None:
+    seen = Measurement(10.0, 10.0, 1, 1.0, MEASURE_STEPS, 20)
+    decision = decide(AutoscalerState(), WORTH, Bounds(16, 1, 16), seen)
+    assert (decision.target, decision.state.target) == (16, 0) and "as many as may train" in decision.reason
+
+
+def test_a_rung_that_is_reached_and_good_is_barred_as_for_the_first_time_again() -> None:
+    job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, total=500_000).run(100)
+    assert job.workers == 16
+    for _ in range(3):  # workers go missing for longer than a target may stay out of reach, and come back
+        job.most = job.workers = 8
+        job.taken = []
+        job.run(round(REACH_SECONDS / 2) + 40)
+        assert job.state.barred[16].seconds == BAR_SECONDS and job.last.target == 8
+        job.most = 16
+        job.run(round(BAR_SECONDS) + 40)
+        assert job.workers == 16 and 16 not in job.state.barred
+
+
 def test_a_target_that_is_not_reached_is_left_for_a_while() -> None:
     job = Job(WORTH, staircase(16), Bounds(16, 1, 16), 4, most=8, total=50_000).run(30)
     assert job.last.target == 16 and job.workers == 8
     job.run(round(REACH_SECONDS / 2) + 20)
     assert job.last.target == 8 and job.state.barred[16].seconds == BAR_SECONDS
     assert any("8 of 16 workers train after" in one.reason for _, one in job.looks)
+
+
+def test_a_drift_counts_for_its_ring_alone_and_a_ring_of_another_size_is_measured() -> None:
+    known = AutoscalerState(
+        target=1, rungs={2: Rung(3.0, 25, 10.0)}, barred={2: Bar(900.0, 600.0)}, drifts=1, now=500.0
+    )
+    seen = Measurement(1000.0, 1000.0, 1, 2.0, 25, 100)
+    for target in (1, 2):  # as wanted, and short
+        state = msgspec.structs.replace(known, target=target, short_since=0.0)
+        assert decide(state, Budget(MICROS), Bounds(2, 1, 2), seen).state.rungs[1].step_seconds == 2.0
+
+
+def test_a_ring_of_a_number_that_does_not_pay_stays_while_all_others_are_barred() -> None:
+    barred = {rung: Bar(1000.0, 600.0) for rung in (4, 6)}
+    state = AutoscalerState(target=6, barred=barred, rungs={4: Rung(4.0, 25, 0.0)}, now=500.0)
+    seen = Measurement(600.0, 600.0, 5, 4.0, 25, 1000)
+    state = msgspec.structs.replace(state, short_since=0.0)
+    for mode in (WORTH, Efficiency(0.1), Budget(MICROS)):
+        assert decide(state, mode, Bounds(16, 4, 6), seen).target == 5
+
+
+def test_whatever_is_measured_a_decision_is_made() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        ests, state, now, ring = rng.choice([1, 2, 3, 7, 13, 16]), AutoscalerState(), 0.0, 1
+        most = rng.randint(1, ests)
+        bounds = Bounds(ests, rng.randint(1, most), most)
+        mode = rng.choice([WORTH, FLAT, Efficiency(0.1), Budget(MICROS), Deadline(5000.0)])
+        for _ in range(40):
+            now += rng.choice([1.0, 20.0, 400.0, 4000.0])
+            seconds = -(-ests // ring) * rng.uniform(0.5, 2.0)
+            left = rng.choice([None, 0, 10, 100_000])
+            seen = Measurement(now, now, ring, seconds, rng.choice([2, 5, 25]), left, spent_micros=5)
+            state = decide(state, mode, bounds, seen).state
+            ring = state.target if state.target and rng.random() < 0.6 else rng.randint(1, ests)
 
 
 def test_another_type_of_device_is_measured_anew() -> None:

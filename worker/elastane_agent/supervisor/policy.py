@@ -146,7 +146,8 @@ class SupervisorPolicy:
         actions: list[Action] = []
         if (view.wanted, view.on_demand_max) != (before.wanted, before.on_demand_max):
             actions.append(Say(f"the job wants up to {self._wanted()}", event="scaled"))
-        if view.wanted > before.wanted:
+        # A target that moves is no wish of a user: whom an operator drained stays away.
+        if view.workers_max > before.workers_max:
             for slot in self._slots.values():
                 if slot.state is SlotState.PARKED:
                     slot.state = SlotState.IDLE

@@ -77,6 +77,7 @@ def _run(
         _require_joinable(context, master=agent.master, job=agent.job)
     else:
         _check_on_demand(agent, settings)
+        _say_what_has_no_price(agent, settings)
 
     from elastane_agent.supervisor.agent import Agent
     from elastane_common import exit_codes as codes
@@ -124,6 +125,17 @@ def _check_on_demand(agent: AgentOptions, settings: JobSettings) -> None:
             "nothing here can start on-demand workers: all of them run on this machine. List on-demand hosts "
             "with --hosts (docs/hosts.md), give --master for agents on on-demand machines, or leave it out",
             param_hint="--on-demand-workers",
+        )
+
+
+def _say_what_has_no_price(agent: AgentOptions, settings: JobSettings) -> None:
+    """Warn of a budget that nothing is charged to."""
+    is_priced = settings.spot_price_micros or settings.on_demand_price_micros
+    if settings.scaling.startswith("budget=") and not (is_priced or agent.prices or agent.price_table):
+        typer.echo(
+            "no price is given: the budget limits nothing before `elastane price` tells what a worker costs "
+            "(--spot-price, --on-demand-price, --prices)",
+            err=True,
         )
 
 

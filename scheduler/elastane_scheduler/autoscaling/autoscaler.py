@@ -235,7 +235,11 @@ class _Look:
             self._set(device_type=seen.device_type)
         if len(self.rungs) == 1:
             only = self.rungs[0]
-            return self._to(only, "keep", f"{only} is the only number within the bounds that pays")
+            met = True
+            if seen.steps >= MEASURE_STEPS and seen.ring_workers == only:
+                self._measured()
+                met = self._meets(outlook(only, seen.step_seconds, self.situation))
+            return self._to(only, "keep", f"{only} is the only number within the bounds that pays", met=met)
         if seen.steps_left is None and not isinstance(self.mode, Efficiency):
             name = type(self.mode).__name__.lower()
             why = f"the number of steps is unknown: {name} cannot be decided, only efficiency"
@@ -486,6 +490,14 @@ class _Look:
     def _same(self, action: Action, reason: str) -> Decision:
         """Ask for as many as before; a job that has not decided yet stays so."""
         return Decision(self.state, self.target, action, reason)
+
+    def _meets(self, of: Outlook) -> bool:
+        """True unless the job is known to miss its deadline or its budget."""
+        if isinstance(self.mode, Deadline):
+            return of.left_seconds is None or self.now + of.left_seconds <= self.mode.at
+        if isinstance(self.mode, Budget):
+            return of.cost_micros is None or self.seen.spent_micros + of.cost_micros <= self.mode.micros
+        return True
 
     def _to(
         self,

@@ -274,6 +274,14 @@ def test_flat_utility_never_grows_and_with_a_price_takes_the_cheapest() -> None:
     assert job.workers == 1
 
 
+def test_with_one_number_the_end_is_still_foreseen_and_a_deadline_that_it_misses_is_said() -> None:
+    job = Job(Deadline(1e12), staircase(16), Bounds(16, 4, 4), 4, total=1000)
+    found = job.run(20).last
+    assert found.met and found.predicted_finish_at is not None
+    missed = Job(Deadline(1.0), staircase(16), Bounds(16, 4, 4), 4, total=1000).run(20).last
+    assert not missed.met and len(missed.reason) > len(found.reason)
+
+
 @pytest.mark.parametrize("bounds", [Bounds(1, 1, 1), Bounds(16, 4, 4), Bounds(16, 9, 15)])
 def test_one_possible_number_is_kept(bounds: Bounds) -> None:
     job = Job(WORTH, staircase(bounds.ests), bounds, bounds.workers_min).run(100)

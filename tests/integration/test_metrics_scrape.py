@@ -158,7 +158,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory, forked_commands: ForkedComman
             os.kill(workers[killed], signal.SIGKILL)
             run.until("worker_started", worker=killed)
             joined = wait_for(client, first.step, members=2, generation=first.generation + 2)
-            job = wait_for(client, joined.step + 10, members=2, generation=joined.generation)
+            # Figures are up to a tenth of a second old, and a step takes some milliseconds.
+            job = wait_for(client, joined.step + 60, members=2, generation=joined.generation)
             agent = told_by_agent(agent_address, job)
             client.scale_job_by_itself(JOB, "deadline=+2h", 2, 2)
             for told_of in client.watch_job(JOB):
@@ -236,7 +237,7 @@ def test_each_worker_has_measured_its_device(seen: Seen) -> None:
     for figures in (survivor, replacement):
         assert (figures.ring_workers, figures.ests) == (2, 1)
         assert 0 < figures.est_seconds < figures.ring_step_seconds, "an EST's part is a part of a step"
-        assert figures.ring_steps >= 8, "the ring was waited for to have made ten steps"
+        assert figures.ring_steps >= 8, "the ring was waited for to have made sixty steps"
 
 
 def test_steps_calls_and_writes_are_timed(seen: Seen) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from elastane_master.decisions.runs import events
+from elastane_master.decisions.runs import events, fairness
 from elastane_master.decisions.runs.allocation import Target
-from elastane_master.decisions.runs.fairness import RUNS_MAX, FairnessBook
+from elastane_master.decisions.runs.fairness import FairnessBook
 from elastane_master.decisions.runs.pool_view import Progress, pool_view
 from elastane_master.decisions.runs.state import ServiceSettings
 from elastane_scheduler.costs import Costs
@@ -104,16 +104,18 @@ def test_runs_of_unknown_length_or_speed_and_those_that_fail_have_no_figure() ->
     assert service.rhos() == []
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs_max = 20
+    monkeypatch.setattr(fairness, "RUNS_MAX", runs_max)
     service = Service()
     service.look()
     stays = service.submit(1)
-    for _ in range(3 * RUNS_MAX):
+    for _ in range(3 * runs_max):
         run = service.submit(1)
         service.look()
         service.driver.cancel(run)
         service.rhos()
-    assert len(service.book._jobs) <= 2 * RUNS_MAX
+    assert len(service.book._jobs) <= 2 * runs_max
     service.driver.cancel(stays)
     service.rhos()
     assert not service.book._jobs

@@ -34,7 +34,7 @@ _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: What each page's commands must have brought about; a command that fails ends its script anyway.
 EXPECTED = {
     "scale": "scaled to 1:4 workers",
-    "autoscaling": "efficiency",
+    "autoscaling": "no longer scales by itself",
     "spot": "NVIDIA L4",
     "tasks": "\n10\n",
     "checkpoints": "manifest.json",

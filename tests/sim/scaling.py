@@ -23,6 +23,7 @@ from elastane_master.decisions.state import JobState
 from elastane_proto.history.events import HistoryEvent, JobAutoscaled
 from elastane_proto.v1 import job_pb2
 from elastane_scheduler.autoscaling import autoscaler
+from elastane_scheduler.autoscaling.objectives import rungs_within
 from sim.unlike import SEEDS_OF_20
 from sim.world import World
 
@@ -118,7 +119,9 @@ def _check(world: World, machine: JobMachine, events: list[HistoryEvent]) -> Non
     settings, most, book = state.settings, _most(state), state.scaling
     for event in events:
         bar = book.autoscaler.barred.get(event.workers) if isinstance(event, JobAutoscaled) else None
-        if bar is not None and bar.until > book.autoscaler.now:
+        # Where bounds or memory leave one number alone, it is taken, barred or not.
+        is_free = len(rungs_within(autoscaling.bounds(state))) > 1
+        if bar is not None and bar.until > book.autoscaler.now and is_free:
             world.fail("scaling", f"{event} until {bar.until}, it is {book.autoscaler.now}")
     if book.autoscaler.before and book.steps > VERIFIED_STEPS_MAX:
         world.fail("scaling", f"a change is not verified after {book.steps} steps")

@@ -273,6 +273,14 @@ class MasterClient:
             }[spot_policy]
         if cold_start_seconds is not None:
             request.cold_start.FromNanoseconds(round(cold_start_seconds * 1e9))
+        if dry_run:
+            # A master that does not know dry runs would set the limits. Without any it refuses the request.
+            probe = job_pb2.JobServiceScaleRequest()
+            probe.CopyFrom(request)
+            probe.workers_min = probe.workers_max = 0
+            found = self._unary(job_pb2_grpc.JobServiceStub, "Scale", probe)
+            if not (workers_min or workers_max):
+                return found
         return self._unary(job_pb2_grpc.JobServiceStub, "Scale", request)
 
     def suspend_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:

@@ -283,6 +283,11 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
         ),
     ] = 120.0
 
+    @property
+    def workers_most(self) -> int:
+        """Number of workers that may train: the maximum, and at most one for each EST."""
+        return min(self.workers_max or self.ests, self.ests)
+
 
 def _of_struct() -> Iterator[tuple[str, type, Setting]]:
     for name, hint in typing.get_type_hints(JobSettings, include_extras=True).items():

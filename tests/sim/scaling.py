@@ -111,7 +111,7 @@ def _slow(state: JobState) -> float:
 
 
 def _most(state: JobState) -> int:
-    return min(state.settings.workers_max or state.settings.ests, state.settings.ests)
+    return state.settings.workers_most
 
 
 def _check(world: World, machine: JobMachine, events: list[HistoryEvent]) -> None:
@@ -120,7 +120,7 @@ def _check(world: World, machine: JobMachine, events: list[HistoryEvent]) -> Non
     for event in events:
         bar = book.autoscaler.barred.get(event.workers) if isinstance(event, JobAutoscaled) else None
         # Where bounds or memory leave one number alone, it is taken, barred or not.
-        is_free = len(rungs_within(autoscaling.bounds(state))) > 1
+        is_free = len(rungs_within(autoscaling.bounds(state, state.settings))) > 1
         if bar is not None and bar.until > book.autoscaler.now and is_free:
             world.fail("scaling", f"{event} until {bar.until}, it is {book.autoscaler.now}")
     # In a ring of another size nothing is verified yet: it has steps from before the change.

@@ -114,7 +114,7 @@ def is_on_spot(settings: JobSettings) -> bool:
 def workers_target(state: JobState) -> int:
     """Return how many workers a job that scales by itself should have, within its bounds."""
     settings = state.settings
-    most = min(settings.workers_max or settings.ests, settings.ests)
+    most = settings.workers_most
     return max(min(state.scaling.target or most, most), min(settings.workers_min, most))
 
 
@@ -160,7 +160,7 @@ def _look(ctx: DecisionContext) -> None:
     assert mode is not None
     before = workers_target(state)
     seen = measurement(state, ctx.now)
-    decision = decide(book.autoscaler, mode, bounds(state), seen)
+    decision = decide(book.autoscaler, mode, bounds(state, state.settings), seen)
     book.autoscaler, book.target, book.reason = decision.state, decision.target, decision.reason
     book.predicted_finish_at = decision.predicted_finish_at
     book.predicted_cost_micros = decision.predicted_cost_micros
@@ -197,18 +197,20 @@ def why_suspended(state: JobState) -> str:
     return f"the budget of {money_text(micros, state.settings.currency)} is spent"
 
 
-def bounds(state: JobState) -> Bounds:
-    """Return between which numbers of workers the job may choose: as asked, and as memory allows."""
-    settings = state.settings
-    most = min(settings.workers_max or settings.ests, settings.ests)
-    ests, most_of_type = settings.ests, state.balance.ests_max
+def bounds(state: JobState, settings: JobSettings) -> Bounds:
+    """Return between which numbers of workers a job may choose: as asked, and as memory allows."""
+    most = settings.workers_most
+    return Bounds(settings.ests, min(max(settings.workers_min, workers_fitting(state)), most), most)
+
+
+def workers_fitting(state: JobState) -> int:
+    """Return the least number of workers that has memory for all ESTs, as far as those that train say."""
+    ests, most_of_type = state.settings.ests, state.balance.ests_max
     limits = [
         min(record.ests_max or ests, most_of_type.get(record.device_type, ests))
         for record in state.active_members()
     ]
-    fitting = -(-ests // max(1, *limits)) if limits else 1
-    least = min(max(settings.workers_min, fitting, 1), most)
-    return Bounds(settings.ests, least, most)
+    return -(-ests // max(1, *limits)) if limits else 1
 
 
 def measurement(state: JobState, now: float) -> Measurement:
@@ -244,11 +246,7 @@ def preview(state: JobState, settings: JobSettings, now: float) -> tuple[Decisio
         return ()
     is_same = settings.scaling == state.settings.scaling
     known = (state.scaling if is_same else begun(state)).autoscaler
-    limits = bounds(state)
-    most = min(settings.workers_max or settings.ests, settings.ests)
-    least = min(max(settings.workers_min, 1), most)
-    limits = Bounds(settings.ests, max(least, min(limits.workers_min, most)), most)
-    return ahead(known, mode, limits, measurement(state, now))
+    return ahead(known, mode, bounds(state, settings), measurement(state, now))
 
 
 # ------------------------------------------------------------------ what is shown

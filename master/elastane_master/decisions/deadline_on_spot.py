@@ -105,8 +105,8 @@ def measured(state: JobState, settings: JobSettings) -> SpotBook:
         rests[len(members)] = max(0.0, whole - hosted * statistics.median(known))
     if not known or not rests:
         return book
-    most = _most(settings)
-    least = min(max(settings.workers_min, 1), most)
+    limits = autoscaling.bounds(state, settings)
+    least, most = limits.workers_min, limits.workers_max
     counts = {count for count in ladder(ests) if least <= count <= most} | {least}
     seconds, longest = statistics.median(known), max(rests.values())
     rungs = tuple(
@@ -146,7 +146,7 @@ def _decided(
         if not (record.draining or record.drain_sent or quarantine.for_good(record))
     ]
     on_demand = sum(record.capacity == "on_demand" for record in there)
-    book, total, most = measured(state, settings), state.total_steps, _most(settings)
+    book, total, most = measured(state, settings), state.total_steps, settings.workers_most
     view = SpotView(
         now_seconds=now,
         deadline_seconds=mode.at,
@@ -171,12 +171,8 @@ def _decided(
 
 def _policy(settings: JobSettings) -> SpotPolicy:
     if settings.spot_policy == "uniform":
-        return UniformProgress(min(settings.on_demand_workers, _most(settings)))
+        return UniformProgress(min(settings.on_demand_workers, settings.workers_most))
     return WideSpot()
-
-
-def _most(settings: JobSettings) -> int:
-    return min(settings.workers_max or settings.ests, settings.ests)
 
 
 def _is_wanted(state: JobState) -> bool:

@@ -136,8 +136,7 @@ def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:
 def most_members(state: JobState) -> int:
     """Number of workers that may train; further ones stand by. The target of a job that scales by itself."""
     settings = state.settings
-    most = min(settings.workers_max or settings.ests, settings.ests)
-    return autoscaling.workers_target(state) if settings.scaling else most
+    return autoscaling.workers_target(state) if settings.scaling else settings.workers_most
 
 
 def is_full(state: JobState, choice: Choice) -> bool:

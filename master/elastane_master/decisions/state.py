@@ -356,7 +356,7 @@ class JobState(msgspec.Struct):
         ):  # members whose scripts ended are not missing: the rest may finish in a smaller ring
             return 1
         if settings.recovery == "fixed":
-            return min(settings.workers_max or settings.ests, settings.ests)
+            return settings.workers_most
         return settings.workers_min
 
     @property

@@ -81,8 +81,10 @@ def replacement(state: JobState, now: float, without: Callable[[str], Choice]) -
 
     without: chooses the ring as if a worker was not there.
     """
+    if not balance.is_turn(state):  # this is asked at each boundary: nobody is looked at before
+        return None
     record = _slowest(state)
-    if record is None or not balance.is_turn(state) or not _may_replace(state, now):
+    if record is None or not _may_replace(state, now):
         return None
     before, choice = state.ring.members, without(record.worker)
     names = set(state.ring.names())

@@ -267,7 +267,9 @@ def _unmeasured(view: SpotView, memory: SpotMemory) -> SpotDecision:
     lone = 1 if offered == 0 and waited and view.on_demand_max else 0
     spot = offered if view.spot_offered is not None else max(1, view.spot_workers)
     where = "one worker on demand measures it" if lone else "spot measures it"
-    return SpotDecision(spot, lone, f"no step was measured yet: {where}", memory)
+    late = memory.now_seconds >= view.deadline_seconds
+    past = "the deadline is past; " if late else ""
+    return SpotDecision(spot, lone, f"{past}no step was measured yet: {where}", memory, late=late)
 
 
 def _keep(view: SpotView, memory: SpotMemory, reason: str) -> SpotDecision:

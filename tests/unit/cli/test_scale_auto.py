@@ -48,6 +48,14 @@ def test_a_dry_run_prints_the_decisions_and_changes_nothing(master: FakeMaster) 
     assert not master.jobs["train"].settings.scaling
 
 
+def test_a_dry_run_with_limits_asks_first_without_any(master: FakeMaster) -> None:
+    """A master that knows no dry run would set the limits; a request without any it refuses."""
+    found = invoke(master, "scale", "train", "2:8", "--auto", "efficiency", "--dry-run")
+    assert found.exit_code == 0, found.output
+    sent = [(request.dry_run, request.workers_min, request.workers_max) for request in master.requests]
+    assert sent == [(True, 0, 0), (True, 2, 8)]
+
+
 def test_a_dry_run_as_json(master: FakeMaster) -> None:
     found = invoke(master, "scale", "train", "--auto", "efficiency", "--dry-run", "--json")
     told = json.loads(found.stdout)

@@ -90,6 +90,13 @@ def test_rungs_are_those_within_the_bounds_as_measured() -> None:
     assert [rung.workers for rung in bounded.state.scaling.spot.rungs] == [2]
 
 
+def test_no_rung_has_too_little_memory_for_the_ests() -> None:
+    job = trained()
+    job.state.balance.ests_max["t4"] = 2
+    found = deadline_on_spot.measured(job.state, job.state.settings)
+    assert [rung.workers for rung in found.rungs] == [2, 4]
+
+
 def test_spot_is_asked_for_at_the_widest_rung_and_nothing_on_demand() -> None:
     job = trained()
     assert job.targets == (4, 0)

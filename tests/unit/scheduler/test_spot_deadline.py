@@ -215,3 +215,10 @@ def test_memory_is_stored_as_it_is() -> None:
     memory = WideSpot().decide(view(now_seconds=LAST), SpotMemory()).memory
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(memory), type=SpotMemory) == memory
     assert msgspec.json.decode(msgspec.json.encode(SpotMemory()), type=SpotMemory) == SpotMemory()
+
+
+@pytest.mark.parametrize("policy", [WideSpot(), UniformProgress(4)])
+def test_a_deadline_that_is_past_is_said_before_anything_is_measured(policy: SpotPolicy) -> None:
+    past = policy.decide(view(rungs=(), now_seconds=VIEW.deadline_seconds), SpotMemory())
+    assert past.late and past.reason.startswith("the deadline is past; ")
+    assert not policy.decide(view(rungs=()), SpotMemory()).late

@@ -268,6 +268,13 @@ class Agent:
             self._try_checkpoints(job.settings)
         if settings.settings is not None:
             self._compare_prices(job, settings.settings)
+            if settings.settings.scaling not in ("", "off") and not job.settings.scaling:
+                self._output.say(
+                    "--auto has no effect: the job was created without it, or the master is too old for it; "
+                    f"set it with: elastane scale {job.name} --auto MODE",
+                    event="scaling_ignored",
+                    job=job.name,
+                )
         view = self._view_of(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"

@@ -27,6 +27,7 @@ COPY common common
 COPY proto proto
 COPY shard_service shard_service
 COPY scheduler scheduler
+COPY planner planner
 COPY master master
 COPY worker worker
 COPY deploy/elastane_operator deploy/elastane_operator

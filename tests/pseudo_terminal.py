@@ -18,7 +18,7 @@ import pyte
 from patience import Patience
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOTS = ("common", "proto", "shard_service", "scheduler", "master", "worker")
+ROOTS = ("common", "proto", "shard_service", "scheduler", "planner", "master", "worker")
 PATH = os.pathsep.join(str(ROOT / root) for root in ROOTS)
 ELASTANE = (sys.executable, "-m", "elastane_cli")
 WAIT_SECONDS = 60.0

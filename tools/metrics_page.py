@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOTS = ("common", "proto", "shard_service", "scheduler", "master", "worker")
+ROOTS = ("common", "proto", "shard_service", "scheduler", "planner", "master", "worker")
 sys.path[:0] = [str(ROOT / folder) for folder in ROOTS]
 
 from elastane_common.observe import catalogue as agents  # noqa: E402 - found on the path above

@@ -25,6 +25,7 @@ HOMES = {
     "elastane_common": "common",
     "elastane_proto": "proto",
     "elastane_scheduler": "scheduler",
+    "elastane_planner": "planner",
     "elastane_shards": "shard_service",
     "elastane_master": "master",
     "elastane": "worker",
@@ -52,7 +53,13 @@ def quoted(text: str) -> list[str]:
 def unit_of(module: str) -> str:
     """The part that a module belongs to: "elastane_cli.commands"; "elastane.*" for those beside folders."""
     root, *rest = module.split(".")
-    if root in ("elastane_common", "elastane_proto", "elastane_scheduler", "elastane_shards"):
+    if root in (
+        "elastane_common",
+        "elastane_planner",
+        "elastane_proto",
+        "elastane_scheduler",
+        "elastane_shards",
+    ):
         return root
     folder = ROOT / HOMES[root] / root / (rest[0] if rest else "")
     return f"{root}.{rest[0]}" if rest and folder.is_dir() else f"{root}.*"

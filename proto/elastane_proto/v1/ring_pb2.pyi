@@ -2,6 +2,7 @@ import datetime
 
 from elastane_proto.v1 import common_pb2 as _common_pb2
 from elastane_proto.v1 import history_pb2 as _history_pb2
+from elastane_proto.v1 import pipeline_pb2 as _pipeline_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -53,7 +54,7 @@ class TensorSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class ScriptSignature(_message.Message):
-    __slots__ = ("tensors", "dataset_size", "batch_size", "steps_per_epoch", "epochs", "environment")
+    __slots__ = ("tensors", "dataset_size", "batch_size", "steps_per_epoch", "epochs", "environment", "pipeline")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -67,13 +68,15 @@ class ScriptSignature(_message.Message):
     STEPS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
     tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
     dataset_size: int
     batch_size: int
     steps_per_epoch: int
     epochs: int
     environment: _containers.ScalarMap[str, str]
-    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    pipeline: _pipeline_pb2.PipelineModel
+    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., pipeline: _Optional[_Union[_pipeline_pb2.PipelineModel, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation", "rendezvous_key", "process", "process_started", "process_clock")
@@ -114,7 +117,7 @@ class Hello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
-    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds")
+    __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes")
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +148,10 @@ class WorkerFigures(_message.Message):
     USUAL_DATA_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     USUAL_ALL_REDUCE_WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     USUAL_BETWEEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    UNIT_BACKWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     step: int
     generation: int
     ests: int
@@ -175,7 +182,11 @@ class WorkerFigures(_message.Message):
     usual_data_wait_seconds: float
     usual_all_reduce_wait_seconds: float
     usual_between_seconds: float
-    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ...) -> None: ...
+    first_unit: int
+    unit_forward_seconds: _containers.RepeatedScalarFieldContainer[float]
+    unit_backward_seconds: _containers.RepeatedScalarFieldContainer[float]
+    memory_bytes: int
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., ests: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_replayed: _Optional[int] = ..., replay_seconds: _Optional[float] = ..., data_wait_seconds: _Optional[float] = ..., all_reduce_wait_seconds: _Optional[float] = ..., prepared_wait_seconds: _Optional[float] = ..., rings_formed: _Optional[int] = ..., ring_change_seconds: _Optional[float] = ..., handover_seconds: _Optional[float] = ..., handover_bytes_sent: _Optional[int] = ..., handover_bytes_received: _Optional[int] = ..., device_type: _Optional[str] = ..., ring_workers: _Optional[int] = ..., est_seconds: _Optional[float] = ..., est_seconds_spread: _Optional[float] = ..., est_steps: _Optional[int] = ..., ring_step_seconds: _Optional[float] = ..., ring_steps: _Optional[int] = ..., ests_max: _Optional[int] = ..., est_rates: _Optional[float] = ..., est_rate_steps: _Optional[int] = ..., usual_steps: _Optional[int] = ..., usual_ests_seconds: _Optional[float] = ..., usual_data_wait_seconds: _Optional[float] = ..., usual_all_reduce_wait_seconds: _Optional[float] = ..., usual_between_seconds: _Optional[float] = ..., first_unit: _Optional[int] = ..., unit_forward_seconds: _Optional[_Iterable[float]] = ..., unit_backward_seconds: _Optional[_Iterable[float]] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase", "figures")
@@ -459,16 +470,18 @@ class Member(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("generation", "members", "reason", "traceparent")
+    __slots__ = ("generation", "members", "reason", "traceparent", "prepared_until")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_UNTIL_FIELD_NUMBER: _ClassVar[int]
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     reason: str
     traceparent: str
-    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    prepared_until: int
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ..., prepared_until: _Optional[int] = ...) -> None: ...
 
 class Doubt(_message.Message):
     __slots__ = ("step_max", "generation_max")
@@ -501,7 +514,7 @@ class Check(_message.Message):
     def __init__(self, step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., context: _Optional[_Union[_common_pb2.EstContext, _Mapping]] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval", "history_generation", "check", "rendezvous_secret")
+    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval", "history_generation", "check", "pipeline", "rendezvous_secret")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +526,7 @@ class Go(_message.Message):
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
     HISTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
     RENDEZVOUS_SECRET_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resume_step: int
@@ -525,8 +539,9 @@ class Go(_message.Message):
     interval: IntervalDecided
     history_generation: int
     check: Check
+    pipeline: _pipeline_pb2.PipelinePlan
     rendezvous_secret: bytes
-    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ..., history_generation: _Optional[int] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., rendezvous_secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ..., history_generation: _Optional[int] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., pipeline: _Optional[_Union[_pipeline_pb2.PipelinePlan, _Mapping]] = ..., rendezvous_secret: _Optional[bytes] = ...) -> None: ...
 
 class IntervalDecided(_message.Message):
     __slots__ = ("generation", "step", "changes", "contexts", "refusal")

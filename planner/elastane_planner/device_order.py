@@ -1,0 +1,1 @@
+"""Recursive device ordering: clusters that are tightly connected stay together (SPP, INFOCOM 2022)."""

@@ -1,0 +1,1 @@
+"""Reads PipeDream's profiles (graph.txt)."""

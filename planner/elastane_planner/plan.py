@@ -1,0 +1,1 @@
+"""A plan: stages of consecutive units, each on one or several devices."""

@@ -1,0 +1,1 @@
+"""A model's units: their times and bytes."""

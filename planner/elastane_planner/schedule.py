@@ -1,0 +1,1 @@
+"""The order in which each device runs the blocks of a step."""

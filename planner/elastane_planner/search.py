@@ -1,0 +1,1 @@
+"""Local search around a plan, with the simulated step as judge."""

@@ -1,12 +1,13 @@
 """A job that scales by itself beside every fixed number of workers, under faults: the same bits, money, time.
 
-    python benchmarks/auto_against_fixed.py [--quick] [--steps N] [--seed N] [--json [FILE]]
+    python benchmarks/auto_against_fixed.py [--quick] [--steps N] [--seed N] [--at-once N] [--json [FILE]]
 
 One real job of eight ESTs, whose steps mostly wait, so that two cores carry eight workers. It runs with each
 number of workers that pays, then by itself in two modes: `deadline`, whose cost is compared with that of the
 cheapest fixed number that is in time, and `budget`, whose time is compared with that of the fastest fixed
 number within it. Every run has the same faults at the same steps: a worker killed, the master killed, another
-worker killed; whoever started workers starts as many again as are wanted. Needs half an idle hour.
+worker killed; whoever started workers starts as many again as are wanted. Needs half an idle hour on two cores;
+with more cores `--at-once` lets several runs go beside each other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -152,23 +154,40 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add the job's size and the faults' seed."""
     parser.add_argument("--steps", type=int, help="of the job (default: 800; with --quick 200)")
     parser.add_argument("--seed", type=int, default=1, help="of the faults (default: 1)")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs beside each other, of three cores each (default: 1)",
+    )
 
 
 def measure(arguments: argparse.Namespace, report: Report) -> None:
     """Run all, and compare."""
     steps = arguments.steps or (200 if arguments.quick else 800)
-    with sigterm_cleans_up(), tempfile.TemporaryDirectory(prefix="elastane-auto-") as text:
+    with (
+        sigterm_cleans_up(),
+        tempfile.TemporaryDirectory(prefix="elastane-auto-") as text,
+        ThreadPoolExecutor(arguments.at_once) as pool,
+    ):
         folder = Path(text)
-        fixed = [
-            run(folder, f"fixed-{count}", steps, arguments.seed, count) for count in reversed(ladder(ESTS))
-        ]
+        # The slowest first, so that it is not waited for at the end.
+        fixed = list(
+            pool.map(
+                lambda count: run(folder, f"fixed-{count}", steps, arguments.seed, count),
+                sorted(ladder(ESTS)),
+            )
+        )
         by_time = sorted(fixed, key=lambda one: one.seconds)
         # Between the second and the third fastest, so that some fixed numbers are in time, and others not.
         seconds = math.sqrt(by_time[1].seconds * by_time[2].seconds)
-        deadline = run(folder, "deadline", steps, arguments.seed, ESTS, f"deadline=+{seconds:.1f}s")
         by_money = sorted(fixed, key=lambda one: one.money)
         money = math.sqrt(by_money[1].money * by_money[2].money)
-        budget = run(folder, "budget", steps, arguments.seed, ESTS, f"budget={money:.2f}")
+        deadline, budget = pool.map(
+            lambda mode: run(folder, mode.partition("=")[0], steps, arguments.seed, ESTS, mode),
+            (f"deadline=+{seconds:.1f}s", f"budget={money:.2f}"),
+        )
     in_time = min((one for one in fixed if one.seconds <= seconds), key=lambda one: one.money)
     within = min((one for one in fixed if one.money <= money), key=lambda one: one.seconds)
     report.rows += [

@@ -185,33 +185,36 @@ class MemoryNeeds:
 
         From the last stage to the first: fewest devices for units [l, L) in k stages. A micro-batch more in
         flight is due to the devices behind a stage (`schedule.lags`), so fewest of them are best for it, too.
-        Models of many units are looked at in groups: then fewer may do.
+        Models of many units are looked at in groups, where one device less may do, or one unit a stage.
         """
         if device.memory_bytes is None:
             return 1
-        cuts = [0, *self._costs.profile.cuts, len(self._outputs)]
-        if len(cuts) > _UNITS_DIVIDED_MAX:
-            step = -(-len(cuts) // _UNITS_DIVIDED_MAX)
-            cuts = [*cuts[:-1:step], cuts[-1]]
+        finest = [0, *self._costs.profile.cuts, len(self._outputs)]
+        if len(finest) <= _UNITS_DIVIDED_MAX:
+            return self._least(device, finest)
+        step = -(-len(finest) // _UNITS_DIVIDED_MAX)
+        in_groups = self._least(device, [*finest[:-1:step], finest[-1]])
+        return in_groups if in_groups is not None else self._least(device, finest, groups_max=1)
+
+    def _least(self, device: Device, cuts: Sequence[int], groups_max: int | None = None) -> int | None:
+        """`least_devices` with stages that begin at `cuts` alone, and have at most groups_max between two."""
         groups = len(cuts) - 1
-        # behind[k][l]: (devices, - replicas of the last stage) of the best plan for groups [l, groups).
-        behind: list[dict[int, tuple[int, int]]] = [{groups: (0, 0)}]
+        # behind[l]: (devices, - replicas of the last stage) of the best stages for groups [l, groups).
+        behind: dict[int, tuple[int, int]] = {groups: (0, 0)}
         least: int | None = None
         for later in range(groups):
             if least is not None and later >= least:
                 break
             found: dict[int, tuple[int, int]] = {}
-            for first in range(groups):
-                for end, (devices, last) in behind[later].items():
-                    if end <= first:
-                        continue
+            for end, (devices, last) in behind.items():
+                for first in range(end - min(end, groups_max or end), end):
                     more = self._replicas(device, cuts[first], cuts[end], later, devices, -last)
                     if more is not None:
                         option = (devices + more, last if later else -more)
                         found[first] = min(found.get(first, option), option)
             if 0 in found:
                 least = found[0][0] if least is None else min(least, found[0][0])
-            behind.append(found)
+            behind = found
         return least
 
     def _replicas(

@@ -196,3 +196,9 @@ def test_the_least_number_of_devices_is_that_of_all_plans(seed: int) -> None:
         (n for n in range(1, units * micro_batches + 1) if _fits_on(needs, units, n, micro_batches)), None
     )
     assert found == by_all
+
+
+def test_models_of_many_units_get_a_number_that_would_do() -> None:
+    needs = _needs(_units(*[100] * 100), _devices(1, memory_bytes=1000))
+    # Groups of four units do not fit such a device; one unit a stage does, with one replica.
+    assert needs.least_devices(Device("one", memory_bytes=1000)) == 100

@@ -1,7 +1,7 @@
 """A simulated or measured step as a picture: a row for each device, its blocks, frames on their way, sums.
 
-The SVG is written by hand: it has rectangles and text, and needs no plotting library. Colours are told apart by
-most people (Okabe and Ito).
+The SVG is written by hand: it has rectangles and text, and needs no plotting library. Colours are told
+apart by most people (Okabe and Ito).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _drawn(plan: Plan, timeline: Timeline, names: Sequence[str], top: dict[int, 
         parts.append(_box(x, top[frame.source] + _ROW + 1, width, _FRAMES, _FRAME, hint))
     for each in timeline.sums:
         if each.end_seconds > each.start_seconds:
-            hint = f"sums of stage {each.stage}'s gradients: {seconds_text(each.end_seconds - each.start_seconds)}"
+            hint = f"sums of stage {each.stage}: {seconds_text(each.end_seconds - each.start_seconds)}"
             x, width = _LEFT + each.start_seconds * scale, (each.end_seconds - each.start_seconds) * scale
             parts += [
                 _box(x, top[device], width, _ROW, _SUM, hint, "sum" if width > 4 * _LETTER else "")

@@ -205,7 +205,7 @@ class _Search:
         return self._climbed(found[: self._pairs_from(found[0].plan)], self._two_moves)
 
     def _pairs_from(self, plan: Plan) -> int:
-        """Return from how many plans pairs of moves are tried: fewer, or none, if they have many neighbours."""
+        """Return from how many plans pairs of moves are tried: fewer or none if they have many neighbours."""
         near = sum(1 for _ in self._all_moves(bare(plan)))
         return min(PAIRED_MAX, PAIRS_MAX // (near * near + 1))
 

@@ -16,6 +16,7 @@ from math import inf, lcm
 from typing import NamedTuple
 
 from elastane_planner.costs import Costs
+from elastane_planner.pipedream import coarse_bounds
 from elastane_planner.plan import Plan, Stage
 
 OPERATIONS_MAX = 1_000_000
@@ -36,7 +37,7 @@ def grains(costs: Costs, devices: int, stages_max: int) -> tuple[Grain, ...]:
     """Return all cuts and numbers of replicas; where that is too much, several looks at a part of them.
 
     Those have all stages on one device, on one or two, and on powers of two, each with as many cuts as the
-    bound on operations leaves: they divide the time evenly, and have the smallest boundary nearby.
+    bound on operations leaves.
     """
     cuts, most = costs.profile.cuts, min(devices, costs.micro_batches)
     whole = Grain(cuts, tuple(range(1, most + 1)))
@@ -48,7 +49,7 @@ def grains(costs: Costs, devices: int, stages_max: int) -> tuple[Grain, ...]:
         kept = len(cuts)
         while kept > 1 and operations([Grain(cuts[:kept], replicas)], devices, stages_max) > OPERATIONS_MAX:
             kept -= 1
-        found.append(Grain(cuts if kept == len(cuts) else _even_cuts(costs, kept), replicas))
+        found.append(Grain(tuple(coarse_bounds(costs.profile, kept + 1)[1:-1]), replicas))
     return tuple(found)
 
 
@@ -178,15 +179,3 @@ class _Table:
             least = self._costs.least_link(sources, targets)
             found = self._frames[key] = frames / least if least else inf
         return found
-
-
-def _even_cuts(costs: Costs, kept: int) -> tuple[int, ...]:
-    """Return so many cuts that divide the time evenly, those with the smallest boundary nearby."""
-    cuts, total = costs.profile.cuts, costs.seconds(0, len(costs.profile.units))
-    found = set()
-    for part in range(1, kept + 1):
-        low, high = (total * (part + shift) / (kept + 1) for shift in (-0.5, 0.5))
-        near = [cut for cut in cuts if low <= costs.seconds(0, cut) < high]
-        if near:
-            found.add(min(near, key=costs.boundary_bytes))
-    return tuple(sorted(found))

@@ -10,8 +10,8 @@ the plan that runs      stays unless another gains enough, moving included    mi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from itertools import chain
-from math import inf
+from itertools import chain, permutations
+from math import comb, inf, perm
 from typing import NamedTuple
 
 import msgspec
@@ -22,10 +22,11 @@ from elastane_planner.device_order import device_order, groups
 from elastane_planner.errors import Disconnected, InvalidPlan, InvalidRequest, PlanError, TooFewStages
 from elastane_planner.memory import MODES, MemoryNeeds, Misfit, Need
 from elastane_planner.migration import choose, holdings, migration
+from elastane_planner.oracle import plans
 from elastane_planner.partition import OPERATIONS_MAX, Fits, Grain, grains, operations, partitions
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.profile import Profile
-from elastane_planner.search import Bounds, Judge, Judged, bare, climbed, neighbours, swaps
+from elastane_planner.search import GAIN_MIN, Bounds, Judge, Judged, bare, climbed, neighbours, swaps
 from elastane_planner.shadows import copies_missing, with_shadows
 from elastane_planner.simulate import Timeline, step_seconds, timeline
 
@@ -37,6 +38,9 @@ SIMULATED_BLOCKS_MAX, BLOCKS_OVERHEAD = 2_000_000, 300
 
 SWAPPED_MAX = 4
 """Plans of local search whose devices are swapped."""
+
+EXHAUSTED_MAX = 50_000
+"""Up to so many plans, all are looked at."""
 
 PAIRED_MAX, PAIRS_MAX = 8, 60_000
 """Plans from which pairs of moves are tried, and about how many pairs at most."""
@@ -172,7 +176,9 @@ class _Search:
             phases.append(("device swaps", self._swapped))
         if len(orders) > 1:
             phases.append(("other orders of devices", lambda _: self._other_orders(orders[1:])))
-        if self._pairs_from(best[0].plan):
+        if self._count() <= EXHAUSTED_MAX:
+            phases.append(("all plans", self._exhausted))
+        elif self._pairs_from(best[0].plan):
             phases.append(("pairs of moves", self._paired))
         spent = False
         for name, phase in phases:
@@ -203,6 +209,28 @@ class _Search:
 
     def _paired(self, found: list[Judged]) -> list[Judged]:
         return self._climbed(found[: self._pairs_from(found[0].plan)], self._two_moves)
+
+    def _exhausted(self, found: list[Judged]) -> list[Judged]:
+        """Look at all plans, devices that are alike in one order."""
+        judge, bounds, best = self._judge, self._bounds, found[0]
+        seen = set()
+        for used in range(len(bounds.devices), 0, -1):
+            for order in permutations(bounds.devices, used):
+                key = tuple(self._alike[device] for device in order)
+                if key in seen:
+                    continue
+                seen.add(key)
+                for plan in plans(self._costs, order, prefixes=False):
+                    if judge.spent:
+                        return [best]
+                    if bounds.stages_min <= len(plan.stages) <= bounds.stages_max:
+                        best = judge.judge(plan, best.objective * (1 - GAIN_MIN)) or best
+        return [best]
+
+    def _count(self) -> int:
+        """Return how many plans there are, or a little more: every order of devices by itself."""
+        cuts, devices = len(self._bounds.cuts), len(self._bounds.devices)
+        return sum(perm(devices, used) * comb(used - 1 + cuts, used - 1) for used in range(1, devices + 1))
 
     def _pairs_from(self, plan: Plan) -> int:
         """Return from how many plans pairs of moves are tried: fewer or none if they have many neighbours."""
@@ -248,14 +276,14 @@ class _Search:
         if self._needs.limited:
             rooms += [self._room(flying_all) for flying_all in (False, True)]
         costs, most = self._costs, self._bounds.stages_max
-        plans = {
+        found = {
             plan: None
             for look in self._looks
             for room in rooms
             for stages, (_, plan) in partitions(costs, order, most, look, room).items()
             if stages >= self._bounds.stages_min
         }
-        return list(plans)
+        return list(found)
 
     def _judged(self, plans: Iterable[Plan]) -> list[Judged]:
         return [judged for plan in plans if (judged := self._judge.judge(plan)) is not None]

@@ -24,6 +24,9 @@ GAIN_MIN = 1e-9
 """A plan is better if its objective is less by this share: ties are not to be decided by rounding."""
 
 
+LOOKS = 20
+"""Lower bounds that take about as long as a simulation, and so count for one in a bound on simulations."""
+
 SPLITS = 3
 """Places at which a stage is cut for one division of its replicas."""
 
@@ -61,6 +64,7 @@ class Judge:
         self.costs = costs
         self.simulations = 0
         self.spent = False
+        self._looks = 0
         self.misfit: Misfit | None = None
         self._needs, self._dress, self._held, self._horizon = needs, dress, held, horizon_steps
         self._simulations_max: float = inf if simulations_max is None else simulations_max
@@ -72,6 +76,7 @@ class Judge:
     def allow(self, share: float) -> None:
         """From now on use up to this share of what is left of the budget."""
         self._simulations_end = self.simulations + share * (self._simulations_max - self.simulations)
+        self._looks_end = self._looks + share * (LOOKS * self._simulations_max - self._looks)
         if self._seconds is not None:
             now = self._seconds()
             self._seconds_end = now + share * max(0.0, self._seconds_max - now)
@@ -80,7 +85,8 @@ class Judge:
     def ended(self) -> bool:
         """Return whether what was allowed is spent, and note it."""
         late = self._seconds is not None and self._seconds() >= self._seconds_end
-        self.spent = self.spent or late or self.simulations >= self._simulations_end
+        many = self.simulations >= self._simulations_end or self._looks >= self._looks_end
+        self.spent = self.spent or late or many
         return self.spent
 
     def judge(self, plan: Plan, below: float = inf) -> Judged | None:
@@ -91,10 +97,9 @@ class Judge:
         if plan not in self._known:
             least = self._least.get(plan)
             if least is None:
+                self._looks += 1
                 least = self._least[plan] = least_seconds(self.costs, plan)
-            if least >= below or least == inf:
-                return None
-            if self.ended():
+            if self.ended() or least >= below or least == inf:
                 return None
             self._known[plan] = self._simulated(plan, below)
         judged = self._known[plan]
@@ -130,6 +135,8 @@ def climbed(judge: Judge, start: Judged, moves: Callable[[Plan], Iterable[Plan]]
     while improved and not judge.spent:
         improved = False
         for plan in moves(bare(best.plan)):
+            if judge.spent:
+                break
             found = judge.judge(plan, best.objective * (1 - GAIN_MIN))
             if found is not None:
                 best, improved = found, True

@@ -44,6 +44,11 @@ def check_settings(settings: JobSettings) -> None:
     check_workers(settings.ests, settings.workers_min, settings.workers_max or settings.ests)
     for name, value, bound in out_of_bounds(settings):
         raise _out_of_range(name, value, bound)
+    most = settings.pipeline_stages_max
+    if 0 < most < settings.pipeline_stages_min:
+        raise _out_of_range(
+            "pipeline_stages_max", most, f"at least {settings.pipeline_stages_min}, the minimum"
+        )
     if settings.checkpoint_interval_steps and not settings.checkpoint_url:
         raise Rejection(
             "invalid_argument",

@@ -89,7 +89,7 @@ WORKER_STATE_TASKS_ONLY: WorkerState
 WORKER_STATE_AWAITED: WorkerState
 
 class JobSettings(_message.Message):
-    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start")
+    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start", "pipeline_stages_min", "pipeline_stages_max", "pipeline_shadows")
     ESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,9 @@ class JobSettings(_message.Message):
     ON_DEMAND_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SPOT_POLICY_FIELD_NUMBER: _ClassVar[int]
     COLD_START_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_MIN_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_SHADOWS_FIELD_NUMBER: _ClassVar[int]
     ests: int
     workers_min: int
     workers_max: int
@@ -146,7 +149,10 @@ class JobSettings(_message.Message):
     on_demand_workers: int
     spot_policy: SpotPolicy
     cold_start: _duration_pb2.Duration
-    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    pipeline_stages_min: int
+    pipeline_stages_max: int
+    pipeline_shadows: int
+    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pipeline_stages_min: _Optional[int] = ..., pipeline_stages_max: _Optional[int] = ..., pipeline_shadows: _Optional[int] = ...) -> None: ...
 
 class Scaling(_message.Message):
     __slots__ = ("mode", "workers_target", "on_demand_target", "reason", "predicted_finish", "predicted_cost_micros", "changed", "deadline")

@@ -15,7 +15,8 @@ An accepted claim is usable if the contexts of its step are stored.
 
 from __future__ import annotations
 
-from elastane_master.decisions.events import WorkerJoined
+from elastane_master.decisions import unit_holders
+from elastane_master.decisions.events import UnitRange, WorkerJoined
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
 
@@ -47,11 +48,18 @@ def is_fenced(state: JobState, worker: str, applied_step: int) -> bool:
     return state.fenced_claims.get(worker) in (applied_step, ANY_STEP)
 
 
-def believe_ready(state: JobState, record: WorkerRecord, applied_step: int, holds_state: bool) -> None:
-    """Update a worker's record with what its Ready says about its weights."""
+def believe_ready(
+    state: JobState,
+    record: WorkerRecord,
+    applied_step: int,
+    holds_state: bool,
+    units: tuple[UnitRange, ...] = (),
+) -> None:
+    """Update a worker's record with what its Ready says about its weights. units: of a pipeline."""
     fenced = holds_state and is_fenced(state, record.worker, applied_step)
     record.applied_step = applied_step
     record.holds_state = holds_state and not fenced
+    record.units = units if record.holds_state else ()
     if not fenced:
         state.fenced_claims.pop(record.worker, None)
 
@@ -60,6 +68,7 @@ def proven(state: JobState, record: WorkerRecord, applied_step: int) -> None:
     """Record proof of a worker's state: it took part in a step, or loaded, after `applied_step` steps."""
     record.applied_step = applied_step
     record.holds_state = True
+    record.units = unit_holders.proven(state, record.worker)
     state.fenced_claims.pop(record.worker, None)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from elastane_master.decisions import checkpoints, cost, held_state, majority
+from elastane_master.decisions import checkpoints, cost, held_state, majority, pipelines
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import Rejection
@@ -172,6 +172,10 @@ def conclude_if_finished(ctx: DecisionContext) -> bool:
     """End the job if no member is left and some scripts have finished; True if so."""
     state = ctx.state
     if not state.finished or state.phase in OVER or state.active_members():
+        return False
+    if pipelines.lost_at_end(state):
+        ctx.touch()
+        state.finished, state.final_digests, state.ended_step = {}, {}, None
         return False
     steps = set(state.finished.values())
     last = max(steps)

@@ -23,6 +23,7 @@ from elastane_master.decisions import (
     ring,
     sentinel,
     stragglers,
+    unit_holders,
 )
 from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
@@ -232,8 +233,9 @@ def _why_suspended(state: JobState) -> str:
 
 
 def _loses_state(state: JobState, choice: Choice) -> bool:
-    """True if the next ring would contain no member of the current one."""
-    return not set(state.ring.names()) & {member.worker for member in choice.members}
+    """True if the next ring would contain no member of the current one, or nobody that holds some unit."""
+    workers = {member.worker for member in choice.members}
+    return not set(state.ring.names()) & workers or bool(unit_holders.lost_without(state, workers))
 
 
 def _reporting_member(ctx: DecisionContext, event: StepReported) -> Member | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
 from elastane_master.decisions.events import Change, Parts, StepTask
+from elastane_master.decisions.stages import StageMemory
 from elastane_proto.history.describe import describe, facts_text
 from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent, clipped
 from elastane_proto.history.fold import DatedEvent
@@ -80,9 +80,6 @@ class IntervalDecided(Message, frozen=True, tag=True):
     refusal: str = ""
 
 
-StageMemory = Literal["plain", "checkpoint", "swap"]
-
-
 class PipelineStage(msgspec.Struct, frozen=True):
     """Units [first_unit, end_unit) on members of the ring, by their places: see pipeline.proto."""
 
@@ -94,7 +91,7 @@ class PipelineStage(msgspec.Struct, frozen=True):
 
 
 class UnitSource(msgspec.Struct, frozen=True):
-    """Who holds units [first_unit, end_unit) at the resumed step; else the checkpoint, or the initial state."""
+    """Who holds units [first_unit, end_unit) at the resumed step; else a checkpoint, or the initial state."""
 
     first_unit: int
     end_unit: int

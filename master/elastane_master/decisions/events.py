@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from elastane_master.decisions.stages import StagePlan
 from elastane_proto.job_settings import OverBudget, SpotPolicy
 from elastane_shards.settings import QueueSettings
 
@@ -419,6 +420,17 @@ class MasterStarted(Event, frozen=True, tag=True):
     master: str
 
 
+class PipelinePlanned(Event, frozen=True, tag=True):
+    """A plan was made beside the event loop for the ring of `generation` (replanning.py).
+
+    step_seconds_now: of a step with the plan that runs, as predicted by the same figures.
+    """
+
+    generation: int
+    plan: StagePlan
+    step_seconds_now: float
+
+
 class Tick(Event, frozen=True, tag=True):
     """Time passes; `now` says how far. Stored only if it changed something."""
 
@@ -449,6 +461,7 @@ AnyEvent = (
     | TasksRequested
     | DatasetExtended
     | MasterStarted
+    | PipelinePlanned
     | Tick
 )
 

@@ -17,6 +17,7 @@ from elastane_master.decisions import (
     deadline_on_spot,
     held_state,
     quarantine,
+    replanning,
     stragglers,
     unit_holders,
 )
@@ -118,7 +119,7 @@ def _other_stages(state: JobState, choice: Choice) -> Choice | None:
     if set(choice.leaving) - set(state.ring.leaving):
         who = ", ".join(worker for worker in choice.leaving if worker not in state.ring.leaving)
         return msgspec.structs.replace(choice, change=f"{who} hands over its units before it leaves")
-    if (plan := state.pipeline.proposed) is None:
+    if (plan := replanning.due(state)) is None:
         return None
     return msgspec.structs.replace(choice, change=plan.reason)
 

@@ -14,7 +14,8 @@ from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import UnitSource
 from elastane_master.decisions.events import Rejection, ScaleRequested, Signature
 from elastane_master.decisions.ring_state import Stage
-from elastane_master.decisions.state import JobState, StageOnWorkers, StagePlan, WorkerRecord
+from elastane_master.decisions.stages import StageOnWorkers, StagePlan
+from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_planner.errors import PlanError
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import DEFAULTS

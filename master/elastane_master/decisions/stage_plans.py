@@ -19,9 +19,11 @@ import msgspec
 from elastane_master.decisions import unit_holders
 from elastane_master.decisions.effects import PipelinePlan, PipelineStage
 from elastane_master.decisions.events import PipelineModel
-from elastane_master.decisions.state import JobState, StageOnWorkers, StagePlan, UnitSeconds, WorkerRecord
+from elastane_master.decisions.stages import StageOnWorkers, StagePlan
+from elastane_master.decisions.state import JobState, UnitSeconds, WorkerRecord
 from elastane_planner.cluster import Cluster, Device
 from elastane_planner.costs import Costs
+from elastane_planner.errors import PlanError
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.planner import make_plan
 from elastane_planner.profile import Profile, UnitProfile
@@ -165,6 +167,19 @@ def in_ring(plan: StagePlan, workers: Sequence[str]) -> PipelinePlan:
     return PipelinePlan(stages, (), plan.step_seconds, plan.reason)
 
 
+def fits(state: JobState, plan: StagePlan) -> bool:
+    """True if a plan shares out all units of the model among the members of the ring that may get some."""
+    asked = question(state)
+    if plan.workers != asked.workers or not _named(plan) <= set(plan.workers):
+        return False
+    place = {worker: index for index, worker in enumerate(plan.workers)}
+    try:
+        _by_device(plan, place).check(len(asked.profile.units), len(plan.workers), asked.profile.cuts)
+    except PlanError:
+        return False
+    return True
+
+
 def same_stages(one: StagePlan | None, other: StagePlan | None) -> bool:
     """True if two plans run the same units on the same workers."""
     return (one.stages if one else None) == (other.stages if other else None)
@@ -187,7 +202,7 @@ def stages_text(plan: StagePlan) -> str:
 
 def _proposed(state: JobState, asked: Question) -> StagePlan | None:
     plan = state.pipeline.proposed
-    return plan if plan is not None and plan.workers == asked.workers else None
+    return plan if plan is not None and fits(state, plan) else None
 
 
 def _kept(state: JobState, asked: Question) -> StagePlan | None:
@@ -282,7 +297,7 @@ def _even_bounds(profile: Profile, count: int) -> list[tuple[int, int]]:
 
 
 def _with_shadows(stages: tuple[StageOnWorkers, ...], asked: Question) -> tuple[StageOnWorkers, ...]:
-    """Give stages with one replica their shadows: first who holds the units, then the next stages' workers."""
+    """Give stages with one replica their shadows: who holds the units, then the next stages' workers."""
     if not asked.shadows:
         return stages
     found = []

@@ -14,10 +14,11 @@ import msgspec
 
 from elastane_master.decisions.amounts import CostBook
 from elastane_master.decisions.contexts import ContextTable
-from elastane_master.decisions.effects import Doubt, ManifestEntry, Member, StageMemory
+from elastane_master.decisions.effects import Doubt, ManifestEntry, Member
 from elastane_master.decisions.events import Capacity, Signature, StateDetail, UnitRange
 from elastane_master.decisions.lease_answers import DatasetBook
 from elastane_master.decisions.ring_state import RingState
+from elastane_master.decisions.stages import StagePlan
 from elastane_master.decisions.steps import StepBook
 from elastane_proto.job_settings import JobSettings
 from elastane_scheduler.autoscaling.autoscaler import AutoscalerState
@@ -293,31 +294,6 @@ class StragglerBook(msgspec.Struct):
     tried_seconds: float = 0.0
     backoff_until: float = 0.0
     backoff_seconds: float = 0.0
-
-
-class StageOnWorkers(msgspec.Struct, frozen=True):
-    """A stage of a plan, by worker ids: replicas in their order, shadows."""
-
-    first_unit: int
-    end_unit: int
-    replicas: tuple[str, ...]
-    shadows: tuple[str, ...] = ()
-    memory: StageMemory = "plain"
-
-
-class StagePlan(msgspec.Struct, frozen=True):
-    """A pipeline's stages. workers: among which they were shared out, in the ring's order.
-
-    step_seconds: predicted, 0.0: not known. bubble: part of the time in which workers wait for others'
-    blocks. stage_seconds: each one's load in a step. reason: why this plan.
-    """
-
-    stages: tuple[StageOnWorkers, ...]
-    workers: tuple[str, ...]
-    step_seconds: float = 0.0
-    bubble: float = 0.0
-    stage_seconds: tuple[float, ...] = ()
-    reason: str = ""
 
 
 class UnitSeconds(msgspec.Struct, frozen=True, array_like=True):

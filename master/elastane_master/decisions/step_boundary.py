@@ -24,6 +24,7 @@ from elastane_master.decisions import (
     sentinel,
     stragglers,
     unit_holders,
+    unit_seconds,
 )
 from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
@@ -125,6 +126,7 @@ def applied(ctx: DecisionContext, event: AppliedReported) -> None:
     if record is None or record.role != "ring":
         return
     balance.measured(ctx, record, event)
+    unit_seconds.measured(ctx, record, event)
     stragglers.judged(ctx, record, event)
     member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None
     if event.between_steps != (record.between_since is not None):

@@ -136,12 +136,12 @@ def sources(state: JobState, step: int) -> tuple[UnitSource, ...]:
 
 
 def stored(state: JobState, checkpoint: str) -> tuple[UnitSource, ...]:
-    """Return the source of all units if nobody holds them: a checkpoint; empty: the initial state."""
+    """Return the source of all units if nobody holds them. checkpoint: empty: the initial state."""
     return (UnitSource(0, state.unit_count, (), checkpoint),)
 
 
 def result_is_whole(state: JobState) -> bool:
-    """True if the workers whose scripts have ended held all units of the result, or the job is no pipeline."""
+    """True if the workers whose scripts have ended held all units of the result."""
     ended = {unit for units in state.pipeline.finished_units.values() for unit in units_in(units)}
     return len(ended) == state.unit_count
 

@@ -31,9 +31,9 @@ from elastane_planner.simulate import timeline
 
 LINK_BYTES_PER_SECOND = 1.25e9
 """Assumed of every link: 10 Gbit/s."""
-UNITS_AT_ONCE_MAX, WORKERS_AT_ONCE_MAX = 32, 8
-"""Larger cases are not planned within a decision, which the whole job waits for."""
-SIMULATIONS_AT_ONCE_MAX = 100
+UNITS_AT_ONCE_MAX, WORKERS_AT_ONCE_MAX, BATCHES_AT_ONCE_MAX = 12, 4, 32
+"""Larger cases are not planned within a decision, for which the whole master waits: some 20 ms."""
+SIMULATIONS_AT_ONCE_MAX = 20
 BLOCKS_SIMULATED_MAX = 4096
 """Blocks of a step up to which a plan's step is simulated, to be shown."""
 
@@ -214,7 +214,11 @@ def _kept(state: JobState, asked: Question) -> StagePlan | None:
 
 def _planned(asked: Question) -> StagePlan | None:
     """Ask the planner, where that is done soon; None: it does not answer."""
-    is_small = len(asked.profile.units) <= UNITS_AT_ONCE_MAX and len(asked.workers) <= WORKERS_AT_ONCE_MAX
+    is_small = (
+        len(asked.profile.units) <= UNITS_AT_ONCE_MAX
+        and len(asked.workers) <= WORKERS_AT_ONCE_MAX
+        and asked.micro_batches <= BATCHES_AT_ONCE_MAX
+    )
     if not (is_small and asked.profile.measured):
         return None
     try:

@@ -71,7 +71,7 @@ class PipelineDriver(JobDriver):
 
 
 def three(**changes: Any) -> PipelineDriver:
-    """Three workers, a stage on each, after three steps; the last of them is prepared, and applied by none."""
+    """Three workers, a stage on each, after three steps; the last is prepared, and applied by none."""
     job = PipelineDriver(**changes)
     job.train("a", "b", "c")
     return job

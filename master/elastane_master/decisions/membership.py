@@ -61,6 +61,7 @@ def next_members(
         if member.worker not in state.ring.gone
     }
     ranks = deadline_on_spot.ranks(state, workers)
+    held = unit_holders.held_soon(state)
     candidates = [
         Candidate(
             record.worker,
@@ -72,7 +73,7 @@ def next_members(
             record.held_until is not None,
             hosted.get(record.worker),
             ranks.get(record.worker, 0),
-            frozenset(unit_holders.units_in(unit_holders.held_soon(state, record))),
+            frozenset(unit_holders.units_in(held.get(record.worker, ()))),
         )
         for record in workers
         if not (without_newcomers and record.worker not in order)

@@ -202,12 +202,18 @@ def proceed(ctx: DecisionContext) -> None:
 
 
 def _best(state: JobState) -> int:
-    """Return the highest step whose state a member holds, -1 if none does."""
-    return max(held_state.usable_step(state, record) for record in state.active_members())
+    """Return the highest step whose state a member holds, -1 if none does.
+
+    Of a pipeline, the highest of which they hold all units; if there is none, as of other jobs. Members
+    differ only where one could not apply a step, or was evicted in the middle of it.
+    """
+    steps = {held_state.usable_step(state, record) for record in state.active_members()}
+    whole = [step for step in steps if not _lacks(state, step)]
+    return max(whole or steps)
 
 
 def _lacks(state: JobState, step: int) -> bool:
-    """True if the members cannot go on from a step: none is at it, or none holds a unit of the pipeline."""
+    """True if the members cannot go on from a step: none is at it, or none holds one of the units."""
     return step < 0 or (state.unit_count > 0 and bool(unit_holders.missing(state, step)))
 
 
@@ -333,6 +339,9 @@ def _go(ctx: DecisionContext, resume_step: int, loaded: str | None = None) -> No
     cost.resumed(state, resume_step, ctx.now)
     if ring.planned and ring.stage is Stage.PREPARING:
         balance.formed(state, ctx.now - ring.since)
+    for record in records:
+        if record.applied_step > resume_step:  # of a pipeline: nobody else has all of its step
+            record.holds_state, record.units = False, ()
     at_step = [held_state.usable_step(state, record) == resume_step for record in records]
     ring.run(resume_step, at_step, ctx.now)
     pipelines.ring_goes(ctx, resume_step, loaded)

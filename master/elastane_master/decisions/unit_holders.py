@@ -78,18 +78,40 @@ def proven(state: JobState, worker: str) -> tuple[UnitRange, ...]:
     return planned(ring.plan, place)
 
 
-def held_soon(state: JobState, record: WorkerRecord) -> tuple[UnitRange, ...]:
-    """Return the units that a worker will hold at the step from which the next ring goes on.
+def held_soon(state: JobState) -> dict[str, tuple[UnitRange, ...]]:
+    """Return by worker the units that it will hold at the step from which the next ring can go on.
+
+    That is the highest step of which the workers that attend hold all units.
+    """
+    if not state.unit_count:
+        return {}
+    steps = {record.worker: _step_soon(state, record) for record in state.ring_workers()}
+    held: dict[int, set[int]] = {}
+    for record in state.ring_workers():
+        if steps[record.worker] >= 0:
+            held.setdefault(steps[record.worker], set()).update(units_in(record.units))
+    whole = [step for step, units in held.items() if len(units) == state.unit_count]
+    best = max(whole or held, default=-1)
+    return {
+        record.worker: record.units if steps[record.worker] == best >= 0 else ()
+        for record in state.ring_workers()
+    }
+
+
+def _step_soon(state: JobState, record: WorkerRecord) -> int:
+    """Return the step at which a worker will be ready, -1 if it holds no usable state.
 
     Members of the ring that trained may still be a step behind, which they apply before they are ready.
     """
-    step = state.steps.current
+    ring, step = state.ring, state.steps.current
     if not record.holds_state:
-        return ()
-    ring = state.ring
-    trained = ring.names() if ring.stage is Stage.RUNNING else ring.finishing
-    behind = step - 1 if record.worker in trained else step
-    return record.units if behind <= record.applied_step <= step else ()
+        return -1
+    is_running = ring.stage is Stage.RUNNING
+    trained = ring.names() if is_running else ring.finishing
+    has_answered = not is_running and record.ready_generation == ring.generation
+    if record.worker in trained and not has_answered and record.applied_step == step - 1:
+        return step
+    return record.applied_step if state.contexts.has(record.applied_step) else -1
 
 
 def missing(state: JobState, step: int) -> tuple[UnitRange, ...]:
@@ -99,13 +121,9 @@ def missing(state: JobState, step: int) -> tuple[UnitRange, ...]:
 
 def lost_without(state: JobState, workers: Collection[str]) -> tuple[UnitRange, ...]:
     """Return the units that are held now, but by none of these workers."""
-    now = {unit for record in state.ring_workers() for unit in units_in(held_soon(state, record))}
-    kept = {
-        unit
-        for record in state.ring_workers()
-        if record.worker in workers
-        for unit in units_in(held_soon(state, record))
-    }
+    held = held_soon(state)
+    now = {unit for units in held.values() for unit in units_in(units)}
+    kept = {unit for worker in workers for unit in units_in(held.get(worker, ()))}
     return ranges_of(now - kept)
 
 

@@ -59,6 +59,7 @@ def plan(
     """
     from elastane_cli.views.plans import mixture_lines, plan_parts, plan_to_plain
     from elastane_cli.views.scaling import scaling_to_plain
+    from elastane_cli.views.stages import stages_to_plain
     from elastane_scheduler.mixing import mixtures
 
     with connect(master, timeout) as client:
@@ -68,7 +69,8 @@ def plan(
         mixed = mixtures(made, _others(client, found, made)) if _is_bound(found) else []
     if as_json:
         told = plan_to_plain(made, found.cost.currency, mixed)
-        print_json({"job": found.name, **told, "scaling": scaling_to_plain(found)})
+        shown = {"scaling": scaling_to_plain(found), "pipeline": stages_to_plain(found)}
+        print_json({"job": found.name, **told, **shown})
         return
     out = console()
     for part in (*plan_parts(found, made, every=every), *mixture_lines(made, mixed)):

@@ -89,13 +89,6 @@ MUTANTS = (
         drawn_by=PIPELINES,
     ),
     Mutant(
-        "after a load members keep their units as sources",
-        f"{DECISIONS}.pipelines",
-        "    if loaded is not None:\n",
-        "    if loaded is not None and not any(source.donors for source in sources):\n",
-        drawn_by=PIPELINES,
-    ),
-    Mutant(
         "a plan made before is taken whoever is in the ring",
         f"{DECISIONS}.stage_plans",
         "if plan.workers != asked.workers or not _named(plan) <= set(plan.workers):\n        return False",

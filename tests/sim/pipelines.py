@@ -75,7 +75,7 @@ def draw(seed: int) -> Pipeline | None:
     ties = tuple(rng.choice((0, 0, 0, 1)) for _ in range(units))
     least = rng.choice((1, 1, 2))
     most = rng.choice((0, 0, 1, 2, 3))
-    return Pipeline(units, ties, least if not most or least <= most else 1, most, rng.choice((0, 1, 1, 2)))
+    return Pipeline(units, ties, least if not most or least <= most else 1, most, rng.choice((0, 0, 1, 2)))
 
 
 def unit_weights(weights: bytes, unit: int) -> bytes:

@@ -82,13 +82,6 @@ MUTANTS = (
         drawn_by=PIPELINES,
     ),
     Mutant(
-        "those outside the ring are not asked which units they hold",
-        f"{DECISIONS}.ring",
-        "elif unit_holders.unasked(state) or not balance",
-        "elif not balance",
-        drawn_by=PIPELINES,
-    ),
-    Mutant(
         "a plan made before is taken whoever is in the ring",
         f"{DECISIONS}.stage_plans",
         "if plan.workers != asked.workers or not _named(plan) <= set(plan.workers):\n        return False",

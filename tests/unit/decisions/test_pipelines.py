@@ -226,17 +226,23 @@ def test_a_lost_unit_sends_all_back_to_the_newest_checkpoint() -> None:
 
 
 def test_before_history_is_given_up_those_outside_the_ring_are_asked_what_they_hold() -> None:
-    job = three(workers_max=3)
+    job = PipelineDriver(workers_max=2)
+    job.train("a", "b")
+    job.join("c")
     job.lose("b")
     job.rejoin("b", job.generation - 1, 3, session="b-2")
+    assert job.members == ("a", "c"), "there is no place for b"
     job.ready_at("a", 3)
-    job.ready_at("c", 3)
+    job.ready_at("c", 0)
     assert job.state.ring.stage == "preparing", "b claims to hold the state, and has not been asked"
     for worker in ("a", "c", "b"):
-        job.ready_at(worker, 3)
-    assert job.state.ring.stage == "running" and job.members == ("a", "c", "b")
-    assert [one.donors for one in job.sources] == [(0,), (2,), (1,)]
-    assert not job.noted("units_lost")
+        job.ready_at(worker, 3 if worker in job.held else 0)
+    assert job.members == ("a", "c", "b") and job.state.ring.leaving == ("b",)
+    for worker in ("a", "c", "b"):
+        job.ready_at(worker, 3 if worker in job.held else 0)
+    assert job.state.ring.stage == "running"
+    assert [one.donors for one in job.sources] == [(0,), (2,)]
+    assert job.stages() == [(0, 3, ["a"]), (3, 6, ["c"])] and not job.noted("units_lost")
 
 
 def test_units_that_the_model_does_not_have_are_refused() -> None:

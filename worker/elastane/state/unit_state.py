@@ -27,7 +27,7 @@ from elastane.state.codec import Exported, StateFormatError, decode, encode
 from elastane.state.in_place import check_parameters, fill_buffers, fill_parameters, same_names
 from elastane.state.model_units import ModelUnits
 from elastane.state.optimizer_state import Placer, StateError
-from elastane.state.train_state import RUNTIME_PREFIX, Stateful
+from elastane.state.train_state import Stateful, scripts_names
 from elastane.state.unit_optimizer import UnitOptimizer
 
 #: Fields of a unit and of the common part.
@@ -309,7 +309,7 @@ class UnitState:
                 f"the state has {len(saved['schedulers'])} schedulers, the script {len(self.schedulers)}",
                 hint="every worker must prepare the same schedulers",
             )
-        same_names("extras", _scripts(saved["extras"]), _scripts(self.extras))
+        same_names("extras", scripts_names(saved["extras"]), scripts_names(self.extras))
 
     def _load_common(self, saved: Mapping[str, Any], placer: Placer) -> None:
         frozen, evaluating = set(saved["flags"]["frozen"]), set(saved["flags"]["evaluating"])
@@ -325,10 +325,6 @@ class UnitState:
             # The runtime's own may be those of a job without a pipeline.
             if name in self.extras:
                 self.extras[name].load_state_dict(placer.tree(value))
-
-
-def _scripts(extras: Iterable[str]) -> list[str]:
-    return [name for name in extras if not name.startswith(RUNTIME_PREFIX)]
 
 
 def _form(parameter: Sequence[Any]) -> str:

@@ -343,3 +343,69 @@ def test_zero_sized_and_scalar_parameters() -> None:
     units.initialise(0)
     odd: Any = units.module(0)
     assert odd.scale.item() == 2.5 and odd.none.shape == (0, 3) and odd.flag.item() and odd.absent is None
+
+
+# ------------------------------------------------------------------ split by torch
+
+
+class Deep(nn.Module):
+    def __init__(self, *, skip: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.layers = nn.ModuleList(
+            [nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.BatchNorm1d(8)) for _ in range(3)]
+        )
+        self.head = nn.Linear(8, 10, bias=False)
+        self.skip = skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = first = self.embedding(x)
+        for layer in self.layers:
+            hidden = torch.relu(layer(hidden)) + hidden
+        if self.skip:
+            hidden = hidden + first
+        outputs: torch.Tensor = self.head(hidden)
+        return outputs
+
+
+def split(model: nn.Module) -> Any:
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    points = {"layers.1": SplitPoint.BEGINNING, "layers.2": SplitPoint.BEGINNING}
+    return pipeline(model, mb_args=(torch.zeros(4, dtype=torch.int64),), split_spec=points)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_torch_has_split_computes_what_the_whole_one_does() -> None:
+    seed()
+    model, x = Deep(), torch.arange(4)
+    expected = {n: t.detach().clone() for n, t in model.named_parameters()}
+    units = Units.build(split(model))
+    assert units.count == 3 and units.ties == (0, 0, 0)
+    assert all(torch.isnan(p).all() for p in model.parameters())  # they are the model's own
+    units.hold(range(3))
+    for unit in range(3):
+        units.initialise(unit)
+    assert {
+        s.name.partition(".")[2]: p for s, p in zip(units.specs, units.parameters, strict=True)
+    }.keys() == (expected.keys())
+    assert all(torch.equal(p, expected[n]) for n, p in model.named_parameters())
+    torch.manual_seed(5)
+    whole = model(x)
+    gradients = torch.autograd.grad(whole.sum(), list(model.parameters()))
+    torch.manual_seed(5)
+    hidden: Any = x
+    for unit in range(3):
+        hidden = units.module(unit)(hidden)
+    assert torch.equal(hidden, whole)
+    parts = torch.autograd.grad(hidden.sum(), list(model.parameters()))
+    assert all(map(torch.equal, gradients, parts))
+    with pytest.raises(UnitsError, match=r"unit 0 was traced in training mode, which aten.dropout"):
+        units.as_model().eval()
+    units.as_model().train()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_split_model_whose_values_pass_over_a_part_is_refused() -> None:
+    with pytest.raises(UnitsError, match=r"part 1 of the split model takes getitem; .* and nothing else"):
+        Units.build(split(Deep(skip=True)))

@@ -1,1 +1,1 @@
-"""Runs a step of a job whose model is cut into stages, with the bits of the uncut job."""
+"""A job's model divided into stages: its units, and the executor that runs their micro-batches."""

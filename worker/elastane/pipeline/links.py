@@ -36,8 +36,8 @@ class Links(Protocol):
         ...
 
     def send_rows(self, row: Tensor, peer: int, tag: int) -> None:
-        """Start to send a contiguous tensor whose size the receiver knows; it must not change until
-        `settle`."""
+        """Start to send a contiguous tensor whose size and dtype the receiver knows; it must not change until
+        `settle`. Those of one tag arrive in the order of sending."""
         ...
 
     def post_rows(self, row: Tensor, peer: int, tag: int) -> int:
@@ -49,5 +49,9 @@ class Links(Protocol):
         ...
 
     def settle(self) -> None:
-        """Wait until all that was sent is out."""
+        """Wait until all that was sent is out. Raises RingAborted or RingBroken."""
+        ...
+
+    def abandon(self) -> None:
+        """Give up what is in flight, and with it the generation; also after an error."""
         ...

@@ -32,7 +32,7 @@ class _Entrance(torch.autograd.Function):
         return tuple(tensors)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None]:
         ctx.gradients.values = gradients
         return None, None, None

@@ -2,21 +2,22 @@
 
 INTERFACE (for the runner; it changes only here, and by a commit of its own)
 
-    executor = StepExecutor(units, loss_fn, num_ests, generators, bucket_cap_mb=None, device=..., swap_bytes_max=None)
-    executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are in place and held
-    executor.set_layout(ready_order)                                      between steps, as Reducer.set_layout
+    executor = StepExecutor(units, loss_fn, num_ests, generators, bucket_cap_mb=None, device=...,
+                            swap_bytes_max=None, scale=None)
+    executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are held, with values
+    executor.set_layout(ready_order)                     between steps, as Reducer.set_layout
     executor.begin_step(step)
-    ends = executor.run_wave(0, {est: MicroBatch(input, target, parts)}, last=...)     for each wave: home ESTs
-    executor.sum_gradients()                        p.grad of held trainable parameters = averages
-    executor.losses, .wave_losses, .ready_order     known from here on
-    executor.clip_grad_norm_(1.0)                   collective; between sum_gradients and end_step
-    executor.end_step(applied=True)                 adopts EST 0's buffers (False: those before the step)
-    executor.drop()                                 the ring ended, or a unit raised: the step is lost
-    outputs = executor.forward_only(inputs)         collective, between steps
+    ends = executor.run_wave(0, {est: MicroBatch(input, target, parts)}, last=...)   each wave: home ESTs
+    executor.sum_gradients()                             p.grad of held trainable parameters = averages
+    executor.losses, .wave_losses, .ready_order          known from here on
+    executor.clip_grad_norm_(1.0)                        collective; between sum_gradients and end_step
+    executor.end_step(applied=True)                      adopts EST 0's buffers (False: those before the step)
+    executor.drop()                                      the ring ended, or a unit raised: the step is lost
+    outputs = executor.forward_only(inputs)              collective, between steps
     executor.close()
 
-`links` is a `RingLinks` of the generation's transport; its owner closes it. What the executor needs of `Units`
-stands in `ModelUnits`. After each method the process's generators are as they were before it.
+`links` is a `RingLinks` of the generation's transport; its owner closes it. What the executor needs of
+`Units` stands in `ModelUnits`. After each method the process's generators are as they were before it.
 
 How a wave runs
 
@@ -25,9 +26,9 @@ How a wave runs
                 gradients; what comes out is sent on at once. The EST's generators travel along
     home        gets each EST's loss and generators when its backward has left the first stage
 
-In the last wave an EST's gradients go to the stage's other replicas as soon as they are complete, so that sums
-overlap with the blocks that are still to come (`stage_sums`). A step is a generator that yields what it waits
-for (`waits`), and between two waits nothing else runs.
+In the last wave an EST's gradients go to the stage's other replicas as soon as they are complete, so that
+sums overlap with the blocks that are still to come (`stage_sums`). A step is a generator that yields what it
+waits for (`waits`), and between two waits nothing else runs.
 """
 
 from __future__ import annotations
@@ -131,9 +132,9 @@ class _Held:
 class StepExecutor:
     """Built once for each worker; called by the script's thread.
 
-    units: the model's; loss_fn: (output of the last unit, target) -> scalar loss; num_ests: N; bucket_cap_mb:
-    as DDP's; device: of the held units; swap_bytes_max: host memory for swapped activations; scale: applied to
-    the loss before backward (GradScaler.scale), losses that are told are without it.
+    units: the model's; loss_fn: (output of the last unit, target) -> scalar loss; num_ests: N;
+    bucket_cap_mb: as DDP's; device: of the held units; swap_bytes_max: host memory for swapped activations;
+    scale: applied to the loss before backward (GradScaler.scale); losses that are told are without it.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class StepExecutor:
         #: Those of each wave.
         self.wave_losses: list[list[Tensor]] = []
         #: Indices into the trainable parameters (registration order) in the order in which EST 0's gradients
-        #: became ready; at the home of EST 0 in a step without a layout order (the job's first), None elsewhere.
+        #: became ready: at the home of EST 0 in a step without a layout order (the job's first). Else None.
         self.ready_order: list[int] | None = None
 
     # ------------------------------------------------------------------ the ring and the layout
@@ -596,7 +597,8 @@ class StepExecutor:
         return total
 
     def any_member(self, flag: bool) -> bool:
-        """True if the flag is set at any member: GradScaler's found_inf. Collective, after `sum_gradients`."""
+        """True if the flag is set at any member: GradScaler's found_inf. Collective, after
+        `sum_gradients`."""
         assert self._links is not None
         answer: bool = drive(self.flags(flag), self._links)
         return answer

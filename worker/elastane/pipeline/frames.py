@@ -264,7 +264,7 @@ def copied(tensor: Tensor, device: torch.device | None = None) -> Tensor:
 
 
 class _Form(NamedTuple):
-    """Form of a tensor in a header. offset: of its elements in the frame, bytes; on_device: not on the CPU."""
+    """Form of a tensor in a header. offset: of its elements in the frame, bytes; on_device: not on CPU."""
 
     dtype: str
     shape: tuple[int, ...]

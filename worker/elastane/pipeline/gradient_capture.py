@@ -1,7 +1,7 @@
 """Takes each parameter's gradient out of a micro-batch's backward, into its EST's vectors.
 
-As DDP does: with one wave, grad * (1/N) goes into the vector. With several, an EST's gradients are added up by
-autograd in the order of its waves (in the vector itself, shown as p.grad), and scaled in the last one.
+As DDP does: with one wave, grad * (1/N) goes into the vector. With several, autograd adds an EST's gradients
+up in the order of its waves (in the vector itself, shown as p.grad), and they are scaled in the last one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class GradientCapture:
             raise StepError(
                 f"backward() gave no gradient to {', '.join(missing[:5])}"
                 + (f" and {len(missing) - 5} more parameters" if len(missing) > 5 else ""),
-                hint="every parameter that requires a gradient must take part in the loss of every micro-batch",
+                hint="every parameter that requires a gradient must take part in every micro-batch's loss",
                 parameters=missing,
             )
         return order

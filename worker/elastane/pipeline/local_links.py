@@ -105,7 +105,8 @@ def run_together(
         member = choose(able)
         links, wait = members[member][0], waiting[member]
         if isinstance(wait, RowsWait):
-            go_on(member, links.wait_rows(wait.number))
+            links.wait_rows(wait.number)
+            go_on(member, None)
         else:
             go_on(member, links.receive(wait.key, wait.peer))
     return [results[member] for member in range(len(members))]

@@ -84,13 +84,13 @@ def check_graph(
             continue
         seen.add(node)
         variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor) and id(variable) not in stages_params:
-            if (name := models_params.get(id(variable))) is not None:
-                raise UnitReachError(
-                    f"{stage} uses parameter {name}, which another unit has",
-                    hint="give both units the parameter as an attribute, so that they are tied",
-                    parameter=name,
-                )
+        name = models_params.get(id(variable)) if isinstance(variable, Tensor) else None
+        if name is not None and id(variable) not in stages_params:
+            raise UnitReachError(
+                f"{stage} uses parameter {name}, which another unit has",
+                hint="give both units the parameter as an attribute, so that they are tied",
+                parameter=name,
+            )
         entered = getattr(node, "gradients", None)
         if isinstance(entered, Gradients) and entered is not gradients:
             raise UnitReachError(
@@ -105,8 +105,8 @@ def check_written(tensors: list[Tensor], shared: list[bool], versions: list[int]
     for tensor, is_shared, version in zip(tensors, shared, versions, strict=True):
         if is_shared and tensor._version != version:
             raise UnitReachError(
-                f"{stage} writes in place to a tensor whose memory is also that of another tensor of the stage"
-                " before",
+                f"{stage} writes in place to a tensor whose memory is also that of another tensor of the"
+                " stage before",
                 hint="clone it, or use the function that is not in place",
             )
 

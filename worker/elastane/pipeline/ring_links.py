@@ -1,8 +1,8 @@
 """Links over a ring's transport, whose waits a change of membership ends.
 
-A frame's size is not known to its receiver. So the messages of a channel (a kind of frame between two members)
-have a size that both ends compute from the frames before: at most two lengths differ in a job whose batches
-are alike, and each frame is one message. A longer frame is continued by a second message.
+A frame's size is not known to its receiver. So the messages of a channel (a kind of frame between two
+members) have a size that both ends compute from the frames before. A longer frame is continued by a second
+message; while batches are alike, each frame is one.
 
     script's thread     starts messages, and waits for the thread below, or for the end of the ring
     elastane-frames-in  waits for the message that the script's thread needs now

@@ -11,7 +11,7 @@ Generators are the process's: whoever calls has set them to the EST's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,11 @@ class StageOutput:
 
 
 class StageRun:
-    """One worker's stage. modules: of its units by index; names: of all units; params: names of held
-    parameters by address; owned, known: names of trainable parameters by id, of the stage and of the model."""
+    """One worker's stage.
+
+    modules: of its units by index; names: of all units; params: names of held parameters by address; owned,
+    known: names of trainable parameters by id, of the stage and of the model.
+    """
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class StageRun:
     def forward(
         self, est: int, frame: Frame, loss: Loss | None, before: Parts, *, measured: bool
     ) -> tuple[StageOutput, Stash]:
-        """Run the units, and the loss on the last stage. frame: the input, whose tensors become the graph's."""
+        """Run the units, and the loss on the last stage. frame: the input; its tensors become the graph's."""
         again = None
         tensors = frame.tensors
         if self._memory == "checkpoint":
@@ -157,7 +160,7 @@ class StageRun:
             roots, given = [edge for edge, _ in chosen], [g for _, g in chosen]
         if roots:
             with _no_autocast():
-                torch.autograd.backward(roots, given)  # type: ignore[arg-type]
+                torch.autograd.backward(roots, given)
         if stash.measured:
             self._clock.end_backward()
         result = stash.gradients.values
@@ -210,6 +213,8 @@ def _edges(value: Any) -> list[GradientEdge]:
 @contextmanager
 def _no_autocast() -> Iterator[None]:
     """Backward runs outside of the script's autocast, as after a stock `with autocast():` block."""
-    with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
-        with torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext():
-            yield
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

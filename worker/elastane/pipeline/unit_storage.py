@@ -91,12 +91,17 @@ class UnitRecord:
         self.specs = {local: _spec(parameter) for local, parameter in self.owned.items()}
         self.buffer_bytes = sum(b.nbytes for _, b in self.buffers() if b is not None)
 
-    def buffers(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Yield the buffers of the unit's own modules, by name within the unit."""
+    def places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield the unit's own buffers: name within it, module, name in the module."""
         for local, part in self.modules:
-            for name, buffer in part._buffers.items():
+            for name in part._buffers:
                 if (full := _join(local, name)) not in self._foreign:
-                    yield full, buffer
+                    yield full, part, name
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Yield the same with their present tensors."""
+        for full, part, name in self.places():
+            yield full, part._buffers[name]
 
     # ------------------------------------------------------------------ initial values
 
@@ -123,15 +128,12 @@ class UnitRecord:
                         spec.shape, spec.stride, dtype=spec.dtype, device=parameter.device
                     )
                 parameter.copy_(values.parameters[local])
-            for local, part in self.modules:
-                for name, buffer in list(part._buffers.items()):
-                    if _join(local, name) in self._foreign:
-                        continue
-                    value = values.buffers.get(_join(local, name))
-                    if buffer is not None and value is not None and _spec(buffer) == _spec(value):
-                        buffer.copy_(value)
-                    else:
-                        part._buffers[name] = None if value is None else _clone(value)
+            for full, part, name in self.places():
+                buffer, value = part._buffers[name], values.buffers.get(full)
+                if buffer is not None and value is not None and _spec(buffer) == _spec(value):
+                    buffer.copy_(value)
+                else:
+                    part._buffers[name] = None if value is None else _clone(value)
         parts = dict(self.modules)
         for local, state in values.extra.items():
             parts[local].set_extra_state(state)

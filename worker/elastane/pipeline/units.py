@@ -61,7 +61,7 @@ class Units:
 
     def __init__(self, records: Sequence[UnitRecord], model: nn.Module | None) -> None:
         self._records = list(records)
-        self._model = model
+        self._model = nn.Sequential(*(record.module for record in records)) if model is None else model
         self._started = False
         self._generators = generators_here()
         self.names: tuple[str, ...] = tuple(record.name for record in records)
@@ -150,6 +150,10 @@ class Units:
         """Return the same by their name within the unit."""
         return self._records[unit].owned
 
+    def owned_buffers(self, unit: int) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield the unit's buffers that no earlier unit has: name within it, module, name in the module."""
+        yield from self._records[unit].places()
+
     def owned_modules(self, unit: int) -> Iterator[tuple[str, nn.Module]]:
         """Yield the unit's modules that no earlier unit has, with their names within the unit."""
         yield from self._records[unit].modules
@@ -173,10 +177,8 @@ class Units:
         return frozenset(wanted | {unit for unit, tie in enumerate(self.ties) if tie in numbers})
 
     def as_model(self) -> nn.Module:
-        """Return the stock model of these units, with stock's names: what was given, or an nn.Sequential."""
-        if self._model is not None:
-            return self._model
-        return nn.Sequential(*(record.module for record in self._records))
+        """Return the stock model: the nn.Sequential that was given, or one of the units."""
+        return self._model
 
     # ------------------------------------------------------------------ storage
 

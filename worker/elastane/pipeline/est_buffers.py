@@ -64,7 +64,7 @@ class EstBuffers:
 
     def of(self, est: int) -> list[Tensor]:
         """Return the EST's after its last forward."""
-        return self._of_est[est]
+        return self._of_est[est] if self._own else []
 
     def receive(self, values: list[Tensor]) -> None:
         """Take EST 0's after its last forward, from the member that ran it."""

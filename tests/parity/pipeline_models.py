@@ -1,13 +1,13 @@
 """Models of the pipeline's parity matrix: small, and each with something that a careless cut would show.
 
-    mlp            in-place activations at the boundaries
-    cnn            BatchNorm and dropout: buffers and generators
-    gpt            an embedding, dropout in every block, a residual stream
-    channels-last  convolutions whose kernels follow the strides
-    transposing    units that leave their outputs transposed, so that gradients are, too
-    mixed          tuples, None, integer and bool tensors between units, a tensor used by several stages,
-                   bfloat16 in the middle, draws in backward, shapes that vary from step to step
-    widened        as mlp, with two dtypes: two buckets, clipped
+mlp            in-place activations at the boundaries
+cnn            BatchNorm and dropout: buffers and generators
+gpt            an embedding, dropout in every block, a residual stream
+channels-last  convolutions whose kernels follow the strides
+transposing    units that leave their outputs transposed, so that gradients are, too
+mixed          tuples, None, integer and bool tensors between units, a tensor used by several stages,
+               bfloat16 in the middle, draws in backward, shapes that vary from step to step
+widened        as mlp, with two dtypes: two buckets, clipped
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         p = 0.1 if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
-        x = x + functional.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, width)), 0.1, self.training)
+        x = x + functional.dropout(
+            self.out(mixed.transpose(1, 2).reshape(batch, length, width)), 0.1, self.training
+        )
         return x + functional.dropout(self.down(functional.gelu(self.up(self.second(x)))), 0.1, self.training)
 
 

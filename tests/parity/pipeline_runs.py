@@ -175,9 +175,7 @@ class LocalJob:
         self.ready_order: list[int] | None = None
         self.hub = LocalHub(changed)
 
-    def set_plan(
-        self, plan: Plan, members: int, order: dict[int, tuple[Block, ...]] | None = None
-    ) -> None:
+    def set_plan(self, plan: Plan, members: int, order: dict[int, tuple[Block, ...]] | None = None) -> None:
         """Give the job a ring of so many new workers; state goes over by unit, as a hand-over would bring
         it."""
         old = self.members
@@ -266,7 +264,7 @@ class LocalJob:
             return
         self.contexts = contexts
         self.step += 1
-        values, state = self._values()
+        _, state = self._values()
         self.trace.losses.append([digest(losses) for losses in told])
         units = self.members[0].units
         self.trace.weights.append(digest(self._weights()))
@@ -285,7 +283,13 @@ class LocalJob:
         self.trace.buffers.append(digest(self._buffers()))
         self.trace.generators = [_generators(parts) for parts in self.contexts]
 
+    def digest_of(self, unit: int) -> str:
+        """Return the digest of a unit's parameters and buffers; all its holders have the same."""
+        module = self._module(unit)
+        return digest([*module.parameters(), *module.buffers()])
+
     def close(self) -> None:
+        """Remove the executors' hooks."""
         for member in self.members:
             member.executor.close()
 

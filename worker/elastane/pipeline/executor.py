@@ -4,7 +4,7 @@ INTERFACE (for the runner; it changes only here, and by a commit of its own)
 
     executor = StepExecutor(units, loss_fn, num_ests, generators, bucket_cap_mb=None, device=...,
                             swap_bytes_max=None, scale=None)
-    executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are held, with values
+    executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are there
     executor.set_layout(ready_order)                     between steps, as Reducer.set_layout
     executor.begin_step(step)
     ends = executor.run_wave(0, {est: MicroBatch(input, target, parts)}, last=...)   each wave: home ESTs

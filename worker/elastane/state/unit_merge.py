@@ -47,7 +47,8 @@ def _merged(units: list[Any], common: Any) -> dict[str, Any]:
     entries: dict[Any, Any] = {}
     for unit in units:
         for kind, values in state.items():
-            values |= {_full(unit["name"], name): value for name, value in unit[kind].items()}
+            named = {_full(unit["name"], name): value for name, value in unit[kind].items()}
+            values |= {name: value for name, value in named.items() if value is not None}
         for name, entry in unit["optimizer"].items():
             entries[index_of[_full(unit["name"], name)]] = entry
     for alias, name in common["aliases"].items():

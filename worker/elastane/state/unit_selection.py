@@ -40,7 +40,7 @@ class Selection:
         self.ranges = [(start, end) for start, end, _ in self._places]
 
     def take(self, position: int, chunk: bytes) -> None:
-        """Keep what is needed of a chunk; any thread may call it. position: of its first byte in the stream."""
+        """Keep what is needed of a chunk, whose first byte is at `position`; any thread may call it."""
         for start, end, memory in self._places:
             low, high = max(start, position), min(end, position + len(chunk))
             if low < high:
@@ -123,7 +123,7 @@ def _unit(
         {
             "name": units.names[unit],
             "parameters": _dict({name: parameters[prefix + name] for name in own}),
-            "buffers": _dict({n: buffers[prefix + n] for n in buffer_names if prefix + n in buffers}),
+            "buffers": _dict({name: buffers.get(prefix + name) for name in buffer_names}),
             "modules": _dict({n: modules[full[n]] for n in module_names if full[n] in modules}),
             "optimizer": _dict({n: optimizer[prefix + n] for n in own if prefix + n in optimizer}),
         }

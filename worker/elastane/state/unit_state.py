@@ -178,11 +178,8 @@ class UnitState:
         self.optimizer.hold(units, self.units.held)
 
     def _unit(self, unit: int) -> dict[str, Any]:
-        buffers = {
-            name: module._buffers[key]
-            for name, module, key in self.units.owned_buffers(unit)
-            if module._buffers[key] is not None
-        }
+        # None too: a module may set a buffer from None, or to None, while it trains.
+        buffers = {name: module._buffers[key] for name, module, key in self.units.owned_buffers(unit)}
         return {
             "name": self.units.names[unit],
             "parameters": dict(self.units.owned_parameters(unit)),
@@ -204,7 +201,7 @@ class UnitState:
         prefix, mine = self.units.prefix(unit), self.units.owned_parameters(unit)
         check_parameters(mine, saved["parameters"], prefix)
         known = {name for name, _, _ in self.units.owned_buffers(unit)}
-        same_names(f"buffers of unit {saved['name']}", known | set(saved["buffers"]), known)
+        same_names(f"buffers of unit {saved['name']}", saved["buffers"], known)
         same_names(
             f"module states of unit {saved['name']}",
             saved["modules"],
@@ -228,7 +225,7 @@ class UnitState:
             self.optimizer.load_unit(unit, saved["optimizer"], placer)
 
     def _fill_buffers(
-        self, unit: int, saved: Mapping[str, torch.Tensor], placer: Placer, device: torch.device
+        self, unit: int, saved: Mapping[str, torch.Tensor | None], placer: Placer, device: torch.device
     ) -> None:
         own = {(id(module), key): name for name, module, key in self.units.owned_buffers(unit)}
         parts: dict[int, tuple[str, nn.Module]] = {}

@@ -64,7 +64,15 @@ def read_graph(text: str, *, optimizer_factor: float = ADAM_FACTOR) -> Profile:
 
 
 def coalesced(profile: Profile, units_max: int) -> Profile:
-    """Return a profile of at most units_max units, each several of the given ones.
+    """Return a profile of at most units_max units, those between `coarse_bounds`."""
+    units = profile.units
+    return Profile(
+        tuple(_merged(units[first:end]) for first, end in pairwise(coarse_bounds(profile, units_max)))
+    )
+
+
+def coarse_bounds(profile: Profile, units_max: int) -> list[int]:
+    """Return where at most units_max groups of units begin, and the number of units.
 
     Again and again, two neighbours become one: those that take little time together, and have much to send
     between them (their seconds over the root of the bytes). So cuts inside a residual block go before those
@@ -82,7 +90,7 @@ def coalesced(profile: Profile, units_max: int) -> Profile:
             key=lambda place: (seconds[place] / math.sqrt(1 + crossing[place]), -crossing[place], place),
         )
         del bounds[place + 1]
-    return Profile(tuple(_merged(units[first:end]) for first, end in pairwise(bounds)))
+    return bounds
 
 
 def _unit(node: re.Match[str], number: int, optimizer_factor: float) -> UnitProfile:

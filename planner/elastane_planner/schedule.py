@@ -123,14 +123,14 @@ def linear(order: Order, plan: Plan, micro_batches: int) -> tuple[Block, ...]:
                 sequence.append(block)
                 progress = True
     if stuck := [str(own[-1]) for own in left.values() if own]:
-        raise InvalidPlan(f"an order never ends: {', '.join(stuck)} wait for blocks that come later")
+        raise InvalidPlan(f"an order never ends: {', '.join(stuck)} wait for later blocks, or for none")
     if len(done) != 2 * micro_batches * (last + 1):
         raise InvalidPlan(f"an order has {len(done)} of {2 * micro_batches * (last + 1)} blocks")
     return tuple(sequence)
 
 
 def to_csv(order: Order) -> str:
-    """Return an order as torch.distributed.pipelining's CSV ("compute_only"): a row a device, cells as 2F0."""
+    """Return an order as torch.distributed.pipelining's CSV ("compute_only"): a row a device, cells 2F0."""
     return "".join(",".join(map(str, order[device])) + "\n" for device in sorted(order))
 
 

@@ -94,8 +94,9 @@ def _linears():
     return [nn.Linear(4, 4), nn.Linear(4, 2)]
 
 
-def test_gradients_losses_and_generators_after_a_step():
-    job = _Job(_linears, _two(), 2, 3)
+@pytest.mark.parametrize("memory", ["plain", "checkpoint", "swap"])
+def test_what_is_known_after_a_step(memory):
+    job = _Job(_linears, _two(memory), 2, 3)
     ends = job.forward_backward()
     assert sorted(est for end in ends for est in end) == [0, 1, 2]
     held = [[p.grad is not None for p in units.parameters] for units in job.units]

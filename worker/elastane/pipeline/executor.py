@@ -205,7 +205,7 @@ class StepExecutor:
         self._forget_ring()
         self._plan, self._me, self._links, self._generation = ring, me, links, generation
         self._parts = PartsOnLinks()
-        self._evaluations = 0
+        self._step, self._evaluations = -1, 0  # the same at all members until the first step
         self._clock.forget()
         place_of = {id(self._units.parameters[place]): index for index, place in enumerate(self._trainable)}
         for stage in ring.held_by(me):

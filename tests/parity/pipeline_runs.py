@@ -37,7 +37,7 @@ def digest(tensors: Sequence[Tensor]) -> str:
     """Return the sha256 of the tensors' types, shapes and values."""
     hashed = hashlib.sha256()
     for tensor in tensors:
-        whole = tensor.detach().contiguous()
+        whole = tensor.detach().cpu().contiguous()
         hashed.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
         hashed.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
     return hashed.hexdigest()
@@ -148,7 +148,7 @@ class Member:
 class LocalJob:
     """A job whose workers are all in this process; its plan may change between steps.
 
-    changed: what becomes of frames. made: builds each executor (negative controls).
+    changed: what becomes of frames. made: builds each executor (negative controls). device: of all workers.
     """
 
     def __init__(
@@ -159,11 +159,13 @@ class LocalJob:
         seed: int = 0,
         changed: Callable[[Frame], Frame] = lambda frame: frame,
         made: Callable[..., StepExecutor] = StepExecutor,
+        device: str = "cpu",
     ) -> None:
         self.model, self.ests, self._changed, self._made = model, ests, changed, made
+        self.device = torch.device(device)
         self.trace = Trace()
-        self._initial = model.build()
-        self._generators = Generators()
+        self._initial = model.build().to(self.device)
+        self._generators = Generators(self.device)
         present = self._generators.capture()
         self.contexts = []
         for est in range(ests):
@@ -176,7 +178,7 @@ class LocalJob:
         self.plan: Plan | None = None
         self.step = self.generation = 0
         self.ready_order: list[int] | None = None
-        self.hub = LocalHub(changed)
+        self.hub = LocalHub(changed, self.device)
 
     def set_plan(self, plan: Plan, members: int, order: dict[int, tuple[Block, ...]] | None = None) -> None:
         """Give the job a ring of so many workers. State goes over by unit, as a hand-over would bring it;
@@ -184,7 +186,7 @@ class LocalJob:
         old = self.members
         values, state = self._values() if old else ({}, {})
         self.generation += 1
-        self.hub, self.plan = LocalHub(self._changed), plan
+        self.hub, self.plan = LocalHub(self._changed, self.device), plan
         self.ranges = [(self.ests * m // members, self.ests * (m + 1) // members) for m in range(members)]
         for member in old[members:]:
             member.executor.close()
@@ -215,7 +217,9 @@ class LocalJob:
 
     def _newcomer(self) -> Member:
         units = Units.build(list(copy.deepcopy(self._initial)))
-        return Member(units, self._made(units, self.model.loss, self.ests, self._generators))
+        return Member(
+            units, self._made(units, self.model.loss, self.ests, self._generators, device=self.device)
+        )
 
     def run(self, steps: int | None = None) -> Trace:
         """Train so many steps."""
@@ -235,10 +239,10 @@ class LocalJob:
                 batches.append({})
                 for est in range(start, end):
                     self._generators.restore(contexts[est])
-                    value, target = self.model.batch(self.step, micro)
+                    value, target = (one.to(self.device) for one in self.model.batch(self.step, micro))
                     batches[-1][est] = MicroBatch(value, target, self._generators.capture())
             last = micro == self.model.waves - 1
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.model.autocast):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.model.autocast):
                 ends = self._together(
                     lambda member, me, micro=micro, batches=batches, last=last: member.executor.wave(
                         micro, batches[me], last=last

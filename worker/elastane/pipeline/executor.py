@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from elastane.collective.buckets import first_layout, rebuilt_layout
 from elastane.collective.order import Ranges
+from elastane.collective.ring_errors import RingError
 from elastane.pipeline import clipping, refusals
 from elastane.pipeline.est_buffers import EstBuffers
 from elastane.pipeline.frames import Frame, FrameError, FrameKey, Kind, frame_of
@@ -700,6 +701,8 @@ class StepExecutor:
         present = self._generators.capture()
         try:
             yield
+        except RingError:
+            raise
         except Exception as error:
             error.add_note(
                 f"  in the {what} of EST {est} on {self._run.name}, step {self._step}, micro-batch {micro}"

@@ -64,7 +64,7 @@ class _Job:
         self.step = 0
 
     def together(self, call):
-        links = [executor._links for executor in self.executors]
+        links = [executor._ring().links for executor in self.executors]
         steps = zip(links, map(call, self.executors, range(len(links))), strict=True)
         return run_together(list(steps), random.Random(0).choice)
 

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
+from elastane_planner.amounts import bytes_text
 from elastane_planner.cluster import Device
 from elastane_planner.costs import Costs
 from elastane_planner.errors import DoesNotFit
@@ -161,17 +162,16 @@ class MemoryNeeds:
             unit, needed = self._worst_unit(largest)
             facts: dict[str, object] = {"unit": units[unit].name, "unit_bytes": needed, "devices": "none"}
             hint = (
-                f"unit {unit} ({units[unit].name}) alone needs {needed} bytes on any number of such devices:"
-                " divide it, make micro-batches smaller, or give devices more memory"
+                f"unit {unit} ({units[unit].name}) alone needs {bytes_text(needed)} on any number of such "
+                "devices: divide it, make micro-batches smaller, or give devices more memory"
             )
         else:
             facts = {"devices": least}
-            hint = (
-                f"{least} devices with {largest.memory_bytes} bytes each would do, or smaller micro-batches"
-            )
+            each = bytes_text(largest.memory_bytes or 0)
+            hint = f"{least} devices with {each} each would do, or smaller micro-batches"
         return DoesNotFit(
-            f"stage {misfit.stage} (units {names}) needs {misfit.bytes} bytes on "
-            f"{devices[misfit.device].name}, which has {misfit.memory_bytes}",
+            f"stage {misfit.stage} (units {names}) needs {bytes_text(misfit.bytes)} on "
+            f"{devices[misfit.device].name}, which has {bytes_text(misfit.memory_bytes)}",
             hint=hint,
             stage=misfit.stage,
             bytes=misfit.bytes,

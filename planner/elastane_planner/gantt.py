@@ -28,7 +28,7 @@ def draw(names: Sequence[str], plan: Plan, timeline: Timeline, title: str = "") 
     bottom = _TOP + len(shown) * (_ROW + _FRAMES + _GAP)
     height = bottom + 56
     whole = timeline.step_seconds
-    head = title or f"Step of {seconds_text(whole)}, bubble {timeline.bubble:.1%}"
+    head = title or f"Step of {seconds_text(whole)}, bubble {max(0.0, timeline.bubble):.1%}"
     total = _LEFT + _WIDTH + _RIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '

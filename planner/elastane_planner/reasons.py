@@ -34,8 +34,9 @@ def slowest(costs: Costs, plan: Plan, step_seconds: float) -> Slowest:
     found += [_of_link(costs, plan, index) for index in range(1, len(plan.stages))]
     worst = max(found, key=lambda option: option.seconds)
     if 0 < step_seconds < inf:
+        bounds, separator, detail = worst.reason.partition("; ")
         share = f", {worst.seconds / step_seconds:.0%} of the step"
-        return msgspec.structs.replace(worst, reason=worst.reason + share)
+        return msgspec.structs.replace(worst, reason=f"{bounds}{share}{separator}{detail}")
     return worst
 
 
@@ -68,9 +69,9 @@ def _of_stage(costs: Costs, plan: Plan, index: int) -> list[Slowest]:
     longest = max(range(len(units)), key=lambda place: times[place])
     share = times[longest] / total if (total := sum(times)) else 0.0
     if len(units) > 1 and share >= _SHARE_TOLD:
-        text += f"; unit {stage.first_unit + longest} ({units[longest].name}) alone is {share:.0%} of it"
+        text += f"; {_unit(stage.first_unit + longest, units[longest].name)} alone is {share:.0%} of it"
     elif len(units) == 1 and len(plan.stages) > 1:
-        text += f"; it has one unit, {stage.first_unit} ({units[0].name}), and cannot be divided"
+        text += f"; {_unit(stage.first_unit, units[0].name)} is all it has, so it cannot be divided"
     options = [Slowest("blocks", index, blocks, text)]
     shadows = plan.shadows_of(index)
     sums = costs.sum_seconds(stage.first_unit, stage.end_unit, stage.devices, shadows)
@@ -113,7 +114,11 @@ def _follows(before: str, name: str) -> bool:
     """Return whether a name is the one before with its number one higher."""
     stem = before.rstrip("0123456789")
     digits = before[len(stem) :]
-    return bool(digits) and name == f"{stem}{int(digits) + 1}"
+    return bool(digits) and name == stem + str(int(digits) + 1).zfill(len(digits))
+
+
+def _unit(index: int, name: str) -> str:
+    return f"unit {index}" if name == str(index) else f"unit {index} ({name})"
 
 
 def _counted(count: int, one: str, several: str) -> str:

@@ -38,14 +38,15 @@ CUT = Plan((Stage(0, 2, (0,)), Stage(2, 3, (1,))))
 def test_a_stage_with_most_to_compute() -> None:
     found = _slowest(CUT)
     assert (found.kind, found.stage, found.seconds) == ("blocks", 0, 32.0)
-    assert found.reason.startswith("stage 0: 8 micro-batches of 4 s;") and found.reason.endswith(
-        "32% of the step"
-    )
+    told = "stage 0: 8 micro-batches of 4 s, 32% of the step; unit 0 (u0) alone is 50% of it"
+    assert found.reason == told
 
 
 def test_a_unit_that_dominates_is_named() -> None:
     assert "unit 1 (u1) alone is 83% of it" in _slowest(CUT, times=(1.0, 5.0, 1.0)).reason
-    assert "it has one unit, 2 (u2), and cannot be divided" in _slowest(CUT, times=(1.0, 1.0, 9.0)).reason
+    assert (
+        "; unit 2 (u2) is all it has, so it cannot be divided" in _slowest(CUT, times=(1.0, 1.0, 9.0)).reason
+    )
 
 
 def test_replicas_memory_and_slow_devices_are_said() -> None:
@@ -107,3 +108,4 @@ def test_names_of_devices() -> None:
     assert names_of(names, [0, 1, 2, 3]) == "gpu0..gpu3"
     assert names_of(names, [0, 2, 3, 4]) == "gpu0, gpu2, gpu3, b"
     assert names_of(names, [5, 6, 7, 0]) == "c9..c11, gpu0"
+    assert names_of(["d08", "d09", "d10"], [0, 1, 2]) == "d08..d10"

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from elastane_cli.commands.common import JsonOption, command, console, fail, print_error, print_json
+from elastane_cli.commands.common import JsonOption, command, console, fail, print_json
 from elastane_common.exit_codes import CODE_RUN_FAILED
 
 if TYPE_CHECKING:
     from elastane.diagnose.profile_report import ProfileReport, Sized
 
 STEPS_MIN = 10
+_SPREAD_NOTED = 0.5
 
 
 def register(app: typer.Typer) -> None:
@@ -65,8 +66,7 @@ def profile(
     Examples: elastane profile train.py; elastane profile -o gpt.json --steps 20 train.py --layers 24;
     elastane profile --micro-batch-sizes 4,8,16 train.py
 
-    Exits with 0 when the file is written, 1 if the pipeline cannot be profiled, 2 on bad usage, 11 if the
-    script failed.
+    Exits with 0 when the file is written, 2 on bad usage, 11 if the script failed or has no pipeline.
     """
     from elastane.diagnose.examine import ScriptFailedError
     from elastane.diagnose.profile_run import profile_script
@@ -155,6 +155,8 @@ def _print(report: ProfileReport, files: list[Path]) -> None:
     out.print(profile_table(first, report.classes))
     if len(report.profiles) > 1:
         out.print(sizes_table(report.profiles))
+    if max(first.spread) > _SPREAD_NOTED:
+        out.print("note: times vary much; measure again while nothing else runs on this machine")
     for path in files:
         out.print(f"written: {path}")
     out.print(f"next: elastane plan --profile {files[0]} --devices 4 --micro-batches 8")

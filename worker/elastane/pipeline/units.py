@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from elastane.pipeline.unit_building import SharedMemoryCheck, UnitsError, built, entries_of, ties_of
+from elastane.pipeline.unit_split import is_split, parts_of
 from elastane.pipeline.unit_storage import InitialValuesError, UnitRecord, built_again, generators_here
 
 __all__ = ["InitialValuesError", "ParameterSpec", "Units", "UnitsError"]
@@ -90,10 +91,11 @@ class Units:
     def build(cls, given: Any, *, release: bool = True) -> Units:
         """Build the units in order, each released before the next is built.
 
-        given: an nn.Sequential (nested ones are flattened), or a list of modules and of constructors, called
-        without arguments. release: False keeps all, as a process of a stock job does. Raises UnitsError.
+        given: an nn.Sequential (nested ones are flattened), a list of modules and of constructors, called
+        without arguments, or a model that torch.distributed.pipelining has split at SplitPoints. release:
+        False keeps all, as a process of a stock job does. Raises UnitsError.
         """
-        model, entries = entries_of(given)
+        model, entries = entries_of(parts_of(given) if is_split(given) else given)
         if not entries:
             raise UnitsError(
                 "the pipeline has no units",

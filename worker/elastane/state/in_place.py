@@ -53,7 +53,7 @@ def fill_parameters(mine: Mapping[str, torch.Tensor], saved: Mapping[str, torch.
 
 def fill_buffers(
     modules: Iterable[tuple[str, nn.Module]],
-    saved: Mapping[str, torch.Tensor],
+    saved: Mapping[str, torch.Tensor | None],
     placer: Placer,
     device: torch.device,
 ) -> None:

@@ -12,7 +12,7 @@ mode (`requires_grad`, `training`) are included: a script may set them only once
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -99,7 +99,9 @@ class TrainState:
         for optimizer, value in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, value, placer)
         for name, value in state["extras"].items():
-            self.extras[name].load_state_dict(placer.tree(value))
+            # Of the runtime's own, a job with a pipeline has others than one without.
+            if name in self.extras:
+                self.extras[name].load_state_dict(placer.tree(value))
 
     def fingerprint(self) -> dict[str, str]:
         """Return sha256 of "weights", "optimizer", "buffers" and "extras".
@@ -116,7 +118,7 @@ class TrainState:
             raise StateFormatError("this is not the state of a training run")
         check_parameters(dict(self.model.named_parameters(remove_duplicate=False)), state["parameters"])
         same_names("module states", state["modules"], dict(self._modules_with_state()))
-        same_names("extras", state["extras"], self.extras)
+        same_names("extras", scripts_names(state["extras"]), scripts_names(self.extras))
         known = {f"{prefix}{name}" for prefix, module in self._modules() for name in module._buffers}
         same_names("buffers", known | set(state["buffers"]), known)
         for kind, mine in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
@@ -155,3 +157,8 @@ class TrainState:
         for name, module in self.model.named_modules():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 yield name, module
+
+
+def scripts_names(extras: Iterable[str]) -> list[str]:
+    """Return the names of extras that are the script's, not the runtime's."""
+    return [name for name in extras if not name.startswith(RUNTIME_PREFIX)]

@@ -48,7 +48,7 @@ def hand_over(
 ) -> HandedOver:
     """Send and receive this member's part of all transfers; called by every member, between steps.
 
-    transfers: of `unit_transfers.transfers`, the same everywhere. me: index of this member. Other arguments as
+    transfers: of `unit_transfers.transfers`, alike everywhere. me: index of this member. Other arguments as
     of `send_state`; `handover.TAGS` tags are used. The live state is not touched, and the exported state must
     not change meanwhile: the result is for `UnitState.adopt`. Raises HandoverError; errors of the transport
     pass through.

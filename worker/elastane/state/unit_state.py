@@ -27,7 +27,7 @@ from elastane.state.codec import Exported, StateFormatError, decode, encode
 from elastane.state.in_place import check_parameters, fill_buffers, fill_parameters, same_names
 from elastane.state.model_units import ModelUnits
 from elastane.state.optimizer_state import Placer, StateError
-from elastane.state.train_state import RUNTIME_PREFIX, Stateful
+from elastane.state.train_state import Stateful, scripts_names
 from elastane.state.unit_optimizer import UnitOptimizer
 
 #: Fields of a unit and of the common part.
@@ -178,11 +178,8 @@ class UnitState:
         self.optimizer.hold(units, self.units.held)
 
     def _unit(self, unit: int) -> dict[str, Any]:
-        buffers = {
-            name: module._buffers[key]
-            for name, module, key in self.units.owned_buffers(unit)
-            if module._buffers[key] is not None
-        }
+        # None too: a module may set a buffer from None, or to None, while it trains.
+        buffers = {name: module._buffers[key] for name, module, key in self.units.owned_buffers(unit)}
         return {
             "name": self.units.names[unit],
             "parameters": dict(self.units.owned_parameters(unit)),
@@ -204,7 +201,7 @@ class UnitState:
         prefix, mine = self.units.prefix(unit), self.units.owned_parameters(unit)
         check_parameters(mine, saved["parameters"], prefix)
         known = {name for name, _, _ in self.units.owned_buffers(unit)}
-        same_names(f"buffers of unit {saved['name']}", known | set(saved["buffers"]), known)
+        same_names(f"buffers of unit {saved['name']}", saved["buffers"], known)
         same_names(
             f"module states of unit {saved['name']}",
             saved["modules"],
@@ -228,7 +225,7 @@ class UnitState:
             self.optimizer.load_unit(unit, saved["optimizer"], placer)
 
     def _fill_buffers(
-        self, unit: int, saved: Mapping[str, torch.Tensor], placer: Placer, device: torch.device
+        self, unit: int, saved: Mapping[str, torch.Tensor | None], placer: Placer, device: torch.device
     ) -> None:
         own = {(id(module), key): name for name, module, key in self.units.owned_buffers(unit)}
         parts: dict[int, tuple[str, nn.Module]] = {}
@@ -309,7 +306,7 @@ class UnitState:
                 f"the state has {len(saved['schedulers'])} schedulers, the script {len(self.schedulers)}",
                 hint="every worker must prepare the same schedulers",
             )
-        same_names("extras", _scripts(saved["extras"]), _scripts(self.extras))
+        same_names("extras", scripts_names(saved["extras"]), scripts_names(self.extras))
 
     def _load_common(self, saved: Mapping[str, Any], placer: Placer) -> None:
         frozen, evaluating = set(saved["flags"]["frozen"]), set(saved["flags"]["evaluating"])
@@ -325,10 +322,6 @@ class UnitState:
             # The runtime's own may be those of a job without a pipeline.
             if name in self.extras:
                 self.extras[name].load_state_dict(placer.tree(value))
-
-
-def _scripts(extras: Iterable[str]) -> list[str]:
-    return [name for name in extras if not name.startswith(RUNTIME_PREFIX)]
 
 
 def _form(parameter: Sequence[Any]) -> str:

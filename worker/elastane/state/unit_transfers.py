@@ -66,7 +66,8 @@ def transfers(
 ) -> tuple[Transfer, ...]:
     """Return the transfers of a change of plan, the same in every member.
 
-    Units with the same donors and receivers are one transfer. donors, receivers: Go's, of the common part: who
+    Units with the same donors and receivers are one transfer.
+    donors, receivers: those of Go, of the common part: who
     has entered a ring of this job, and who has not.
     """
     homes: dict[int, set[int]] = {}

@@ -76,14 +76,46 @@ def test_bytes_of_a_perceptron() -> None:
     assert [unit.buffer_bytes for unit in found] == [0, 0, 2 * 16 * FLOAT + 8, 0]
     wide, narrow = BATCH * 16 * FLOAT, BATCH * WIDTH * FLOAT
     assert [unit.boundary_bytes for unit in found] == [wide, wide, wide, narrow]
-    # The first: its input, which it saves, and its output. ReLU puts out the tensor that it was given.
-    # BatchNorm: output, mean and deviation. The last: output, and what the loss saves of it (the difference).
-    assert [unit.activation_bytes for unit in found] == [
-        narrow + wide,
-        0,
-        wide + 2 * 16 * FLOAT,
-        2 * narrow,
-    ]
+    # The first saves its input. ReLU changes and saves the tensor that it is given; BatchNorm saves it, too,
+    # with mean and deviation. The last saves its input, the loss the difference.
+    assert [unit.activation_bytes for unit in found] == [narrow, wide, 2 * 16 * FLOAT, wide + narrow]
+
+
+def _saved_bytes(model: nn.Sequential, given: Tensor, target: Tensor) -> int:
+    """What a forward of the whole model keeps, each storage once, without parameters."""
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = _loss(model(given), target)
+    assert loss.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_activations_of_all_units_are_those_of_the_whole_model(inplace: bool) -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(1)
+        return nn.Sequential(
+            nn.Linear(WIDTH, 16),
+            nn.LayerNorm(16),
+            nn.ReLU(inplace),
+            nn.Dropout(0.5),
+            nn.Linear(16, 16),
+            nn.Sigmoid(),
+            nn.BatchNorm1d(16),
+            nn.Tanh(),
+            nn.Linear(16, WIDTH),
+        )
+
+    (given, target), *_ = batches = _batches()
+    units = profile_units(Units.build(model()), batches, _loss, steps=1).profile.units
+    assert sum(unit.activation_bytes for unit in units) == _saved_bytes(model(), given, target)
 
 
 def test_optimizer_state_is_measured() -> None:

@@ -6,13 +6,14 @@ backward gets random gradients: times depend on shapes, not on values.
 
     forward, backward   medians over the steps, the device's queue included; of the last unit with the loss
     boundary            bytes of the tensors that it puts out
-    activations         bytes that it saves for backward and that it puts out. Without parameters and without
-                        what it was given, which the unit before put out; of the first unit with its input
+    activations         bytes that are kept for its backward, without parameters: with its input, if it or the
+                        unit before saves that, and without its output, which is the next unit's input
     optimizer           bytes of state after a step
 """
 
 from __future__ import annotations
 
+import enum
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -74,6 +75,7 @@ def profile_units(
     samples = samples_of(inputs[0])
     profiles: list[UnitProfile] = []
     spreads: list[float] = []
+    known: list[_Known] = []
     for unit in range(units.count):
         if told is not None:
             told(unit)
@@ -82,7 +84,7 @@ def profile_units(
             if unit == units.count - 1
             else None
         )
-        clock = _UnitClock(units, unit, loss)
+        clock = _UnitClock(units, unit, loss, known)
         try:
             with _holding(units, unit, optimizer):
                 measured, inputs = clock.measure(inputs, steps, optimizer)
@@ -91,6 +93,7 @@ def profile_units(
             raise
         profiles.append(measured)
         spreads.append(clock.spread)
+        known = clock.known
     return Measurement(Profile(tuple(profiles)), tuple(spreads), samples)
 
 
@@ -120,10 +123,24 @@ def resized(batch: Any, samples: int) -> Any:
     return pytree.tree_map(cut, batch)
 
 
-class _UnitClock:
-    """Runs one unit again and again. loss: of the last unit, (its output, number of the batch) -> loss."""
+class _Known(enum.Enum):
+    """What is known of a tensor between two units: nothing, its maker saves it, it is in a unit's bytes."""
 
-    def __init__(self, units: Units, unit: int, loss: Callable[[Any, int], Tensor] | None) -> None:
+    NOTHING = enum.auto()
+    SAVED = enum.auto()
+    COUNTED = enum.auto()
+
+
+class _UnitClock:
+    """Runs one unit again and again. loss: of the last unit, (its output, number of the batch) -> loss.
+
+    known: of the tensors that it is given; after `measure`, of those that it puts out.
+    """
+
+    def __init__(
+        self, units: Units, unit: int, loss: Callable[[Any, int], Tensor] | None, known: list[_Known]
+    ) -> None:
+        self.known = known
         self._units, self._unit, self._module, self._loss = units, unit, units.module(unit), loss
         self._first = unit == 0
         self._device = next((p.device for p in units.parameters), torch.device("cpu"))
@@ -183,25 +200,33 @@ class _UnitClock:
         return pytree.tree_map(_detached, output), (done - began, ended - backward_began)
 
     def _activations(self, given: Any) -> int:
-        """Return the bytes that a forward keeps."""
+        """Return the bytes that are kept for backward, and note what is known of the output."""
         entered = self._entered(given)
-        own = {_storage(t) for t in (*self._module.parameters(), *self._module.buffers())}
-        if not self._first:
-            own |= {_storage(tensor) for tensor in _tensors(entered)}
-        kept: dict[int, Tensor] = {}
+        inputs = [_storage(tensor) for tensor in _tensors(entered)]
+        weights = {_storage(t) for t in (*self._module.parameters(), *self._module.buffers())}
+        saved: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor) -> Tensor:
-            if _storage(tensor) not in own:
-                kept.setdefault(_storage(tensor), tensor)
+            if _storage(tensor) not in weights:
+                saved.setdefault(_storage(tensor), tensor)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             output = self._module(entered)
             ends = output if self._loss is None else self._loss(output, 0)
-        for tensor in (*_tensors(output), *(_tensors(entered) if self._first else ())):
-            keep(tensor)
+        known = dict(zip(inputs, self.known or [_Known.NOTHING] * len(inputs), strict=True))
+        outputs = [_storage(tensor) for tensor in _tensors(output)]
+        within = saved.keys() - known.keys() - (set(outputs) if self._loss is None else set())
+        counted = sum(saved[storage].untyped_storage().nbytes() for storage in within)
+        for storage, tensor in zip(inputs, _tensors(entered), strict=True):
+            if known[storage] is _Known.SAVED or (known[storage] is _Known.NOTHING and storage in saved):
+                counted += tensor.untyped_storage().nbytes()
+                known[storage] = _Known.COUNTED
+        self.known = [
+            known.get(storage, _Known.SAVED if storage in saved else _Known.NOTHING) for storage in outputs
+        ]
         del ends
-        return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        return counted
 
     def _entered(self, given: Any) -> Any:
         """Return an input as a unit gets it within a model: computed by something, so it may be changed."""

@@ -14,11 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import inf, lcm
+from typing import NamedTuple
 
 from elastane_planner.cluster import Cluster
 from elastane_planner.errors import InvalidRequest
-from elastane_planner.plan import Memory, Plan
+from elastane_planner.plan import Memory, Plan, Stage
 from elastane_planner.profile import Profile
+
+
+class Floor(NamedTuple):
+    """Seconds of a stage: the work of its busiest replica, its fastest blocks, its sums without shadows."""
+
+    work: float
+    forward: float
+    backward: float
+    sums: float
 
 
 class Costs:
@@ -36,6 +46,9 @@ class Costs:
         self._parameters = _sums([float(unit.parameter_bytes) for unit in units])
         self._activations = _sums([float(unit.activation_bytes) for unit in units])
         self._boundary = [float(unit.boundary_bytes) for unit in units]
+        self._floors: dict[tuple[int, int, tuple[int, ...], Memory], Floor] = {}
+        self._slowest: dict[tuple[int, ...], float] = {}
+        self._fastest: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
 
     def block_seconds(
         self, first: int, end: int, device: int, memory: Memory = "plain"
@@ -55,7 +68,7 @@ class Costs:
         return forward, backward
 
     def frame_seconds(self, cut: int, source: int, target: int) -> float:
-        """Return the seconds of one micro-batch's frame over the cut before unit `cut`, in either direction."""
+        """Return the seconds of a micro-batch's frame over the cut before unit `cut`, in either direction."""
         return _over(self._boundary[cut - 1], self.cluster.bandwidth[source][target])
 
     def sum_seconds(self, first: int, end: int, devices: Sequence[int], shadows: Sequence[int] = ()) -> float:
@@ -70,10 +83,47 @@ class Costs:
             seconds += _over(size, min(bandwidth[source][target] for source in devices for target in shadows))
         return seconds
 
+    def seconds(self, first: int, end: int) -> float:
+        """Return the seconds of forward and backward of units [first, end) at speed 1."""
+        return self._forward[end] - self._forward[first] + self._backward[end] - self._backward[first]
+
+    def boundary_bytes(self, cut: int) -> float:
+        """Return the bytes of a frame over the cut before unit `cut`."""
+        return self._boundary[cut - 1]
+
     def least_bandwidth(self, devices: Sequence[int]) -> float:
         """Return the bandwidth of the slowest link among these devices; infinite for one alone."""
-        bandwidth = self.cluster.bandwidth
-        return min((bandwidth[u][v] for u in devices for v in devices if u != v), default=inf)
+        group = tuple(devices)
+        least = self._slowest.get(group)
+        if least is None:
+            bandwidth = self.cluster.bandwidth
+            least = min((bandwidth[u][v] for u in group for v in group if u != v), default=inf)
+            self._slowest[group] = least
+        return least
+
+    def floor(self, stage: Stage) -> Floor:
+        """Return what a stage takes at least. Remembered, as plans of a search have most stages in common."""
+        key = (stage.first_unit, stage.end_unit, stage.devices, stage.memory)
+        floor = self._floors.get(key)
+        if floor is None:
+            times = [self.block_seconds(key[0], key[1], device, stage.memory) for device in stage.devices]
+            count, replicas = self.micro_batches, stage.replicas
+            floor = self._floors[key] = Floor(
+                work=max(len(range(j, count, replicas)) * sum(pair) for j, pair in enumerate(times)),
+                forward=min(forward for forward, _ in times),
+                backward=min(backward for _, backward in times),
+                sums=self.sum_seconds(key[0], key[1], stage.devices),
+            )
+        return floor
+
+    def frame_floor(self, cut: int, sources: tuple[int, ...], targets: tuple[int, ...]) -> float:
+        """Return the seconds of a frame over a cut on the fastest link from a group to another."""
+        fastest = self._fastest.get((sources, targets))
+        if fastest is None:
+            bandwidth = self.cluster.bandwidth
+            fastest = max(bandwidth[source][target] for source in sources for target in targets)
+            self._fastest[sources, targets] = fastest
+        return _over(self._boundary[cut - 1], fastest)
 
     def stage_load(self, first: int, end: int, devices: Sequence[int], memory: Memory = "plain") -> float:
         """Return the load of a stage in a step: ceil(M / r) blocks of its slowest replica, and its sums."""
@@ -87,10 +137,13 @@ class Costs:
         Replica j of r sends to replica k of q the micro-batches m with m mod r = j and m mod q = k: one in
         lcm(r, q).
         """
-        bandwidth = self.cluster.bandwidth
-        least = min(min(bandwidth[u][v], bandwidth[v][u]) for u in sources for v in targets)
         frames = -(-self.micro_batches // lcm(len(sources), len(targets)))
-        return _over(frames * self._boundary[cut - 1], least)
+        return _over(frames * self._boundary[cut - 1], self.least_link(sources, targets))
+
+    def least_link(self, sources: Sequence[int], targets: Sequence[int]) -> float:
+        """Return the bandwidth of the slowest link between two groups, in its slower direction."""
+        bandwidth = self.cluster.bandwidth
+        return min(min(bandwidth[u][v], bandwidth[v][u]) for u in sources for v in targets)
 
     def load(self, plan: Plan) -> float:
         """Return W of a plan: the load of its most loaded stage or link."""

@@ -130,7 +130,7 @@ def linear(order: Order, plan: Plan, micro_batches: int) -> tuple[Block, ...]:
 
 
 def to_csv(order: Order) -> str:
-    """Return an order as torch.distributed.pipelining's CSV ("compute_only"): a row a device, cells as 2F0."""
+    """Return an order as torch.distributed.pipelining's CSV ("compute_only"): a row a device, cells 2F0."""
     return "".join(",".join(map(str, order[device])) + "\n" for device in sorted(order))
 
 

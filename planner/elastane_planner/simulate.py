@@ -103,31 +103,18 @@ def least_seconds(costs: Costs, plan: Plan) -> float:
     """Return a lower bound of a plan's step in any order of blocks, quick to compute.
 
     A device begins when its first micro-batch has come through the stages before it, works through all its
-    own, and the last of them has to go back to stage 0.
+    own, and the last of them has to go back to stage 0. Shadows are left out.
     """
-    stages, count = plan.stages, costs.micro_batches
-    sums = _sum_seconds(costs, plan)
+    stages = plan.stages
+    first_sums = costs.floor(stages[0]).sums
     least = head = tail = 0.0
     for index, stage in enumerate(stages):
-        works, forwards, backwards = [], [], []
-        for replica, device in enumerate(stage.devices):
-            forward, backward = costs.block_seconds(stage.first_unit, stage.end_unit, device, stage.memory)
-            own = len(range(replica, count, stage.replicas))
-            works.append(own * (forward + backward))
-            if own:
-                forwards.append(forward)
-                backwards.append(backward)
-        work = head + max(works)
-        least = max(least, work + sums[index], work + tail + sums[0])
+        floor = costs.floor(stage)
+        least = max(least, head + floor.work + max(floor.sums, tail + first_sums))
         if index + 1 < len(stages):
             after = stages[index + 1]
-            cut = after.first_unit
-            head += min(forwards) + min(
-                costs.frame_seconds(cut, u, v) for u in stage.devices for v in after.devices
-            )
-            tail += min(backwards) + min(
-                costs.frame_seconds(cut, v, u) for u in stage.devices for v in after.devices
-            )
+            head += floor.forward + costs.frame_floor(after.first_unit, stage.devices, after.devices)
+            tail += floor.backward + costs.frame_floor(after.first_unit, after.devices, stage.devices)
     return least
 
 

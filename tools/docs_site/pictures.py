@@ -149,7 +149,7 @@ def _pipeline(stages: int, micro_batches: int) -> str:
     cluster = Cluster.uniform([Device(f"worker {n}") for n in range(stages)], 1e6)
     plan = Plan(tuple(Stage(n, n + 1, (n,)) for n in range(stages)))
     step = timeline(Profile(units), cluster, plan, micro_batches)
-    title = f"{stages} equal stages, {micro_batches} micro-batches: devices wait {step.bubble:.0%} of the time"
+    title = f"{stages} equal stages, {micro_batches} micro-batches: devices wait for {step.bubble:.0%} of it"
     return gantt.draw([device.name for device in cluster.devices], plan, step, title)
 
 

@@ -97,7 +97,7 @@ class _Table:
         self._replicas = look.replicas
         self._stages = 0
         self._cells: dict[tuple[int, int], list[_Cell]] = {}
-        self._frames: dict[tuple[int, int, int], float] = {}
+        self._slowest: dict[tuple[int, int, int], float] = {}
         self._loads: dict[tuple[int, int, int, int], float] = {}
 
     def extend(self) -> None:
@@ -147,13 +147,10 @@ class _Table:
             load = self._load(begin, end, devices, replicas)
             if load >= least:
                 break  # and so is every longer stage
-            size = self._costs.boundary_bytes(self._ends[begin])
             for before in self._cells.get((begin, left), ()):
                 if before.load >= least:
                     break  # sorted by load
-                worst = max(load, before.load)
-                if size:
-                    worst = max(worst, size * self._frame(left, before.replicas, replicas))
+                worst = max(load, before.load, self._link(begin, left, before.replicas, replicas))
                 if worst < least:
                     best, least = _Cell(worst, begin, replicas, before), worst
         return best
@@ -169,13 +166,15 @@ class _Table:
             load = self._loads[key] = self._costs.stage_load(first, last, group) if fit else inf
         return load
 
-    def _frame(self, devices: int, before: int, after: int) -> float:
-        """Return the load of the links between stages that meet after so many devices, by byte."""
+    def _link(self, begin: int, devices: int, before: int, after: int) -> float:
+        """Return the load of the links between stages that meet at a part and after so many devices."""
+        size = self._costs.boundary_bytes(self._ends[begin])
+        if not size:
+            return 0.0
         key = (devices, before, after)
-        found = self._frames.get(key)
-        if found is None:
+        slowest = self._slowest.get(key)
+        if slowest is None:
             sources, targets = self._order[devices - before : devices], self._order[devices : devices + after]
-            frames = -(-self._costs.micro_batches // lcm(before, after))
-            least = self._costs.least_link(sources, targets)
-            found = self._frames[key] = frames / least if least else inf
-        return found
+            slowest = self._slowest[key] = self._costs.least_link(sources, targets)
+        frames = -(-self._costs.micro_batches // lcm(before, after))
+        return frames * size / slowest if slowest else inf

@@ -1,10 +1,11 @@
 """The best plan for a model on devices: every stage of the search, within its budget.
 
-order of the devices    recursive, by least cuts                              device_order
-first plans             least load for each number of stages, simulated       partition
-local search            from each of them                                     search
-device swaps            with local search, from the best of those             search
-the plan that runs      stays unless another gains enough, moving included    migration
+- Order of the devices: recursive, by least cuts (`device_order`).
+- Least load: a plan for each number of stages, simulated (`partition`).
+- Local search from each of them (`search`), then device swaps with it from the best.
+- Other orders of devices, rotations and reversals as far as they are cheap: all of the above.
+- Pairs of moves from the best of all, where plans have few neighbours; all plans, where there are few.
+- The plan that runs stays unless another gains enough, what moves included (`migration`).
 """
 
 from __future__ import annotations

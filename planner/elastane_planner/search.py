@@ -40,7 +40,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Judge:
-    """Simulates plans, each once, until the budget is spent.
+    """Simulates plans, each once, until the budget is spent: but a first one that fits in any case.
 
     Made once for a search. `misfit` is the plan that lacks least memory of those that did not fit.
     """
@@ -86,6 +86,8 @@ class Judge:
         """Return whether what was allowed is spent, and note it."""
         late = self._seconds is not None and self._seconds() >= self._seconds_end
         many = self.simulations >= self._simulations_end or self._looks >= self._looks_end
+        if not self.simulations:
+            return False  # whatever the budget, one plan is needed
         self.spent = self.spent or late or many
         return self.spent
 

@@ -114,7 +114,7 @@ def make_plan(
         bounds=Bounds(low, high, profile.cuts, ranking.to_ranks(_allowed(cluster, barred))),
         shadows=shadows,
         keep=None if keep is None else ranking.plan_to_ranks(keep),
-        held=None if held is None else {ranking.rank[device]: units for device, units in held.items()},
+        held=None if held is None else ranking.held_by_ranks(held),
         horizon_steps=horizon_steps,
         simulations_max=simulations_max,
         seconds=seconds,
@@ -385,6 +385,10 @@ class _Ranking:
     def to_ranks(self, devices: Iterable[int]) -> tuple[int, ...]:
         """Return the ranks of devices as given, the lowest first."""
         return tuple(sorted(self.rank[device] for device in devices))
+
+    def held_by_ranks(self, held: Mapping[int, Set[int]]) -> dict[int, Set[int]]:
+        """Return what devices hold, by rank. Devices that are gone have nothing to give."""
+        return {self.rank[device]: units for device, units in held.items() if device in self.rank}
 
     def plan_to_ranks(self, plan: Plan) -> Plan:
         """Return a plan of devices as given, by rank. Unknown devices stay unknown."""

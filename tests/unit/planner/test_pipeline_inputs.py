@@ -89,7 +89,8 @@ def test_a_profile_without_units() -> None:
     [
         Device("x", speed=0.0), Device("x", speed=-1.0), Device("x", speed=math.nan),
         Device("x", speed=math.inf), Device("x", memory_bytes=0), Device("x", memory_bytes=-5),
-        Device("x", host_bandwidth=-1.0), Device("x", host_bandwidth=math.nan), Device("x", host_memory_bytes=-1),
+        Device("x", host_bandwidth=-1.0), Device("x", host_bandwidth=math.nan),
+        Device("x", host_memory_bytes=-1),
     ],
 )  # fmt: skip
 def test_devices_that_cannot_be(device: Device) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastane.runtime.saving import CheckpointSaver, verify_for
 from elastane.state.checkpoint import (
     CheckpointDamagedError,
     CheckpointTooNewError,
@@ -28,6 +29,7 @@ from elastane.state.optimizer_state import StateError
 from elastane.state.unit_checkpoint import load_units, take_unit_snapshot
 from elastane.state.unit_transfers import saved_by
 from elastane_common.storage import CheckpointError
+from elastane_proto.v1 import ring_pb2
 from unit.state.checkpoints import CONTEXTS, ESTS
 from unit.state.pipelines import (
     COUNT,
@@ -172,6 +174,34 @@ def test_workers_without_a_stage_write_their_contexts(url: str) -> None:
     workers = [*begun([3, 7]), Worker(), Worker()]
     save(url, workers, 4, cut=[3, 7])
     assert verify_newest(url).contexts == CONTEXTS
+
+
+def test_the_workers_saver_writes_units_and_the_leader_finds_them(tmp_path: Path) -> None:
+    """What a pipeline's worker does on the master's messages."""
+    told: list[ring_pb2.Saved] = []
+    saver, workers, name = CheckpointSaver(told.append), begun([3, 7]), checkpoint_name(4, 1)
+    plan = a_plan([3, 7], [[0], [1]])
+    message = ring_pb2.Checkpoint(url=str(tmp_path), checkpoint=name, step=4, shards=2, keep=3)
+    for shard, worker in enumerate(workers):
+        units, contexts = saved_by(plan, shard), homes(shard, 2)
+        snapshot = take_unit_snapshot(worker.state, units, shard, 2, step=4, contexts=contexts)
+        message.shard = shard
+        saver.write_snapshot(ring_pb2.Checkpoint.FromString(message.SerializeToString()), snapshot)
+    saver.close()
+    assert [saved.error for saved in told] == ["", ""]
+    for saved in told:
+        message.manifest.add(shard=saved.shard, file=saved.file, sha256=saved.sha256, bytes=saved.bytes)
+    leader = CheckpointSaver(told.append)
+    leader.write_manifest(message, num_ests=ESTS)
+    leader.close()
+    assert told[-1].complete
+    load = ring_pb2.Load(checkpoint_url=str(tmp_path))
+    found = verify_for(load, num_ests=ESTS)
+    assert found is not None and found.name == name and found.contexts == CONTEXTS
+    assert verify_for(ring_pb2.Load(), num_ests=ESTS) is None
+    load.step_max = 3
+    with pytest.raises(CheckpointError, match="history goes only up to step 3"):
+        verify_for(load, num_ests=ESTS)
 
 
 def test_a_snapshot_does_not_change_with_the_training(url: str) -> None:

@@ -103,6 +103,18 @@ def test_one_unit_is_loaded_without_the_others() -> None:
     assert expected and held_values(other) == untouched | expected
 
 
+def test_a_unit_takes_the_strides_that_the_ring_trains_with_and_initial_ones_again() -> None:
+    worker, other = begun([7])[0], Worker(seed=5)
+    weight = worker.units.parameters[0]
+    weight.data = weight.data.contiguous()
+    other.state.adopt([0], Staged.of(copied(worker.state.export_unit(0))))
+    assert bits(other.units.parameters[0]) == bits(weight) and weight.is_contiguous()
+    other.state.adopt([1], Staged(), initial=[1])
+    other.state.settle()  # released, and held again
+    other.state.adopt([0], Staged(), initial=[0])
+    assert other.units.parameters[0].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_flags_of_the_whole_model_travel_with_the_common_part() -> None:
     worker, other = Worker().begin([0, 1]), Worker()
     worker.units.parameters[4].requires_grad_(False)

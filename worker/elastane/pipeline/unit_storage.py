@@ -276,9 +276,11 @@ def is_absent(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 1 and not any(tensor.stride())
 
 
-def generators_here() -> Generators:
-    """Return the generators that a unit's constructor may draw from."""
-    return Generators(torch.device("cuda") if torch.cuda.is_available() else None)
+def generators_here(device: torch.device | None) -> Generators:
+    """Return the generators that a unit's constructor may draw from. device: None for the current GPU."""
+    if device is None and torch.cuda.is_available():
+        device = torch.device("cuda")
+    return Generators(device)
 
 
 def kind_of(value: object) -> str:

@@ -29,6 +29,7 @@ from torch import nn
 from elastane.pipeline.unit_building import SharedMemoryCheck, UnitsError, built, entries_of, ties_of
 from elastane.pipeline.unit_split import is_split, parts_of
 from elastane.pipeline.unit_storage import InitialValuesError, UnitRecord, built_again, generators_here
+from elastane.rng import Generators
 
 __all__ = ["InitialValuesError", "ParameterSpec", "Units", "UnitsError"]
 
@@ -60,11 +61,13 @@ class Units:
     ties: for each unit a number that it shares with those it must be held with; 0: with none.
     """
 
-    def __init__(self, records: Sequence[UnitRecord], model: nn.Module | None) -> None:
+    def __init__(
+        self, records: Sequence[UnitRecord], model: nn.Module | None, generators: Generators
+    ) -> None:
         self._records = list(records)
         self._model = nn.Sequential(*(record.module for record in records)) if model is None else model
         self._started = False
-        self._generators = generators_here()
+        self._generators = generators
         self.names: tuple[str, ...] = tuple(record.name for record in records)
         self.ties: tuple[int, ...] = ties_of([record.module for record in records])
         self.parameters: list[nn.Parameter] = []
@@ -88,12 +91,13 @@ class Units:
         self.specs: tuple[ParameterSpec, ...] = tuple(specs)
 
     @classmethod
-    def build(cls, given: Any, *, release: bool = True) -> Units:
+    def build(cls, given: Any, *, release: bool = True, device: torch.device | None = None) -> Units:
         """Build the units in order, each released before the next is built.
 
         given: an nn.Sequential (nested ones are flattened), a list of modules and of constructors, called
         without arguments, or a model that torch.distributed.pipelining has split at SplitPoints. release:
-        False keeps all, as a process of a stock job does. Raises UnitsError.
+        False keeps all, as a process of a stock job does. device: whose generator constructors may draw from
+        besides the CPU's (default: the current GPU, if there is one). Raises UnitsError.
         """
         model, entries = entries_of(parts_of(given) if is_split(given) else given)
         if not entries:
@@ -101,7 +105,7 @@ class Units:
                 "the pipeline has no units",
                 hint="give an nn.Sequential, or a list of modules or of functions that build them",
             )
-        generators = generators_here()
+        generators = generators_here(device)
         records: list[UnitRecord] = []
         owners: dict[int, int] = {}
         memory = SharedMemoryCheck()
@@ -117,7 +121,7 @@ class Units:
             record.note_initial(keep=release)
             if release:
                 record.release()
-        units = cls(records, model)
+        units = cls(records, model, generators)
         if not units.parameters:
             raise UnitsError(
                 f"the {len(entries)} units of the pipeline have no parameters",

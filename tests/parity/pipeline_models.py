@@ -38,6 +38,7 @@ class PipelineModel:
     steps: int = 3
     waves: int = 1
     clip: float | None = None
+    autocast: bool = False
 
     def build(self) -> nn.Sequential:
         """Return the model with the job's initial weights."""
@@ -195,6 +196,21 @@ def _widened() -> list[nn.Module]:
     return [nn.Linear(20, 33), nn.Tanh(), Double(), nn.Linear(33, 600), nn.ReLU(), nn.Linear(600, 3)]
 
 
+class Twice(nn.Module):
+    """One layer, applied twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.tanh(self.linear(x)))
+
+
+def _autocast() -> list[nn.Module]:
+    return [nn.Linear(20, 24), nn.GELU(), Twice(), nn.Dropout(0.1), Twice(), nn.Linear(24, 3)]
+
+
 def _cnn() -> list[nn.Module]:
     return [
         nn.Conv2d(3, 8, 3, padding=1),
@@ -276,5 +292,6 @@ MODELS = {
             optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
             clip=0.05,
         ),
+        PipelineModel("autocast", _autocast, _classes(5, 20), functional.cross_entropy, autocast=True),
     )
 }

@@ -6,6 +6,7 @@ Both leave a `Trace`: digests after every step of what the promise is about.
 from __future__ import annotations
 
 import copy
+import ctypes
 import hashlib
 import random
 import tempfile
@@ -38,7 +39,7 @@ def digest(tensors: Sequence[Tensor]) -> str:
     for tensor in tensors:
         whole = tensor.detach().contiguous()
         hashed.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
-        hashed.update(bytes(whole.view(-1).view(torch.uint8).tolist()) if whole.numel() else b"")
+        hashed.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
     return hashed.hexdigest()
 
 
@@ -117,7 +118,8 @@ def _train_rank(rank: int, job: PipelineModel) -> tuple[Trace, list[str], str]:
         for micro in range(job.waves):
             value, target = job.batch(step, micro)
             ddp.require_backward_grad_sync = micro == job.waves - 1
-            loss = job.loss(ddp(value), target)
+            with torch.autocast("cpu", torch.bfloat16, enabled=job.autocast):
+                loss = job.loss(ddp(value), target)
             loss.backward()
             told.append(loss.detach())
         losses.append(digest(told))
@@ -232,11 +234,12 @@ class LocalJob:
                     value, target = self.model.batch(self.step, micro)
                     batches[-1][est] = MicroBatch(value, target, self._generators.capture())
             last = micro == self.model.waves - 1
-            ends = self._together(
-                lambda member, me, micro=micro, batches=batches, last=last: member.executor.wave(
-                    micro, batches[me], last=last
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.model.autocast):
+                ends = self._together(
+                    lambda member, me, micro=micro, batches=batches, last=last: member.executor.wave(
+                        micro, batches[me], last=last
+                    )
                 )
-            )
             for end in ends:
                 for est, one in end.items():
                     contexts[est] = one.parts

@@ -6,7 +6,7 @@ other in flat vectors, one per dtype and EST, and each stretch knows its chunk o
 
     rows[g][slot]              scaled gradients of the stage's slot-th local EST, flat, of group g (a dtype)
     views[slot][index]         the same of parameter `index`, with the parameter's strides
-    averages[index]            its sum over all N ESTs
+    sums[g], averages[index]   sums over all N ESTs: in place of the first local EST's gradients
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class GradientMemory:
         self.rows = [
             [torch.empty(group.elements, dtype=group.dtype, device=device) for _ in ests] for group in groups
         ]
-        self.sums = [torch.empty(group.elements, dtype=group.dtype, device=device) for group in groups]
+        self.sums = [
+            rows[0] if rows else torch.empty(group.elements, dtype=group.dtype, device=device)
+            for group, rows in zip(groups, self.rows, strict=True)
+        ]
         self.views: list[dict[int, Tensor]] = [{} for _ in ests]
         self.averages: dict[int, Tensor] = {}
         for group, rows, sums in zip(self.groups, self.rows, self.sums, strict=True):
@@ -94,4 +97,4 @@ class GradientMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of all vectors."""
-        return sum(t.nbytes for vectors in (*self.rows, self.sums) for t in vectors)
+        return sum(t.nbytes for vectors in (*self.rows, () if self.views else self.sums) for t in vectors)

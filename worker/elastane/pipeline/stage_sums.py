@@ -5,6 +5,9 @@ each piece it gets the other ESTs' gradients, adds all N in the order of each el
 sums to the other holders: replicas and shadows. A replica sends an EST's gradients as soon as that EST's last
 backward is over, so that they travel while others are computed; the owner's memory for what comes is two
 pieces by EST.
+
+Sums take the place of the first local EST's gradients. That memory is free by then: an owner has added a
+piece before it sends the sums, and so has received what is to be overwritten here.
 """
 
 from __future__ import annotations
@@ -89,6 +92,9 @@ class StageSums:
             dtype: [torch.empty(len(self._elsewhere), widest, dtype=dtype) for _ in range(2)]
             for dtype in (dtypes if self._elsewhere else ())
         }
+        device = memory.sums[0].device if memory.sums else None
+        #: Where a piece is added: what it replaces is one of the addends.
+        self._scratch = {dtype: torch.empty(widest, dtype=dtype, device=device) for dtype in dtypes}
         self._kept: dict[int, list[OrderedSum]] = {}
         self._posted: dict[int, list[int]] = {}
         self._results: list[int] = []
@@ -129,11 +135,13 @@ class StageSums:
                 yield posted
             for ordered in self._sums(number):
                 ordered.run()
+            sums = self._memory.sums[piece.group][piece.low : piece.high]
+            sums.copy_(self._scratch[sums.dtype][: piece.high - piece.low])
             if number + 2 < len(self._mine):
                 self._post(number + 2)
             tag = ROWS_TAG + self._holders.num_ests + self._holders.replicas.index(self._me)
             for member in others:
-                self._links.send_rows(self._memory.sums[piece.group][piece.low : piece.high], member, tag)
+                self._links.send_rows(sums, member, tag)
         for posted in self._results:
             yield posted
         self._results = []
@@ -171,7 +179,7 @@ class StageSums:
         for stretch in stretches_in(group.stretches, piece):
             low, high = stretch.low - piece.low, stretch.high - piece.low
             order = canonical_order(stretch.chunk, self._holders.num_ests)
-            out = self._memory.sums[piece.group][stretch.low : stretch.high]
+            out = self._scratch[group.dtype][low:high]
             sums.append(OrderedSum([vectors[est][low:high] for est in order], out, started=False))
         if self._memory.sums[piece.group].device.type == "cpu" and len(self._mine) <= 64:
             self._kept[number] = sums

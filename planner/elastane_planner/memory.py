@@ -2,8 +2,8 @@
 
     weights     p                parameters, and buffers of the stage: twice, and of each micro-batch
     optimizer   o
-    gradients   (n + 1) p        kept apart by micro-batch, n of them on this replica, and their sum; with
-                                 replicas also two pieces of each micro-batch of the others
+    gradients   n p              kept apart by micro-batch, n of them on this replica; the sum takes the place
+                                 of one. With replicas also two pieces of each micro-batch of the others
     stash       plain            q a          what backward needs of each micro-batch in flight
                 checkpoint       q i + a      the stage's input of each; what one forward, run again, keeps
                 swap             2 a          one in work and one on its way; q a in the host's memory
@@ -118,7 +118,7 @@ class MemoryNeeds:
         return Need(
             weights=parameters + (2 + local) * (self._buffers[end] - self._buffers[first]),
             optimizer=self._optimizer[end] - self._optimizer[first],
-            gradients=(local + 1) * parameters + 2 * elsewhere * piece,
+            gradients=max(local, 1) * parameters + (1 + 2 * elsewhere) * piece,
             stash=stash,
             host=host,
         )

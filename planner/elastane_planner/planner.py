@@ -296,7 +296,10 @@ class _Search:
         def fits(first: int, end: int, devices: tuple[int, ...]) -> bool:
             local = -(-count // len(devices))
             flying = local if flying_all else 1
-            options = [needs.replica(first, end, local, flying, memory).total for memory in MODES]
+            options = [
+                needs.replica(first, end, local, flying, memory, replicas=len(devices)).total
+                for memory in MODES
+            ]
             limits = [self._costs.cluster.devices[device].memory_bytes for device in devices]
             return min(options) <= min((limit for limit in limits if limit is not None), default=inf)
 

@@ -25,7 +25,8 @@ def _vectors(replicas: int, num_ests: int, me: int, shadows: tuple[int, ...] = (
     memory = GradientMemory(groups, ests, torch.device("cpu"))
     holders = Holders(tuple(range(replicas)), shadows, num_ests)
     sums = StageSums(holders, me, memory, LocalHub().links(me))
-    return memory.nbytes + sum(inbox.nbytes for both in sums._inboxes.values() for inbox in both)
+    pieces = [*(inbox for both in sums._inboxes.values() for inbox in both), *sums._scratch.values()]
+    return memory.nbytes + sum(piece.nbytes for piece in pieces)
 
 
 @pytest.mark.parametrize(("replicas", "num_ests"), [(1, 1), (1, 4), (2, 4), (3, 4), (4, 4)])

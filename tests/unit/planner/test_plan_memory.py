@@ -47,10 +47,10 @@ def test_parts_of_each_replica() -> None:
     plan = Plan((Stage(0, 2, (0, 1)), Stage(2, 3, (2,), "checkpoint")), shadows=((3,), ()))
     flying = in_flight((2, 1), M)
     assert needs.by_device(plan) == {
-        # Two local gradients and the sum; of the other replica's two, two pieces of half the parameters.
-        0: Need(weights=16, optimizer=32, gradients=3 * 16 + 2 * 2 * 8, stash=flying[0] * 200),
-        1: Need(weights=16, optimizer=32, gradients=3 * 16 + 2 * 2 * 8, stash=flying[0] * 200),
-        2: Need(weights=16, optimizer=32, gradients=5 * 16, stash=1 * 10 + 100),
+        # Two local gradients; a piece, half of the parameters, to add in, and two of the others' two.
+        0: Need(weights=16, optimizer=32, gradients=2 * 16 + 5 * 8, stash=flying[0] * 200),
+        1: Need(weights=16, optimizer=32, gradients=2 * 16 + 5 * 8, stash=flying[0] * 200),
+        2: Need(weights=16, optimizer=32, gradients=4 * 16 + 16, stash=1 * 10 + 100),
         3: Need(weights=16, optimizer=32, gradients=16),
     }
 
@@ -88,7 +88,7 @@ def test_buffers_are_kept_twice_and_by_micro_batch() -> None:
 
 def test_pieces_from_other_replicas_are_bounded() -> None:
     needs = _needs(_units(100 << 20), _devices(4))
-    assert needs.replica(0, 1, 1, 1, replicas=4).gradients == (2 * 100 + 2 * 3) << 20
+    assert needs.replica(0, 1, 1, 1, replicas=4).gradients == (100 + 1 + 2 * 3) << 20
 
 
 @pytest.mark.parametrize("replicas", [(1,), (1, 1, 1), (2, 1), (1, 3), (2, 2, 1)])
@@ -152,7 +152,8 @@ def test_what_does_not_fit_is_named_with_the_devices_that_would_do() -> None:
     needs = _needs(profile, _devices(2, memory_bytes=1500))
     misfit = needs.fit(Plan((Stage(0, 2, (0,)), Stage(2, 4, (1,)))))
     assert isinstance(misfit, Misfit)
-    # checkpoint: 200 weights, 400 optimizer, 5 x 200 gradients, nothing received, 200 of one forward.
+    # checkpoint: 200 weights, 400 optimizer, 4 x 200 gradients, a piece of 200, nothing received, 200 of one
+    # forward.
     assert (misfit.stage, misfit.bytes, misfit.memory_bytes) == (0, 1800, 1500)
     error = needs.does_not_fit(misfit)
     assert error.code == "does_not_fit"
@@ -172,8 +173,8 @@ def test_a_unit_that_no_device_holds_is_named() -> None:
     assert isinstance(misfit, Misfit)
     error = needs.does_not_fit(misfit)
     assert error.facts["devices"] == "none" and error.facts["unit"] == "u1"
-    # weights, optimizer, one micro-batch's gradients, the sum, pieces of three others; the stash of one.
-    assert error.facts["unit_bytes"] == str(5 * 1000 + 2 * 3 * 250 + 100)
+    # weights, optimizer, one micro-batch's gradients, a piece, those of three others; the stash of one.
+    assert error.facts["unit_bytes"] == str(4 * 1000 + (1 + 2 * 3) * 250 + 100)
 
 
 def _fits_on(needs: MemoryNeeds, units: int, count: int, replicas_max: int) -> bool:

@@ -230,6 +230,14 @@ def test_a_model_larger_than_a_device_is_divided() -> None:
     assert answer.step_seconds > make_plan(profile, uniform(4), 4).step_seconds
 
 
+@pytest.mark.parametrize("shadows", [0, 1])
+def test_equal_devices_are_named_in_order(shadows: int) -> None:
+    profile = units(3, 1, 2, 4, 1, 3, parameter_bytes=10**6, boundary_bytes=1)
+    answer = make_plan(profile, uniform(5), 8, stages=(4, None), shadows=shadows)
+    assert list(answer.plan.devices) == sorted(answer.plan.devices)
+    assert answer.step_seconds == answer.timeline.step_seconds
+
+
 def test_memory_makes_a_stage_recompute() -> None:
     cluster = uniform(2, memory_bytes=150)
     profile = units(1, 1, activation_bytes=100, boundary_bytes=1)

@@ -15,6 +15,7 @@ shadow keeps weights, optimizer state and one sum of gradients.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import inf
@@ -260,13 +261,14 @@ class MemoryNeeds:
 
         if not self._keeps_weights(device, first, end):
             return None
-        count, replicas = self._micro_batches, 1
-        while not fits(replicas):
-            local = -(-count // replicas)
-            if local == 1:
-                return None
-            replicas = -(-count // (local - 1))  # the fewest of which each runs fewer micro-batches
-        return replicas
+        count, fewest = self._micro_batches, 1
+        while fewest <= count:
+            local = -(-count // fewest)
+            most = count if local == 1 else -(-count // (local - 1)) - 1
+            if fits(most):  # and of those that run as many micro-batches each, the more need the less
+                return bisect_left(range(most + 1), True, lo=fewest, key=fits)
+            fewest = most + 1
+        return None
 
     def _keeps_weights(self, device: Device, first: int, end: int) -> bool:
         """Return whether there is room for what no number of replicas makes less."""

@@ -2,6 +2,7 @@
 
     make pipeline-parity                 all models, cuts, memories, replicas and orders, and the controls
     make pipeline-parity ONLY=cnn        one model
+    python -m parity.pipeline_matrix --device cuda      on a GPU, beside the uncut model
 
 Stock DDP is trained once for each model (gloo, real processes). The pipelines' workers run in this process,
 in random order of their blocks (`elastane.pipeline.local_links`): sha256 of weights, optimizer, buffers,
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
+import os
 import random
 import sys
 import time
@@ -120,9 +122,9 @@ def _case(model: str, bounds: Sequence[int], counts: Sequence[int], memory: Memo
     return Case(model, Plan(tuple(chosen), tuple(shadows)), members, order, number)
 
 
-def run(case: Case) -> Trace:
+def run(case: Case, device: str = "cpu") -> Trace:
     """Train a case."""
-    job = LocalJob(MODELS[case.model], seed=case.seed)
+    job = LocalJob(MODELS[case.model], seed=case.seed, device=device)
     try:
         job.set_plan(case.plan, case.members, ORDERS[case.order](case.plan, ESTS, case.seed))
         return job.run()
@@ -130,19 +132,34 @@ def run(case: Case) -> Trace:
         job.close()
 
 
-#: Stock's traces, in the processes that compare.
-_STOCK: dict[str, Trace] = {}
+def uncut(names: Sequence[str], device: str) -> dict[str, Trace]:
+    """Train these models uncut, on one worker: what a pipeline is compared with where there is no stock."""
+    _deterministic()
+    plans = {name: Plan((Stage(0, len(MODELS[name].units()), (0,)),)) for name in names}
+    return {name: run(Case(name, plan, 1, "gpipe", 0), device) for name, plan in plans.items()}
 
 
-def _begin(traces: dict[str, Trace]) -> None:
+def _deterministic() -> None:
     torch.set_num_threads(1)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
+#: What is compared with, in the processes that compare, and their device.
+_STOCK: dict[str, Trace] = {}
+_DEVICE = ["cpu"]
+
+
+def _begin(traces: dict[str, Trace], device: str) -> None:
+    _deterministic()
     _STOCK.update(traces)
+    _DEVICE[0] = device
 
 
 def verdict(case: Case) -> tuple[str, str]:
     """Return (the case in words, what differs or was raised; empty if nothing)."""
     try:
-        return str(case), ", ".join(run(case).differences(_STOCK[case.model]))
+        return str(case), ", ".join(run(case, _DEVICE[0]).differences(_STOCK[case.model]))
     except Exception as error:  # noqa: BLE001 (it is the case's verdict)
         notes = "".join(getattr(error, "__notes__", []))
         return str(case), f"{type(error).__name__}: {error}{notes}"
@@ -154,16 +171,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=sorted(MODELS), help="this model alone")
     parser.add_argument("--processes", type=int, default=2, help="processes that compare")
     parser.add_argument("--every", type=int, default=1, help="every n-th case alone")
+    parser.add_argument("--device", default="cpu", help="cuda: beside the uncut model instead of stock DDP")
     chosen = parser.parse_args(arguments)
     names = [chosen.only] if chosen.only else list(MODELS)
     began = time.perf_counter()
-    traces = stock(names)
-    print(f"stock DDP of {ESTS} processes: {len(names)} models, {time.perf_counter() - began:.0f} s")
+    traces = stock(names) if chosen.device == "cpu" else uncut(names, chosen.device)
+    beside = f"stock DDP of {ESTS} processes" if chosen.device == "cpu" else "uncut models"
+    print(f"{beside}: {len(names)} models, {time.perf_counter() - began:.0f} s")
     work = [case for name in names for case in itertools.islice(cases(name), 0, None, chosen.every)]
     counted: Counter[str] = Counter()
     wrong = []
     context = multiprocessing.get_context("forkserver")
-    with context.Pool(chosen.processes, _begin, (traces,)) as pool:
+    with context.Pool(chosen.processes, _begin, (traces, chosen.device)) as pool:
         for case, found in zip(work, pool.imap(verdict, work, chunksize=8), strict=True):
             counted[case.model] += 1
             if found[1]:
@@ -173,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name}: {counted[name]} plans, {sum(w[0].startswith(f'{name}:') for w in wrong)} differ")
         missed = 0
         for control in CONTROLS:
-            if control.model not in names:
+            if control.model not in names or chosen.device != "cpu":
                 continue
             found = control.differing(traces[control.model])
             differ = sum(map(bool, found))

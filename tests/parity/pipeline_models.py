@@ -122,7 +122,14 @@ class Open(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Any, ...]:
         base = self.linear(x)
-        return base, base, torch.arange(len(x)), x[:, :1] > 0, None, {"scale": 0.5, "count": len(x)}
+        return (
+            base,
+            base,
+            torch.arange(len(x), device=x.device),
+            x[:, :1] > 0,
+            None,
+            {"scale": 0.5, "count": len(x)},
+        )
 
 
 class Among(nn.Module):

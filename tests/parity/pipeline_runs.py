@@ -37,7 +37,7 @@ def digest(tensors: Sequence[Tensor]) -> str:
     """Return the sha256 of the tensors' types, shapes and values."""
     hashed = hashlib.sha256()
     for tensor in tensors:
-        whole = tensor.detach().contiguous()
+        whole = tensor.detach().cpu().contiguous()
         hashed.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
         hashed.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
     return hashed.hexdigest()
@@ -141,14 +141,14 @@ class Member:
 
     units: Units
     executor: StepExecutor
-    optimizer: torch.optim.Optimizer
-    links: Any
+    optimizer: Any = None
+    links: Any = None
 
 
 class LocalJob:
     """A job whose workers are all in this process; its plan may change between steps.
 
-    changed: what becomes of frames. made: builds each executor (negative controls).
+    changed: what becomes of frames. made: builds each executor (negative controls). device: of all workers.
     """
 
     def __init__(
@@ -159,11 +159,13 @@ class LocalJob:
         seed: int = 0,
         changed: Callable[[Frame], Frame] = lambda frame: frame,
         made: Callable[..., StepExecutor] = StepExecutor,
+        device: str = "cpu",
     ) -> None:
         self.model, self.ests, self._changed, self._made = model, ests, changed, made
+        self.device = torch.device(device)
         self.trace = Trace()
-        self._initial = model.build()
-        self._generators = Generators()
+        self._initial = model.build().to(self.device)
+        self._generators = Generators(self.device)
         present = self._generators.capture()
         self.contexts = []
         for est in range(ests):
@@ -172,46 +174,52 @@ class LocalJob:
         self._generators.restore(present)
         self._draw = random.Random(seed)
         self.members: list[Member] = []
+        self.ranges: list[tuple[int, int]] = []
         self.plan: Plan | None = None
         self.step = self.generation = 0
         self.ready_order: list[int] | None = None
-        self.hub = LocalHub(changed)
+        self.hub = LocalHub(changed, self.device)
 
     def set_plan(self, plan: Plan, members: int, order: dict[int, tuple[Block, ...]] | None = None) -> None:
-        """Give the job a ring of so many new workers; state goes over by unit, as a hand-over would bring
-        it."""
+        """Give the job a ring of so many workers. State goes over by unit, as a hand-over would bring it;
+        workers that stay keep their units and executors."""
         old = self.members
         values, state = self._values() if old else ({}, {})
         self.generation += 1
-        self.hub = LocalHub(self._changed)
-        self.plan = plan
-        ranges = [(self.ests * m // members, self.ests * (m + 1) // members) for m in range(members)]
-        self.ranges = ranges
-        self.members = []
-        for me in range(members):
-            units = Units.build(list(copy.deepcopy(self._initial)))
+        self.hub, self.plan = LocalHub(self._changed, self.device), plan
+        self.ranges = [(self.ests * m // members, self.ests * (m + 1) // members) for m in range(members)]
+        for member in old[members:]:
+            member.executor.close()
+        self.members = [old[me] if me < len(old) else self._newcomer() for me in range(members)]
+        for me, member in enumerate(self.members):
+            units = member.units
             held = [unit for unit in range(units.count) if me in plan.holders(unit)]
             units.hold(held)
             for unit in held:
-                units.initialise(unit)
-                if old:
-                    module = units.module(unit)
-                    tensors = [*module.parameters(), *module.buffers()]
-                    with torch.no_grad():
-                        for tensor, value in zip(tensors, values[unit], strict=True):
-                            tensor.copy_(value)
+                if not old:
+                    units.initialise(unit)
+                    continue
+                module = units.module(unit)
+                tensors = [*module.parameters(), *module.buffers()]
+                with torch.no_grad():
+                    for tensor, value in zip(tensors, values[unit], strict=True):
+                        tensor.copy_(value)
             params = [p for unit in held for p in units.module(unit).parameters() if p.requires_grad]
-            optimizer = self.model.optimizer(params or [nn.Parameter(torch.zeros(0))])
+            member.optimizer = self.model.optimizer(params or [nn.Parameter(torch.zeros(0))])
             for unit in held if old else ():
                 for param, saved in zip(units.module(unit).parameters(), state[unit], strict=True):
                     if saved is not None:
-                        optimizer.state[param] = copy.deepcopy(saved)
-            links = self.hub.links(me)
-            executor = self._made(units, self.model.loss, self.ests, self._generators)
-            executor.set_ring(plan, me, ranges, links, self.generation, self.ready_order, order=order)
-            self.members.append(Member(units, executor, optimizer, links))
-        for member in old:
-            member.executor.close()
+                        member.optimizer.state[param] = copy.deepcopy(saved)
+            member.links = self.hub.links(me)
+            member.executor.set_ring(
+                plan, me, self.ranges, member.links, self.generation, self.ready_order, order=order
+            )
+
+    def _newcomer(self) -> Member:
+        units = Units.build(list(copy.deepcopy(self._initial)))
+        return Member(
+            units, self._made(units, self.model.loss, self.ests, self._generators, device=self.device)
+        )
 
     def run(self, steps: int | None = None) -> Trace:
         """Train so many steps."""
@@ -231,10 +239,10 @@ class LocalJob:
                 batches.append({})
                 for est in range(start, end):
                     self._generators.restore(contexts[est])
-                    value, target = self.model.batch(self.step, micro)
+                    value, target = (one.to(self.device) for one in self.model.batch(self.step, micro))
                     batches[-1][est] = MicroBatch(value, target, self._generators.capture())
             last = micro == self.model.waves - 1
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.model.autocast):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.model.autocast):
                 ends = self._together(
                     lambda member, me, micro=micro, batches=batches, last=last: member.executor.wave(
                         micro, batches[me], last=last
@@ -324,5 +332,5 @@ class LocalJob:
             module = self._module(unit)
             values[unit] = [t.detach().clone() for t in (*module.parameters(), *module.buffers())]
             optimizer = self.members[self._holders(unit)[0]].optimizer
-            state[unit] = [optimizer.state.get(param) for param in module.parameters()]
+            state[unit] = [copy.deepcopy(optimizer.state.get(param)) for param in module.parameters()]
         return values, state

@@ -64,7 +64,7 @@ class _Job:
         self.step = 0
 
     def together(self, call):
-        links = [executor._links for executor in self.executors]
+        links = [executor._ring().links for executor in self.executors]
         steps = zip(links, map(call, self.executors, range(len(links))), strict=True)
         return run_together(list(steps), random.Random(0).choice)
 
@@ -94,8 +94,9 @@ def _linears():
     return [nn.Linear(4, 4), nn.Linear(4, 2)]
 
 
-def test_gradients_losses_and_generators_after_a_step():
-    job = _Job(_linears, _two(), 2, 3)
+@pytest.mark.parametrize("memory", ["plain", "checkpoint", "swap"])
+def test_what_is_known_after_a_step(memory):
+    job = _Job(_linears, _two(memory), 2, 3)
     ends = job.forward_backward()
     assert sorted(est for end in ends for est in end) == [0, 1, 2]
     held = [[p.grad is not None for p in units.parameters] for units in job.units]

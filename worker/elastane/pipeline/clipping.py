@@ -6,12 +6,15 @@ are joined in the order in which `torch.nn.utils.clip_grad_norm_` of the whole m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype, _has_foreach_support
+
+from elastane.pipeline.frames import FrameKey, Kind
+from elastane.pipeline.messages import Messages, Step
 
 
 def norms_of(gradients: Sequence[Tensor], norm_type: float, foreach: bool | None) -> list[Tensor]:
@@ -52,3 +55,40 @@ def scale(params: Sequence[Parameter], max_norm: float, total: Tensor, foreach: 
     """Scale the gradients, as `torch.nn.utils.clip_grads_with_norm_`."""
     if params:
         torch.nn.utils.clip_grads_with_norm_(params, max_norm, total, foreach)
+
+
+def clip(
+    messages: Messages,
+    held: Mapping[int, Mapping[int, Parameter]],
+    dtypes: Sequence[torch.dtype],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+) -> Step:
+    """Clip the gradients of held parameters by the whole model's norm, and return it. Collective.
+
+    held: trainable parameters by stage and index; dtypes: of all trainable parameters. The first replica of
+    each stage tells its norms.
+    """
+    number, norm_type = messages.number(), float(norm_type)
+    givers = {stage: one.devices[0] for stage, one in enumerate(messages.ring.plan.stages)}
+    for stage, giver in givers.items():
+        key = FrameKey(Kind.NORMS, stage, 0, number)
+        messages.expect(key, giver)
+        if giver == messages.me:
+            shown = {index: p.grad for index, p in held[stage].items() if p.grad is not None}
+            norms = norms_of(list(shown.values()), norm_type, foreach)
+            for member in range(messages.ring.members):
+                messages.send(key, member, (list(shown), norms))
+    by_index: dict[int, Tensor] = {}
+    for stage, giver in givers.items():
+        frame = yield from messages.receive(FrameKey(Kind.NORMS, stage, 0, number), giver)
+        by_index.update(zip(*frame.value, strict=True))
+    order = sorted(by_index)
+    total = total_norm([by_index[index] for index in order], [dtypes[index] for index in order], norm_type)
+    if error_if_nonfinite:
+        check_finite(total, norm_type)
+    own = {index: param for params in held.values() for index, param in params.items()}
+    scale([own[index] for index in sorted(own)], max_norm, total, foreach)
+    return total

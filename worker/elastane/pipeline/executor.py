@@ -17,7 +17,7 @@ INTERFACE (for the runner; it changes only here, and by a commit of its own)
     executor.close()
 
 `links` is a `RingLinks` of the generation's transport; its owner closes it. What the executor needs of
-`Units` stands in `ModelUnits`. After each method the process's generators are as they were before it.
+`Units` stands in `model_units`. After each method the process's generators are as they were before it.
 
 How a wave runs
 
@@ -33,72 +33,38 @@ waits for (`waits`), and between two waits nothing else runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from elastane.collective.buckets import first_layout, rebuilt_layout
 from elastane.collective.order import Ranges
+from elastane.collective.ring_errors import RingError
 from elastane.pipeline import clipping, refusals
 from elastane.pipeline.est_buffers import EstBuffers
-from elastane.pipeline.frames import Frame, FrameError, FrameKey, Kind, frame_of
+from elastane.pipeline.evaluation import evaluation
+from elastane.pipeline.frames import FrameKey, Kind
 from elastane.pipeline.gradient_capture import GradientCapture
 from elastane.pipeline.gradient_memory import GradientMemory, groups_of
 from elastane.pipeline.host_memory import HostMemory
 from elastane.pipeline.links import Links
-from elastane.pipeline.parts_on_links import PartsOnLinks
+from elastane.pipeline.messages import Messages, Step
+from elastane.pipeline.model_units import ModelUnits
 from elastane.pipeline.ring_plan import RingPlan, plan_of
 from elastane.pipeline.stage_run import Loss, StageRun, Stash
 from elastane.pipeline.stage_sums import StageSums
 from elastane.pipeline.unit_clock import UnitClock
-from elastane.pipeline.waits import FrameWait, RowsWait, Wait, drive
+from elastane.pipeline.waits import RowsWait, drive
 from elastane.rng import Generators, Parts
 from elastane_planner.plan import Plan
 from elastane_planner.schedule import Block
 from elastane_proto.v1 import pipeline_pb2
 
-#: What a step yields, is sent, and returns.
-Step = Generator[Wait, Any, Any]
 _CPU = torch.device("cpu")
-
-
-class UnitParameter(Protocol):
-    """A parameter of the whole model, as built: it may be released now."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def stride(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def requires_grad(self) -> bool: ...
-
-
-class ModelUnits(Protocol):
-    """The units of a model, of which a worker holds some (`units.Units`)."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def names(self) -> Sequence[str]: ...
-    @property
-    def specs(self) -> Sequence[UnitParameter]:
-        """Of all parameters in registration order, each once."""
-        ...
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The same parameters; the objects stay for ever."""
-        ...
-
-    def module(self, unit: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +93,16 @@ class _Held:
     trainable: dict[int, nn.Parameter]
     memory: GradientMemory | None = None
     sums: StageSums | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A micro-batch between its forward and its backward here. loss: on the last stage; parts: generators
+    after the forward."""
+
+    stash: Stash
+    loss: Tensor | None
+    parts: Parts
 
 
 class StepExecutor:
@@ -160,18 +136,13 @@ class StepExecutor:
         self._clock = UnitClock(self._device)
         self._host: HostMemory | None = None
         self._layout_order: list[int] | None = None
-        self._plan: RingPlan | None = None
-        self._me = 0
-        self._links: Links | None = None
-        self._generation = self._step = self._evaluations = 0
-        self._parts = PartsOnLinks()
+        self._messages: Messages | None = None
         self._held: dict[int, _Held] = {}
         self._own: _Held | None = None
         self._run: StageRun | None = None
         self._capture: GradientCapture | None = None
         self._stale = True
         self._in_step = False
-        self._ready: list[list[int]] = []
         self._stage_losses: list[dict[int, Tensor]] = []
         #: Losses of the N ESTs in the last wave, detached, on the CPU; the same on every member.
         self.losses: list[Tensor] = []
@@ -203,9 +174,7 @@ class StepExecutor:
         ring = RingPlan.of(own, self._units.count, ranges, order)
         self.drop()
         self._forget_ring()
-        self._plan, self._me, self._links, self._generation = ring, me, links, generation
-        self._parts = PartsOnLinks()
-        self._evaluations = 0
+        self._messages = Messages(ring, me, links, generation)
         self._clock.forget()
         place_of = {id(self._units.parameters[place]): index for index, place in enumerate(self._trainable)}
         for stage in ring.held_by(me):
@@ -223,15 +192,15 @@ class StepExecutor:
         self._stale = True
 
     def _set_stage(self, held: _Held, modules: dict[int, nn.Module]) -> None:
-        assert self._plan is not None
-        stage = self._plan.plan.stages[held.stage]
+        stage = self._ring().ring.plan.stages[held.stage]
         if stage.memory == "swap" and self._host is None:
             self._host = HostMemory(self._device, self._swap_bytes_max)
-        present = {
-            name: parameter
-            for unit, module in modules.items()
-            for name, parameter in module.named_parameters(prefix=str(unit))
+        names = {
+            id(parameter): spec.name
+            for spec, parameter in zip(self._units.specs, self._units.parameters, strict=True)
         }
+        present = {names[id(p)]: p for module in modules.values() for p in module.parameters()}
+        trainable = {id(self._units.parameters[place]) for place in self._trainable}
         self._own = held
         self._run = StageRun(
             held.stage,
@@ -244,10 +213,7 @@ class StepExecutor:
             self._host,
             refusals.addresses_of(present),
             {id(param): self._names[index] for index, param in held.trainable.items()},
-            {
-                id(self._units.parameters[place]): name
-                for place, name in zip(self._trainable, self._names, strict=True)
-            },
+            {address: name for address, name in names.items() if address in trainable},
         )
         self._capture = GradientCapture(held.trainable, self._names, self._num_ests)
 
@@ -260,7 +226,8 @@ class StepExecutor:
 
     def _allocate(self) -> None:
         """Allocate gradient memory for the current ring and layout."""
-        assert self._plan is not None and self._links is not None
+        messages = self._ring()
+        ring, me = messages.ring, messages.me
         specs = [self._units.specs[place] for place in self._trainable]
         shapes = [
             torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta") for spec in specs
@@ -275,10 +242,8 @@ class StepExecutor:
             held.memory = held.sums = None
         for held in self._held.values():
             groups = groups_of(layout, frozenset(held.trainable), self._num_ests)
-            ests = self._plan.ests_of(held.stage, self._me)
-            held.memory = GradientMemory(groups, ests, self._device)
-            holders = self._plan.holders(held.stage)
-            held.sums = StageSums(holders, self._me, held.memory, self._links)
+            held.memory = GradientMemory(groups, ring.ests_of(held.stage, me), self._device)
+            held.sums = StageSums(ring.holders(held.stage), me, held.memory, messages.links)
         self._stale = False
 
     @property
@@ -290,12 +255,11 @@ class StepExecutor:
 
     def begin_step(self, step: int) -> None:
         """Begin a step; also again, after `drop`."""
-        assert self._plan is not None, "set_ring comes first"
-        self._step, self._in_step = step, True
+        self._ring().step, self._in_step = step, True
         if self._stale:
             self._allocate()
         self.losses, self.wave_losses, self.ready_order = [], [], None
-        self._ready, self._stage_losses = [], []
+        self._stage_losses = []
         for held in self._held.values():
             held.buffers.begin_step()
             for param in held.trainable.values():
@@ -310,8 +274,7 @@ class StepExecutor:
         last: it is the step's last wave. Raises what a unit raised, with notes that name EST, stage and unit;
         RingAborted or RingBroken; StepError or UnsupportedError for what is refused.
         """
-        assert self._links is not None
-        ends: Mapping[int, WaveEnd] = drive(self.wave(micro, batches, last=last), self._links)
+        ends: Mapping[int, WaveEnd] = drive(self.wave(micro, batches, last=last), self._ring().links)
         return ends
 
     def sum_gradients(self) -> None:
@@ -319,91 +282,91 @@ class StepExecutor:
 
         They are views of memory that the next step writes to. Raises as `run_wave`.
         """
-        assert self._links is not None
-        drive(self.sums(), self._links)
+        drive(self.sums(), self._ring().links)
 
     def wave(self, micro: int, batches: Mapping[int, MicroBatch], *, last: bool) -> Step:
         """`run_wave` as a generator, for a driver of the caller's."""
-        plan, links = self._ring()
+        messages = self._ring()
+        ring = messages.ring
         if micro == 0:
-            links.settle()  # what was sent in the step before is out: its memory may be written to
+            messages.links.settle()  # what was sent in the step before is out: its memory may be written to
         for est, batch in batches.items():
-            self._send(Kind.INPUT, 0, est, micro, plan.replica(0, est), batch.input, batch.parts)
-            self._send(Kind.TARGET, plan.last, est, micro, plan.replica(plan.last, est), batch.target)
-        order = plan.order.get(self._me, ())
+            key = FrameKey(Kind.INPUT, 0, est, micro)
+            messages.send(key, ring.replica(0, est), batch.input, batch.parts)
+            key = FrameKey(Kind.TARGET, ring.last, est, micro)
+            messages.send(key, ring.replica(ring.last, est), batch.target)
+        order = ring.order.get(messages.me, ())
         self._expect(order, micro, batches)
         if last:
             for held in self._held.values():
                 assert held.sums is not None
                 held.sums.begin()
         self._stage_losses.append({})
-        stashes: dict[int, tuple[Stash, FrameKey, int, Tensor | None, Parts]] = {}
+        flying: dict[int, _Flying] = {}
         for block in order:
             est = block.micro_batch
             if block.kind == "F":
-                stashes[est] = yield from self._forward(est, micro)
+                flying[est] = yield from self._forward(est, micro)
             else:
-                yield from self._backward(est, micro, last, *stashes.pop(est))
+                yield from self._backward(est, micro, last, flying.pop(est))
         if last:
             yield from self._finish_sums(micro)
         ends = {}
         for est in batches:
-            first = plan.replica(0, est)
-            frame = yield FrameWait(FrameKey(Kind.END, 0, est, micro), first)
-            self._check(frame)
+            first = ring.replica(0, est)
+            frame = yield from messages.receive(FrameKey(Kind.END, 0, est, micro), first)
             loss, ready = frame.value
-            ends[est] = WaveEnd(loss, self._parts.incoming(frame, first))
+            ends[est] = WaveEnd(loss, messages.parts(frame, first))
             if est == 0 and ready is not None:
                 self.ready_order = ready
         return ends
 
     def _expect(self, order: Sequence[Block], micro: int, homes: Iterable[int]) -> None:
         """Announce what this member receives in a wave."""
-        plan, links = self._ring()
+        messages = self._ring()
+        ring = messages.ring
         for block in order:
             est, stage = block.micro_batch, block.stage
             if block.kind == "F":
-                before = plan.homes[est] if stage == 0 else plan.replica(stage - 1, est)
-                kind = Kind.INPUT if stage == 0 else Kind.FORWARD
-                links.expect(FrameKey(kind, stage, est, micro), before)
-                if stage == plan.last:
-                    links.expect(FrameKey(Kind.TARGET, stage, est, micro), plan.homes[est])
-            elif stage < plan.last:
-                links.expect(FrameKey(Kind.BACKWARD, stage, est, micro), plan.replica(stage + 1, est))
+                messages.expect(*self._input(stage, est, micro))
+                if stage == ring.last:
+                    messages.expect(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
+            elif stage < ring.last:
+                messages.expect(FrameKey(Kind.BACKWARD, stage, est, micro), ring.replica(stage + 1, est))
         for est in homes:
-            links.expect(FrameKey(Kind.END, 0, est, micro), plan.replica(0, est))
+            messages.expect(FrameKey(Kind.END, 0, est, micro), ring.replica(0, est))
+
+    def _input(self, stage: int, est: int, micro: int) -> tuple[FrameKey, int]:
+        """Return the frame that a stage's forward begins with, and who sends it."""
+        ring = self._ring().ring
+        if stage == 0:
+            return FrameKey(Kind.INPUT, 0, est, micro), ring.homes[est]
+        return FrameKey(Kind.FORWARD, stage, est, micro), ring.replica(stage - 1, est)
 
     def _forward(self, est: int, micro: int) -> Step:
         """The forward of an EST on this member's stage; returns what its backward needs."""
-        plan, _ = self._ring()
-        run = self._run
+        messages, run = self._ring(), self._run
         assert run is not None
-        stage = run.stage
-        before = plan.homes[est] if stage == 0 else plan.replica(stage - 1, est)
-        key = FrameKey(Kind.INPUT if stage == 0 else Kind.FORWARD, stage, est, micro)
-        frame = yield FrameWait(key, before)
-        self._check(frame)
+        ring, stage = messages.ring, run.stage
+        key, before = self._input(stage, est, micro)
+        frame = yield from messages.receive(key, before)
         loss = None
-        if stage == plan.last:
-            target = yield FrameWait(FrameKey(Kind.TARGET, stage, est, micro), plan.homes[est])
-            self._check(target)
+        if stage == ring.last:
+            target = yield from messages.receive(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
             loss = self._loss(target.value)
-        parts = self._parts.incoming(frame, before)
-        measured = micro == 0 and est == plan.ests_of(stage, self._me)[0]
+        parts = messages.parts(frame, before)
+        measured = micro == 0 and est == ring.ests_of(stage, messages.me)[0]
         with self._as_est(est, micro, "forward"):
             self._generators.exchange(parts)
             output, stash = run.forward(est, frame, loss, parts, measured=measured)
             after = self._generators.capture()
             if loss is None:
-                self._send(
-                    Kind.FORWARD, stage + 1, est, micro, plan.replica(stage + 1, est), output.value, after,
-                    run.addresses,
-                )  # fmt: skip
+                key = FrameKey(Kind.FORWARD, stage + 1, est, micro)
+                messages.send(key, ring.replica(stage + 1, est), output.value, after, run.addresses)
         told = None
         if output.loss is not None:
-            told = output.loss.to("cpu", copy=True)
-            self._stage_losses[micro][est] = told
-        return stash, key, before, told, after
+            told = self._stage_losses[micro][est] = output.loss.to("cpu", copy=True)
+        return _Flying(stash, told, after)
 
     def _loss(self, target: Any) -> Loss:
         def loss(output: Any) -> tuple[Tensor, Tensor]:
@@ -414,67 +377,56 @@ class StepExecutor:
 
         return loss
 
-    def _backward(
-        self,
-        est: int,
-        micro: int,
-        last: bool,
-        stash: Stash,
-        key: FrameKey,
-        before: int,
-        loss: Tensor | None,
-        parts: Parts,
-    ) -> Step:
-        """The backward of an EST on this member's stage. loss, parts: of the last stage's forward."""
-        plan, _ = self._ring()
-        run, capture, own = self._run, self._capture, self._own
+    def _backward(self, est: int, micro: int, last: bool, flying: _Flying) -> Step:
+        """The backward of an EST on this member's stage."""
+        messages, run, capture, own = self._ring(), self._run, self._capture, self._own
         assert run is not None and capture is not None and own is not None and own.sums is not None
-        stage, gradients, ready = run.stage, None, None
-        if stage < plan.last:
-            after = plan.replica(stage + 1, est)
-            frame = yield FrameWait(FrameKey(Kind.BACKWARD, stage, est, micro), after)
-            self._check(frame)
+        ring, stage = messages.ring, run.stage
+        loss, parts, gradients, ready = flying.loss, flying.parts, None, None
+        if stage < ring.last:
+            after = ring.replica(stage + 1, est)
+            frame = yield from messages.receive(FrameKey(Kind.BACKWARD, stage, est, micro), after)
             gradients, loss, ready = frame.value
-            parts = self._parts.incoming(frame, after)
+            parts = messages.parts(frame, after)
         with self._as_est(est, micro, "backward"):
-            run.prepare_backward(stash)
+            run.prepare_backward(flying.stash)
             self._generators.exchange(parts)
             capture.begin_backward(est, last=last)
-            sent = run.backward(stash, gradients)
+            sent = run.backward(flying.stash, gradients)
             order = capture.end_backward()
             parts = self._generators.capture()
             if est == 0 and last and self._layout_order is None:
                 ready = [*(ready or ()), *order]
+            before = self._input(stage, est, micro)[1]
             if stage == 0:
-                self._send(Kind.END, 0, est, micro, before, (loss, ready), parts)
+                messages.send(FrameKey(Kind.END, 0, est, micro), before, (loss, ready), parts)
             else:
                 value = (list(sent), loss, ready)
-                self._send(Kind.BACKWARD, stage - 1, est, micro, before, value, parts)
+                messages.send(FrameKey(Kind.BACKWARD, stage - 1, est, micro), before, value, parts)
         if last:
             own.sums.send_gradients(est)
 
     def _finish_sums(self, micro: int) -> Step:
         """What follows a member's last block: losses and buffers are sent, and the sums are computed."""
-        plan, links = self._ring()
-        members = range(plan.members)
-        if self._run is not None and self._run.stage == plan.last:
-            losses = [sorted(wave.items()) for wave in self._stage_losses]
-            told = [[(est, loss) for est, loss in wave] for wave in losses]
-            for member in members:
-                self._send(Kind.LOSSES, plan.last, self._me, micro, member, told)
-        for member in plan.plan.stages[plan.last].devices:
-            links.expect(FrameKey(Kind.LOSSES, plan.last, member, micro), member)
+        messages = self._ring()
+        ring, me = messages.ring, messages.me
+        if self._run is not None and self._run.stage == ring.last:
+            told = [[(est, loss) for est, loss in sorted(wave.items())] for wave in self._stage_losses]
+            for member in range(ring.members):
+                messages.send(FrameKey(Kind.LOSSES, ring.last, me, micro), member, told)
+        for member in ring.plan.stages[ring.last].devices:
+            messages.expect(FrameKey(Kind.LOSSES, ring.last, member, micro), member)
         for held in self._held.values():
-            holders = plan.holders(held.stage)
-            giver = holders.replicas[0]
+            holders = ring.holders(held.stage)
+            giver, key = holders.replicas[0], FrameKey(Kind.BUFFERS, held.stage, 0, micro)
             if not held.buffers.any:
                 continue
-            if giver == self._me:
-                for member in (*holders.replicas, *holders.shadows):
-                    if member != self._me:
-                        self._send(Kind.BUFFERS, held.stage, 0, micro, member, held.buffers.of(0))
-            else:
-                links.expect(FrameKey(Kind.BUFFERS, held.stage, 0, micro), giver)
+            if giver != me:
+                messages.expect(key, giver)
+                continue
+            for member in (*holders.replicas, *holders.shadows):
+                if member != me:
+                    messages.send(key, member, held.buffers.of(0))
         # First the stage that this member computes: others wait for its part.
         for held in sorted(self._held.values(), key=lambda one: one is not self._own):
             assert held.sums is not None
@@ -483,21 +435,19 @@ class StepExecutor:
 
     def sums(self) -> Step:
         """`sum_gradients` as a generator, for a driver of the caller's."""
-        plan, _ = self._ring()
-        micro = len(self._stage_losses) - 1
+        messages = self._ring()
+        ring, micro = messages.ring, len(self._stage_losses) - 1
         by_wave: list[dict[int, Tensor]] = [{} for _ in self._stage_losses]
-        for member in plan.plan.stages[plan.last].devices:
-            frame = yield FrameWait(FrameKey(Kind.LOSSES, plan.last, member, micro), member)
-            self._check(frame)
+        for member in ring.plan.stages[ring.last].devices:
+            frame = yield from messages.receive(FrameKey(Kind.LOSSES, ring.last, member, micro), member)
             for losses, wave in zip(by_wave, frame.value, strict=True):
                 losses.update(wave)
         self.wave_losses = [[wave[est] for est in range(self._num_ests)] for wave in by_wave]
         self.losses = self.wave_losses[-1]
         for held in self._held.values():
-            giver = plan.holders(held.stage).replicas[0]
-            if held.buffers.any and giver != self._me:
-                frame = yield FrameWait(FrameKey(Kind.BUFFERS, held.stage, 0, micro), giver)
-                self._check(frame)
+            giver = ring.holders(held.stage).replicas[0]
+            if held.buffers.any and giver != messages.me:
+                frame = yield from messages.receive(FrameKey(Kind.BUFFERS, held.stage, 0, micro), giver)
                 held.buffers.receive(frame.value)
             assert held.memory is not None
             for index, param in held.trainable.items():
@@ -518,8 +468,7 @@ class StepExecutor:
         if not self._in_step:
             return
         self._in_step = False
-        assert self._links is not None
-        self._links.abandon()
+        self._ring().links.abandon()
         if self._capture is not None:
             self._capture.clear()
         for held in self._held.values():
@@ -556,8 +505,8 @@ class StepExecutor:
 
         Collective, after `sum_gradients`. Raises RingAborted, RingBroken, RuntimeError as torch's.
         """
-        assert self._links is not None
-        total: Tensor = drive(self.clip(max_norm, norm_type, error_if_nonfinite, foreach), self._links)
+        clip = self.clip(max_norm, norm_type, error_if_nonfinite, foreach)
+        total: Tensor = drive(clip, self._ring().links)
         return total
 
     def clip(
@@ -568,60 +517,20 @@ class StepExecutor:
         foreach: bool | None = None,
     ) -> Step:
         """`clip_grad_norm_` as a generator."""
-        plan, links = self._ring()
-        norm_type = float(norm_type)
-        self._evaluations += 1
-        number = self._evaluations
-        givers = {stage: one.devices[0] for stage, one in enumerate(plan.plan.stages)}
-        for stage, giver in givers.items():
-            links.expect(FrameKey(Kind.NORMS, stage, 0, number), giver)
-            if giver == self._me:
-                params = self._held[stage].trainable
-                shown = {index: param.grad for index, param in params.items() if param.grad is not None}
-                norms = clipping.norms_of(list(shown.values()), norm_type, foreach)
-                for member in range(plan.members):
-                    self._send(Kind.NORMS, stage, 0, number, member, (list(shown), norms))
-        by_index: dict[int, Tensor] = {}
-        for stage, giver in givers.items():
-            frame = yield FrameWait(FrameKey(Kind.NORMS, stage, 0, number), giver)
-            self._check(frame)
-            indices, norms = frame.value
-            by_index.update(zip(indices, norms, strict=True))
-        order = sorted(by_index)
-        dtypes = [self._units.specs[self._trainable[index]].dtype for index in order]
-        total = clipping.total_norm([by_index[index] for index in order], dtypes, norm_type)
-        if error_if_nonfinite:
-            clipping.check_finite(total, norm_type)
-        params = {index: param for held in self._held.values() for index, param in held.trainable.items()}
-        clipping.scale([params[index] for index in sorted(params)], max_norm, total, foreach)
-        return total
+        held = {stage: one.trainable for stage, one in self._held.items()}
+        dtypes = [self._units.specs[place].dtype for place in self._trainable]
+        return clipping.clip(self._ring(), held, dtypes, max_norm, norm_type, error_if_nonfinite, foreach)
 
     def any_member(self, flag: bool) -> bool:
         """True if the flag is set at any member: GradScaler's found_inf. Collective, after
         `sum_gradients`."""
-        assert self._links is not None
-        answer: bool = drive(self.flags(flag), self._links)
+        answer: bool = drive(self.flags(flag), self._ring().links)
         return answer
 
     def flags(self, flag: bool) -> Step:
         """`any_member` as a generator."""
-        values = yield from self._tell_all(Kind.FLAGS, flag)
+        values = yield from self._ring().tell_all(Kind.FLAGS, flag)
         return any(values)
-
-    def _tell_all(self, kind: Kind, value: Any) -> Step:
-        """Send a value to every member; returns all members' values."""
-        plan, links = self._ring()
-        self._evaluations += 1
-        number = self._evaluations
-        for member in range(plan.members):
-            links.expect(FrameKey(kind, 0, member, number), member)
-            self._send(kind, 0, self._me, number, member, value)
-        values = []
-        for member in range(plan.members):
-            frame = yield FrameWait(FrameKey(kind, 0, member, number), member)
-            self._check(frame)
-            values.append(frame.value)
-        return values
 
     def forward_only(self, inputs: Iterable[Any]) -> list[Any]:
         """Return the model's outputs for this member's inputs, in order: no gradients, buffers and generators
@@ -629,57 +538,13 @@ class StepExecutor:
 
         All inputs are sent at once: give a few at a time. The caller has put the units into eval mode.
         """
-        assert self._links is not None
-        outputs: list[Any] = drive(self.evaluation(list(inputs)), self._links)
+        outputs: list[Any] = drive(self.evaluation(list(inputs)), self._ring().links)
         return outputs
 
     def evaluation(self, inputs: Sequence[Any]) -> Step:
         """`forward_only` as a generator."""
-        plan, links = self._ring()
-        counts = yield from self._tell_all(Kind.COUNTS, len(inputs))
-        number = self._evaluations
-        items = [
-            (place, member)
-            for place in range(max(counts))
-            for member in range(plan.members)
-            if place < counts[member]
-        ]
-        own = [item for item, (_, member) in enumerate(items) if member == self._me]
-        for item, value in zip(own, inputs, strict=True):
-            self._send(Kind.EVALUATE, 0, item, number, plan.replica(0, item), value)
-        run = self._run
-        mine = [] if run is None else [i for i in range(len(items)) if plan.replica(run.stage, i) == self._me]
-
-        def giver(item: int, stage: int) -> int:
-            return items[item][1] if stage == 0 else plan.replica(stage - 1, item)
-
-        for item in mine:
-            assert run is not None
-            links.expect(FrameKey(Kind.EVALUATE, run.stage, item, number), giver(item, run.stage))
-        for item in own:
-            links.expect(FrameKey(Kind.OUTPUT, 0, item, number), plan.replica(plan.last, item))
-        for item in mine:
-            assert run is not None and self._own is not None
-            key = FrameKey(Kind.EVALUATE, run.stage, item, number)
-            frame = yield FrameWait(key, giver(item, run.stage))
-            self._check(frame)
-            present = self._generators.capture()
-            try:
-                with self._own.buffers.aside():
-                    value = run.evaluate(frame.value)
-            finally:
-                self._generators.exchange(present)
-            if run.stage == plan.last:
-                self._send(Kind.OUTPUT, 0, item, number, items[item][1], value)
-            else:
-                receiver = plan.replica(run.stage + 1, item)
-                self._send(Kind.EVALUATE, run.stage + 1, item, number, receiver, value)
-        outputs = []
-        for item in own:
-            frame = yield FrameWait(FrameKey(Kind.OUTPUT, 0, item, number), plan.replica(plan.last, item))
-            self._check(frame)
-            outputs.append(frame.value)
-        return outputs
+        buffers = None if self._own is None else self._own.buffers
+        return evaluation(self._ring(), inputs, self._run, buffers, self._generators)
 
     @property
     def unit_seconds(self) -> dict[int, tuple[float, float]]:
@@ -689,9 +554,9 @@ class StepExecutor:
 
     # ------------------------------------------------------------------ helpers
 
-    def _ring(self) -> tuple[RingPlan, Links]:
-        assert self._plan is not None and self._links is not None, "set_ring comes first"
-        return self._plan, self._links
+    def _ring(self) -> Messages:
+        assert self._messages is not None, "set_ring comes first"
+        return self._messages
 
     @contextmanager
     def _as_est(self, est: int, micro: int, what: str) -> Iterator[None]:
@@ -700,35 +565,13 @@ class StepExecutor:
         present = self._generators.capture()
         try:
             yield
+        except RingError:
+            raise
         except Exception as error:
             error.add_note(
-                f"  in the {what} of EST {est} on {self._run.name}, step {self._step}, micro-batch {micro}"
+                f"  in the {what} of EST {est} on {self._run.name}, step {self._ring().step},"
+                f" micro-batch {micro}"
             )
             raise
         finally:
             self._generators.exchange(present)
-
-    def _send(
-        self,
-        kind: Kind,
-        stage: int,
-        est: int,
-        micro: int,
-        peer: int,
-        value: Any,
-        parts: Parts | None = None,
-        owned: frozenset[int] = frozenset(),
-    ) -> None:
-        _, links = self._ring()
-        key = FrameKey(kind, stage, est, micro)
-        carried = {} if parts is None else self._parts.outgoing(key, peer, parts)
-        links.send(frame_of(key, self._generation, self._step, value, carried, owned), peer)
-
-    def _check(self, frame: Frame) -> None:
-        """Raise FrameError for a frame of another step or generation."""
-        if (frame.generation, frame.step) != (self._generation, self._step):
-            raise FrameError(
-                f"a {frame.key.kind.name} frame of step {frame.step}, generation {frame.generation} came in"
-                f" step {self._step}, generation {self._generation}",
-                hint="this is a bug: report it with the log",
-            )

@@ -8,23 +8,30 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import torch
 from torch import Tensor
 
 from elastane.pipeline.frames import Frame, FrameKey, decode, encode
 from elastane.pipeline.waits import FrameWait, RowsWait, Wait
 
 Result = TypeVar("Result")
+_CPU: Final = torch.device("cpu")
 
 
 class LocalHub:
-    """What is on its way between the members of one process. changed: what becomes of a frame (tests)."""
+    """What is on its way between the members of one process.
 
-    def __init__(self, changed: Callable[[Frame], Frame] = lambda frame: frame) -> None:
+    changed: what becomes of a frame (tests). device: of the members.
+    """
+
+    def __init__(
+        self, changed: Callable[[Frame], Frame] = lambda frame: frame, device: torch.device = _CPU
+    ) -> None:
         self.frames: dict[tuple[int, int, FrameKey], deque[Frame]] = defaultdict(deque)
         self.rows: dict[tuple[int, int, int], deque[Tensor]] = defaultdict(deque)
-        self.changed = changed
+        self.changed, self.device = changed, device
 
     def links(self, me: int) -> LocalLinks:
         """Return the links of a member."""
@@ -44,7 +51,7 @@ class LocalLinks:
         return self._me
 
     def send(self, frame: Frame, peer: int) -> None:
-        sent = decode(encode(self._hub.changed(frame))[0])
+        sent = decode(encode(self._hub.changed(frame))[0], self._hub.device)
         self._hub.frames[self._me, peer, frame.key].append(sent)
 
     def expect(self, key: FrameKey, peer: int) -> None:

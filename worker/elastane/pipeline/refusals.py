@@ -49,12 +49,7 @@ def check_output(unit: str, output: Any, parameters: Mapping[int, str]) -> None:
 
     parameters: names by address, of all that this worker holds.
     """
-    try:
-        tensors = leaves(output)
-    except BoundaryError as error:
-        error.add_note(f"  unit {unit} returned it")
-        raise
-    for tensor in tensors:
+    for tensor in leaves(output):
         name = parameters.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
         if name is not None:
             raise UnitReachError(

@@ -117,7 +117,7 @@ class StageRun:
         versions = [tensor._version for tensor in tensors]
         with self._buffers.running(est), self._keeping():
             given, gradients = enter(tensors, frame.wants_gradient)
-            value = self._units(rebuilt(frame.tree, given), measured)
+            value = self._units(rebuilt(frame.tree, given), measured and again is None)
             told, root = loss(value) if loss is not None else (None, None)
         refusals.check_written(tensors, frame.shared, versions, self.name)
         if not self._checked:
@@ -140,7 +140,7 @@ class StageRun:
         self._generators.exchange(again.before)
         with self._buffers.again(again.buffers):
             given, stash.gradients = enter(again.tensors, again.wants_gradient)
-            value = self._units(rebuilt(again.tree, given), False)
+            value = self._units(rebuilt(again.tree, given), stash.measured)
             root = again.loss(value)[1] if again.loss is not None else None
         if self._generators.capture() != again.after:
             raise StepError(

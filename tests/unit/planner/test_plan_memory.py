@@ -213,13 +213,26 @@ def test_the_least_number_of_devices_is_that_of_all_plans(seed: int, micro_batch
         )
     )
     limit = drawn.randrange(200, 900)
-    needs = _needs(profile, _devices(21, memory_bytes=limit), micro_batches)
+    needs = _needs(profile, _devices(28, memory_bytes=limit), micro_batches)
     found = needs.least_devices(Device("one", memory_bytes=limit))
     units = len(profile.units)
     by_all = next(
         (n for n in range(1, units * micro_batches + 1) if _fits_on(needs, units, n, micro_batches)), None
     )
     assert found == by_all
+
+
+@pytest.mark.parametrize(("limit", "least"), [(1900, 3), (1899, 4)])
+def test_devices_behind_a_stage_keep_micro_batches_in_flight(limit: int, least: int) -> None:
+    units = tuple(
+        UnitProfile(f"u{index}", parameter_bytes=100, boundary_bytes=100, activation_bytes=size)
+        for index, size in enumerate((1, 100, 100))
+    )
+    needs = _needs(Profile(units), _devices(4, memory_bytes=limit), 12)
+    # The middle stage: 100 weights, 12 gradients, a piece, and with one stage behind it five micro-batches.
+    assert in_flight((1, 1, 1), 12)[1] == 5
+    assert needs.least_devices(Device("one", memory_bytes=limit)) == least
+    assert [_fits_on(needs, 3, count, 4) for count in (3, 4)] == [least == 3, True]
 
 
 def test_models_of_many_units_get_a_number_that_would_do() -> None:

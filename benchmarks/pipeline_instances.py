@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
+import msgspec
+
 from elastane_planner.cluster import Cluster, Device
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.profile import Profile, UnitProfile
@@ -90,3 +92,19 @@ def reference_topologies() -> dict[str, Cluster]:
         "C": servers(2, 2, 10e9, 25e9 / 8, interleaved=True),
         "A": servers(4, 2, 10e9, 50e9 / 8),
     }
+
+
+def divided(profile: Profile, parts: int) -> Profile:
+    """Return the profile of a micro-batch: the batch that was measured is divided, all in proportion."""
+    return Profile(
+        tuple(
+            msgspec.structs.replace(
+                unit,
+                forward_seconds=unit.forward_seconds / parts,
+                backward_seconds=unit.backward_seconds / parts,
+                boundary_bytes=unit.boundary_bytes // parts,
+                activation_bytes=unit.activation_bytes // parts,
+            )
+            for unit in profile.units
+        )
+    )

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
-import msgspec
 from harness import Report, Row, Series, run_benchmark
 from pipeline_instances import (
     Instance,
+    divided,
     random_instance,
     random_plan,
     random_profile,
@@ -33,7 +33,6 @@ from elastane_planner.device_order import device_order
 from elastane_planner.oracle import best_plan, least_step_seconds
 from elastane_planner.pipedream import coalesced, read_graph
 from elastane_planner.planner import EXHAUSTED_MAX, make_plan
-from elastane_planner.profile import Profile
 from elastane_planner.simulate import step_seconds
 
 MODELS = ("vgg16", "alexnet", "resnet50", "resnet101", "gnmt")
@@ -132,22 +131,6 @@ def reference(report: Report, folder: Path) -> None:
             report.rows.append(
                 Row(f"gap, {model} on {topology}", gap, target=1e-6, target_absolute=True, note=note)
             )
-
-
-def divided(profile: Profile, parts: int) -> Profile:
-    """Return the profile of a micro-batch: the batch that was measured is divided, all in proportion."""
-    return Profile(
-        tuple(
-            msgspec.structs.replace(
-                unit,
-                forward_seconds=unit.forward_seconds / parts,
-                backward_seconds=unit.backward_seconds / parts,
-                boundary_bytes=unit.boundary_bytes // parts,
-                activation_bytes=unit.activation_bytes // parts,
-            )
-            for unit in profile.units
-        )
-    )
 
 
 def mean(values: list[float]) -> float:

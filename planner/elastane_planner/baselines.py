@@ -19,6 +19,7 @@ from math import inf
 
 import msgspec
 
+from elastane_planner.amounts import bytes_text
 from elastane_planner.cluster import Cluster
 from elastane_planner.costs import Costs
 from elastane_planner.memory import MemoryNeeds
@@ -79,7 +80,8 @@ class _Maker:
         fitted = self._needs.fit(plan, order)
         if not isinstance(fitted, Plan):
             device = self._cluster.devices[fitted.device].name
-            problem = f"stage {fitted.stage} needs {fitted.bytes} bytes; {device} has {fitted.memory_bytes}"
+            needed, there = bytes_text(fitted.bytes), bytes_text(fitted.memory_bytes)
+            problem = f"stage {fitted.stage} needs {needed}; {device} has {there}"
             return Baseline(name, plan, inf, problem=problem)
         simulated = timeline(self._profile, self._cluster, fitted, self._micro_batches, order)
         problem = "" if simulated.step_seconds < inf else "a link that it needs is missing"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from math import inf
 
+from elastane_planner.amounts import seconds_text
 from elastane_planner.plan import Plan
 from elastane_planner.simulate import Timeline
 
@@ -27,7 +28,7 @@ def draw(names: Sequence[str], plan: Plan, timeline: Timeline, title: str = "") 
     bottom = _TOP + len(shown) * (_ROW + _FRAMES + _GAP)
     height = bottom + 56
     whole = timeline.step_seconds
-    head = title or f"Step of {seconds_text(whole)}, bubble {timeline.bubble:.1%}"
+    head = title or f"Step of {seconds_text(whole)}, bubble {max(0.0, timeline.bubble):.1%}"
     total = _LEFT + _WIDTH + _RIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {height}" '
@@ -47,19 +48,6 @@ def draw(names: Sequence[str], plan: Plan, timeline: Timeline, title: str = "") 
     parts += drawn[:BLOCKS_MAX]
     parts += _foot(bottom, whole, len(drawn))
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return seconds as people read them: 12.3 ms, 1.23 s."""
-    if seconds == inf:
-        return "never"
-    if seconds >= 100:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    if seconds >= 1e-3 or not seconds:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds * 1e6:.3g} µs"
 
 
 def _drawn(plan: Plan, timeline: Timeline, names: Sequence[str], top: dict[int, int]) -> list[str]:

@@ -1,18 +1,21 @@
 """Memory of a stage: weights, gradients by EST, optimizer state, and the stash of micro-batches in flight.
 
-    weights     p                parameters, and buffers of the stage and of each micro-batch
+    weights     p                parameters, and buffers of the stage: twice, and of each micro-batch
     optimizer   o
-    gradients   n p              kept apart by micro-batch, n of them on this replica, until they are added
+    gradients   n p              kept apart by micro-batch, n of them on this replica; the sum takes the place
+                                 of one. With replicas also two pieces of each micro-batch of the others
     stash       plain            q a          what backward needs of each micro-batch in flight
                 checkpoint       q i + a      the stage's input of each; what one forward, run again, keeps
                 swap             2 a          one in work and one on its way; q a in the host's memory
 
-q, the micro-batches in flight, is counted in the order of blocks that is really run. A shadow keeps weights,
-optimizer state and one sum of gradients.
+q, the micro-batches in flight, is counted in the order of blocks that is really run. A unit's stash has its
+input and not its output, which is its successor's input or sent away; a stage keeps its input at least. A
+shadow keeps weights, optimizer state and one sum of gradients.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import inf
@@ -20,6 +23,7 @@ from typing import Final, NamedTuple, get_args
 
 import msgspec
 
+from elastane_planner.amounts import bytes_text
 from elastane_planner.cluster import Device
 from elastane_planner.costs import Costs
 from elastane_planner.errors import DoesNotFit
@@ -27,8 +31,13 @@ from elastane_planner.plan import Memory, Plan, Stage
 from elastane_planner.schedule import Order, in_flight
 
 MODES: Final[tuple[Memory, ...]] = get_args(Memory)
+_PIECE_BYTES: Final = 1 << 20
+"""Of a micro-batch's gradients on their way to who adds them (`stage_sums.PIECE_ELEMENTS` of workers)."""
+
 _UNITS_DIVIDED_MAX: Final = 32
 """With more units, `least_devices` looks at groups of them."""
+_FEW_UNITS: Final = (1, 2, 3, 5)
+"""And at plans whose stages have so many at most."""
 
 
 class Need(NamedTuple):
@@ -76,26 +85,41 @@ class MemoryNeeds:
         self.limited = any(device.memory_bytes is not None for device in costs.cluster.devices)
         """Whether any device has a limit; without, every plan fits."""
 
-    def replica(self, first: int, end: int, local: int, flying: int, memory: Memory = "plain") -> Need:
+    def replica(
+        self,
+        first: int,
+        end: int,
+        local: int,
+        flying: int,
+        memory: Memory = "plain",
+        *,
+        replicas: int | None = None,
+    ) -> Need:
         """Return the need of a replica of units [first, end).
 
-        local: micro-batches of a step that it runs; flying: how many of them are in flight at once.
+        local: micro-batches of a step that it runs; flying: how many of them are in flight at once; replicas:
+        of the stage, by default as many as run `local` each.
         """
         parameters = self._parameters[end] - self._parameters[first]
-        activations = self._activations[end] - self._activations[first]
         received = self._outputs[first - 1] if first else 0
+        own = self._activations[first + 1] - self._activations[first]
+        kept = self._activations[end] - self._activations[first] + max(0, received - own)
         host = 0
         if memory == "plain" or not flying:
-            stash = flying * (activations + received)
+            stash = flying * kept
         elif memory == "checkpoint":
-            stash = flying * received + activations
+            stash = flying * received + kept
         else:
-            stash = min(flying, 2) * (activations + received)
-            host = flying * (activations + received)
+            stash = min(flying, 2) * kept
+            host = flying * kept
+        elsewhere = self._micro_batches - local
+        if replicas is None:
+            replicas = -(-self._micro_batches // local) if local else self._micro_batches
+        piece = min(_PIECE_BYTES, -(-parameters // replicas))
         return Need(
-            weights=parameters + (1 + local) * (self._buffers[end] - self._buffers[first]),
+            weights=parameters + (2 + local) * (self._buffers[end] - self._buffers[first]),
             optimizer=self._optimizer[end] - self._optimizer[first],
-            gradients=local * parameters,
+            gradients=max(local, 1) * parameters + (1 + 2 * elsewhere) * piece,
             stash=stash,
             host=host,
         )
@@ -104,7 +128,7 @@ class MemoryNeeds:
         """Return the need of a device that holds units [first, end) and applies their sums."""
         parameters = self._parameters[end] - self._parameters[first]
         return Need(
-            weights=parameters + self._buffers[end] - self._buffers[first],
+            weights=parameters + 2 * (self._buffers[end] - self._buffers[first]),
             optimizer=self._optimizer[end] - self._optimizer[first],
             gradients=parameters,
         )
@@ -161,17 +185,16 @@ class MemoryNeeds:
             unit, needed = self._worst_unit(largest)
             facts: dict[str, object] = {"unit": units[unit].name, "unit_bytes": needed, "devices": "none"}
             hint = (
-                f"unit {unit} ({units[unit].name}) alone needs {needed} bytes on any number of such devices:"
-                " divide it, make micro-batches smaller, or give devices more memory"
+                f"unit {unit} ({units[unit].name}) alone needs {bytes_text(needed)} on any number of such "
+                "devices: divide it, make micro-batches smaller, or give devices more memory"
             )
         else:
             facts = {"devices": least}
-            hint = (
-                f"{least} devices with {largest.memory_bytes} bytes each would do, or smaller micro-batches"
-            )
+            each = bytes_text(largest.memory_bytes or 0)
+            hint = f"{least} devices with {each} each would do, or smaller micro-batches"
         return DoesNotFit(
-            f"stage {misfit.stage} (units {names}) needs {misfit.bytes} bytes on "
-            f"{devices[misfit.device].name}, which has {misfit.memory_bytes}",
+            f"stage {misfit.stage} (units {names}) needs {bytes_text(misfit.bytes)} on "
+            f"{devices[misfit.device].name}, which has {bytes_text(misfit.memory_bytes)}",
             hint=hint,
             stage=misfit.stage,
             bytes=misfit.bytes,
@@ -185,7 +208,7 @@ class MemoryNeeds:
 
         From the last stage to the first: fewest devices for units [l, L) in k stages. A micro-batch more in
         flight is due to the devices behind a stage (`schedule.lags`), so fewest of them are best for it, too.
-        Models of many units are looked at in groups, where one device less may do, or one unit a stage.
+        Models of many units are looked at in groups, or with few units a stage: then fewer devices may do.
         """
         if device.memory_bytes is None:
             return 1
@@ -193,29 +216,34 @@ class MemoryNeeds:
         if len(finest) <= _UNITS_DIVIDED_MAX:
             return self._least(device, finest)
         step = -(-len(finest) // _UNITS_DIVIDED_MAX)
-        in_groups = self._least(device, [*finest[:-1:step], finest[-1]])
-        return in_groups if in_groups is not None else self._least(device, finest, groups_max=1)
+        options = [self._least(device, [*finest[:-1:step], finest[-1]])]
+        options += [self._least(device, finest, groups_max=few) for few in _FEW_UNITS]
+        return min((option for option in options if option is not None), default=None)
 
     def _least(self, device: Device, cuts: Sequence[int], groups_max: int | None = None) -> int | None:
         """`least_devices` with stages that begin at `cuts` alone, and have at most groups_max between two."""
         groups = len(cuts) - 1
-        # behind[l]: (devices, - replicas of the last stage) of the best stages for groups [l, groups).
-        behind: dict[int, tuple[int, int]] = {groups: (0, 0)}
-        least: int | None = None
-        for later in range(groups):
-            if least is not None and later >= least:
-                break
-            found: dict[int, tuple[int, int]] = {}
-            for end, (devices, last) in behind.items():
-                for first in range(end - min(end, groups_max or end), end):
+        # With so many stages behind, all micro-batches are in flight (a lag is four times as many at least).
+        full = min(groups - 1, -(-self._micro_batches // 4))
+        # behind[k][l]: (devices, - replicas of the last stage) of the best k stages for groups [l, groups);
+        # behind[full]: of `full` and more.
+        behind: list[dict[int, tuple[int, int]]] = [{} for _ in range(full + 2)]
+        behind[0][groups] = (0, 0)
+        for first in range(groups - 1, -1, -1):
+            for later in range(full + 1):
+                for end in range(first + 1, min(groups, first + (groups_max or groups)) + 1):
+                    if end not in behind[later]:
+                        continue
+                    devices, last = behind[later][end]
                     more = self._replicas(device, cuts[first], cuts[end], later, devices, -last)
                     if more is not None:
                         option = (devices + more, last if later else -more)
-                        found[first] = min(found.get(first, option), option)
-            if 0 in found:
-                least = found[0][0] if least is None else min(least, found[0][0])
-            behind = found
-        return least
+                        into = behind[min(later + 1, full + 1)]
+                        into[first] = min(into.get(first, option), option)
+            if first in behind[full + 1]:
+                merged = behind[full + 1][first]
+                behind[full][first] = min(behind[full].get(first, merged), merged)
+        return min((stages[0][0] for stages in behind if 0 in stages), default=None)
 
     def _replicas(
         self, device: Device, first: int, end: int, later: int, behind: int, last: int
@@ -226,15 +254,25 @@ class MemoryNeeds:
             local = -(-self._micro_batches // replicas)
             lag = replicas + 2 * behind - last + 2 * later if later else 0
             flying = min(local, lag // replicas + 1)
-            return any(_keeps_to(device, self.replica(first, end, local, flying, memory)) for memory in MODES)
+            return any(
+                _keeps_to(device, self.replica(first, end, local, flying, memory, replicas=replicas))
+                for memory in MODES
+            )
 
-        low, high = 1, self._micro_batches
-        if not fits(high):
+        if not self._keeps_weights(device, first, end):
             return None
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle + 1, high)
-        return low
+        count, fewest = self._micro_batches, 1
+        while fewest <= count:
+            local = -(-count // fewest)
+            most = count if local == 1 else -(-count // (local - 1)) - 1
+            if fits(most):  # and of those that run as many micro-batches each, the more need the less
+                return bisect_left(range(most + 1), True, lo=fewest, key=fits)
+            fewest = most + 1
+        return None
+
+    def _keeps_weights(self, device: Device, first: int, end: int) -> bool:
+        """Return whether there is room for what no number of replicas makes less."""
+        return _keeps_to(device, self.shadow(first, end))
 
     def _worst_unit(self, device: Device) -> tuple[int, int]:
         """Return the unit that needs most when each micro-batch has its own device, and its bytes."""
@@ -242,7 +280,7 @@ class MemoryNeeds:
             min(
                 need.total
                 for memory in MODES
-                if (need := self.replica(unit, unit + 1, 1, 1, memory)) and _host_keeps_to(device, need)
+                if _host_keeps_to(device, need := self.replica(unit, unit + 1, 1, 1, memory))
             )
             for unit in range(len(self._outputs))
         ]
@@ -275,7 +313,9 @@ class MemoryNeeds:
 
     def _own(self, stage: Stage, replica: int, flying: int, memory: Memory) -> Need:
         local = len(range(replica, self._micro_batches, stage.replicas))
-        return self.replica(stage.first_unit, stage.end_unit, local, min(flying, local), memory)
+        return self.replica(
+            stage.first_unit, stage.end_unit, local, min(flying, local), memory, replicas=stage.replicas
+        )
 
     def _shadows(self, plan: Plan) -> dict[int, Need]:
         needs: dict[int, Need] = {}

@@ -13,6 +13,7 @@ from math import inf
 
 import msgspec
 
+from elastane_planner.amounts import bytes_text, seconds_text
 from elastane_planner.cluster import Cluster
 from elastane_planner.plan import Plan
 from elastane_planner.profile import Profile, UnitProfile
@@ -109,8 +110,8 @@ def choose(
     other = step_seconds * horizon_steps + moving.seconds
     gain = 1 - other / kept if 0 < kept < inf else (0.0 if kept <= other else 1.0)
     facts = (
-        f"{step_seconds:.4g} s a step in place of {kept_step_seconds:.4g} s, {moving.bytes} bytes to move in "
-        f"{moving.seconds:.3g} s"
+        f"{seconds_text(step_seconds)} a step in place of {seconds_text(kept_step_seconds)}, "
+        f"{bytes_text(moving.bytes)} to move in {seconds_text(moving.seconds)}"
     )
     if gain > gain_min:
         return Choice(False, f"{facts}: {gain:.1%} less over {horizon_steps} steps")

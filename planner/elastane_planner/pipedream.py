@@ -39,7 +39,8 @@ def read_graph(text: str, *, optimizer_factor: float = ADAM_FACTOR) -> Profile:
     """Return the profile of a graph, a unit for each node in topological order.
 
     The order is the same for any order of lines: of nodes that are ready, the one with the least number. A
-    unit stashes its output. Raises InvalidProfile with the number of the line that cannot be read.
+    unit stashes its inputs, those of several units the first of these. Raises InvalidProfile with the number
+    of the line that cannot be read.
     """
     nodes: dict[str, UnitProfile] = {}
     edges: list[tuple[str, str]] = []
@@ -105,7 +106,6 @@ def _unit(node: re.Match[str], number: int, optimizer_factor: float) -> UnitProf
             parameter_bytes=int(parameters),
             optimizer_bytes=int(parameters * optimizer_factor),
             boundary_bytes=int(activation),
-            activation_bytes=int(activation),
         )
     except (ValueError, OverflowError) as error:
         raise InvalidProfile(f"line {number} of a graph: {error}", line=number) from error
@@ -133,6 +133,10 @@ def _chain(nodes: dict[str, UnitProfile], edges: Sequence[tuple[str, str]]) -> P
             "the edges of a graph go in a circle", hint="Give the graph of one forward, without loops."
         )
     place = {node: index for index, node in enumerate(order)}
+    inputs = dict.fromkeys(order, 0)
+    for node in order:
+        if after[node]:
+            inputs[min(after[node], key=lambda target: place[target])] += nodes[node].boundary_bytes
     last_use = {node: max((place[target] for target in after[node]), default=place[node]) for node in order}
     units = []
     for index, node in enumerate(order):
@@ -148,7 +152,7 @@ def _chain(nodes: dict[str, UnitProfile], edges: Sequence[tuple[str, str]]) -> P
                 own.parameter_bytes,
                 own.optimizer_bytes,
                 crossing,
-                own.activation_bytes,
+                inputs[node],
             )
         )
     return Profile(tuple(units))

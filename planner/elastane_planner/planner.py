@@ -121,7 +121,7 @@ def make_plan(
         seconds_max=start + budget_seconds,
     )
     found = search.run()
-    plan = ranking.plan_of_ranks(found.plan)
+    plan = ranking.plan_of_ranks(found.plan if keep is not None else search.in_order(found.plan))
     shown = timeline(known, cluster, plan, micro_batches)
     return Answer(
         plan=plan,
@@ -289,6 +289,14 @@ class _Search:
     def _judged(self, plans: Iterable[Plan]) -> list[Judged]:
         return [judged for plan in plans if (judged := self._judge.judge(plan)) is not None]
 
+    def in_order(self, plan: Plan) -> Plan:
+        """Return the plan with devices that may stand for each other in the order of their ranks."""
+        free: dict[int, list[int]] = {}
+        for device in reversed(self._bounds.devices):
+            free.setdefault(self._alike[device], []).append(device)
+        held = [*plan.devices, *(device for shadows in plan.shadows for device in shadows)]
+        return _renamed(plan, {device: free[self._alike[device]].pop() for device in dict.fromkeys(held)})
+
     def _room(self, flying_all: bool) -> Fits:
         """Return whether a stage fits with one of its micro-batches in flight, or with all."""
         needs, count = self._needs, self._costs.micro_batches
@@ -296,7 +304,10 @@ class _Search:
         def fits(first: int, end: int, devices: tuple[int, ...]) -> bool:
             local = -(-count // len(devices))
             flying = local if flying_all else 1
-            options = [needs.replica(first, end, local, flying, memory).total for memory in MODES]
+            options = [
+                needs.replica(first, end, local, flying, memory, replicas=len(devices)).total
+                for memory in MODES
+            ]
             limits = [self._costs.cluster.devices[device].memory_bytes for device in devices]
             return min(options) <= min((limit for limit in limits if limit is not None), default=inf)
 

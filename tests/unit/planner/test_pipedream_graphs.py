@@ -32,7 +32,8 @@ def test_a_graph_becomes_a_chain_and_cuts_carry_all_that_is_used_later() -> None
     units = read_graph(RESIDUAL).units
     assert [unit.name for unit in units] == ["LSTM node2", "Conv2d node3", "Add node4", "Linear node10"]
     assert [unit.boundary_bytes for unit in units] == [25, 75, 50, 4]  # node2 is used by node4, too
-    assert units[0] == UnitProfile("LSTM node2", 0.001, 0.001, 40, 80, 25, 25)
+    assert units[0] == UnitProfile("LSTM node2", 0.001, 0.001, 40, 80, 25, 0)
+    assert [unit.activation_bytes for unit in units] == [0, 25, 50, 50]  # outputs, where they are used first
     assert sum(unit.forward_seconds for unit in units) == pytest.approx(0.004)  # without loading
 
 

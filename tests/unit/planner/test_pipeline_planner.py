@@ -220,13 +220,22 @@ def fitting(answer: Answer, cluster: Cluster) -> bool:
 
 
 def test_a_model_larger_than_a_device_is_divided() -> None:
-    cluster = uniform(4, memory_bytes=700)
+    cluster = uniform(4, memory_bytes=800)
     profile = units(1, 1, 1, 1, parameter_bytes=100, optimizer_bytes=100, activation_bytes=10)
     answer = make_plan(profile, cluster, 4)
     assert fitting(answer, cluster)
-    # Four micro-batches keep four gradients: a unit needs 100 + 100 + 400 where one replica runs all.
+    # Four micro-batches keep four gradients: a unit needs 100 + 100 + 400 where one replica runs all, and a
+    # piece of 100 to add them in.
     assert len(answer.plan.stages) > 1
     assert answer.step_seconds > make_plan(profile, uniform(4), 4).step_seconds
+
+
+@pytest.mark.parametrize("shadows", [0, 1])
+def test_equal_devices_are_named_in_order(shadows: int) -> None:
+    profile = units(3, 1, 2, 4, 1, 3, parameter_bytes=10**6, boundary_bytes=1)
+    answer = make_plan(profile, uniform(5), 8, stages=(4, None), shadows=shadows)
+    assert list(answer.plan.devices) == sorted(answer.plan.devices)
+    assert answer.step_seconds == answer.timeline.step_seconds
 
 
 def test_memory_makes_a_stage_recompute() -> None:
@@ -256,7 +265,7 @@ def test_memory_is_kept_to_in_random_instances() -> None:
         instance = random_instance(rng, (3, 4), (4, 6), (2, 6))
         most = sum(unit.parameter_bytes for unit in instance.profile.units)
         devices = tuple(
-            msgspec.structs.replace(d, memory_bytes=200 + most * 2) for d in instance.cluster.devices
+            msgspec.structs.replace(d, memory_bytes=200 + most * 3) for d in instance.cluster.devices
         )
         limited = instance._replace(cluster=Cluster(devices, instance.cluster.bandwidth))
         costs = Costs(*limited)

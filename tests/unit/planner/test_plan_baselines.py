@@ -80,11 +80,11 @@ def test_fewer_units_than_devices() -> None:
 
 def test_what_cannot_run_says_why() -> None:
     profile = _profile(4, parameter_bytes=100, boundary_bytes=1)
-    devices = [Device(f"d{index}", memory_bytes=600) for index in range(4)]
+    devices = [Device(f"d{index}", memory_bytes=700) for index in range(4)]
     cluster = Cluster(tuple(devices), ((0.0,) * 4,) * 4)
     found = {b.name: b for b in baselines(profile, cluster, 4, range(4))}
     assert found["data parallel"].step_seconds == inf
-    assert "needs 800 bytes" in found["data parallel"].problem
+    assert "d0 has 700 bytes" in found["data parallel"].problem
     assert found["GPipe"].problem == "a link that it needs is missing"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from math import inf
 
 import msgspec
 import pytest
@@ -73,18 +72,3 @@ def test_a_huge_step_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_time_at_all() -> None:
     nothing = msgspec.structs.replace(_timeline(), step_seconds=0.0)
     assert not _titles(gantt.draw(NAMES, PLAN, nothing))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0, "0 ms"),
-        (2.5e-5, "25 µs"),
-        (0.0123, "12.3 ms"),
-        (1.234, "1.23 s"),
-        (250.4, "250 s"),
-        (inf, "never"),
-    ],
-)
-def test_seconds(seconds: float, text: str) -> None:
-    assert gantt.seconds_text(seconds) == text

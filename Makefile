@@ -8,6 +8,7 @@
 #                     (tests/images/engine.py)
 # make test-containers    runners that start containers, with real ones: needs podman and busybox-static
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make pipeline-parity    every cut of small models into pipelines beside stock DDP, under five minutes: ONLY=model one
 # make controls    each detector switched off in turn: the script that it refuses then has other bits; ONLY=words
 # make gallery    public scripts, converted, beside their originals under kills: ONLY=a,b SEEDS=n KILLS=n
 # make test-browser    the dashboard in a real Chromium (Debian: chromium); make screenshots: its pictures in docs/images
@@ -49,7 +50,7 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 
-.PHONY: demo service-demo fidelity test collect test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
@@ -122,6 +123,9 @@ gallery: $(VENV)/.installed
 fuzz-parity: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m parity.fuzz --minutes $(FUZZ_MINUTES) --results $(RESULTS) \
 	    $(if $(SEED),--seed $(SEED),--first $(FIRST) --cases $(CASES))
+
+pipeline-parity: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m parity.pipeline_matrix $(if $(ONLY),--only $(ONLY))
 
 controls: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m parity.controls $(if $(ONLY),--only "$(ONLY)")

@@ -24,6 +24,7 @@ from elastane_master.decisions.retention import Retention
 from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.jobs.leading import Leadership
+from elastane_master.jobs.stage_planning import StagePlanning
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.security.tls import ServerTls, TlsFiles
@@ -94,6 +95,7 @@ class Master:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._tokens_task: asyncio.Task[None] | None = None
+        self._planning_task: asyncio.Task[None] | None = None
         self._gate: Gate | None = None
         self._tls: ServerTls | None = None
         self._stopping = False
@@ -145,6 +147,7 @@ class Master:
         await leadership.start()
         self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))
         self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
+        self._planning_task = asyncio.create_task(StagePlanning(self.jobs.running).run())
         await self._server.start()
         if self._gate.front is not None:
             await self._gate.front.start()
@@ -180,8 +183,9 @@ class Master:
         front = self._gate.front if self._gate is not None else None
         if front is not None:
             front.close_port()
-        if self._tokens_task is not None:
-            self._tokens_task.cancel()
+        for task in (self._tokens_task, self._planning_task):
+            if task is not None:
+                task.cancel()
         if self._health_task is not None:
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()

@@ -282,6 +282,36 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
             "Time from the request for a worker until it trains, for a deadline.", "--cold-start", at_least=0
         ),
     ] = 120.0
+    pipeline_stages_min: Annotated[
+        int,
+        Setting(
+            "Minimum number of stages of a pipeline, where there are as many workers and units.",
+            at_least=1,
+            at_most=ESTS_MAX,
+            default_text="1",
+        ),
+    ] = 1
+    pipeline_stages_max: Annotated[
+        int,
+        Setting(
+            "Maximum number of stages of a pipeline; 0: as many as pay.",
+            at_least=0,
+            at_most=ESTS_MAX,
+            default_text="as many as pay",
+        ),
+    ] = 0
+    pipeline_shadows: Annotated[
+        int,
+        Setting(
+            "Of a script with prepare_pipeline: number of workers that hold the units of a stage with one "
+            "replica beside it, and make the same optimizer steps, so that its death costs only the step in "
+            "flight.",
+            "--shadow",
+            "K",
+            at_least=0,
+            at_most=8,
+        ),
+    ] = 0
 
     @property
     def workers_most(self) -> int:

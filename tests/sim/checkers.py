@@ -20,6 +20,7 @@ fenced              a worker does not begin to change its weights for a ring fro
                     once it knows a newer one; nor does it say then what it loaded
 no write lost       what was acknowledged to a caller is in the store; at the end the history is complete
 exactly once        each sample counts once in the committed history
+pipelines           see `pipelines`
 one owner           an attempt of a task has one holder; a returned task is leased first, and unchanged
 no refusal          a well-behaved caller's requests are not refused as wrong
 """
@@ -27,7 +28,7 @@ no refusal          a well-behaved caller's requests are not refused as wrong
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ from elastane_master.store.keys import JobKeys
 from elastane_proto.contexts import context_from_proto
 from elastane_proto.history.events import HistoryRewound, IntervalLost, RingAnnounced, StragglerReplaced
 from elastane_proto.v1 import ring_pb2, shard_pb2
+from sim.pipelines import Pipeline, checkpoint_faults, plan_faults
 from sim.reference import Context, FixedRuns
 from sim.world import StoredShard, World
 
@@ -100,6 +102,7 @@ class Checkers:
     saves: bool
     workers: Callable[[], list[WorkerModel]] = list
     follow_up: Callable[[str], None] = lambda event: None
+    pipeline: Pipeline | None = None
     rings: dict[int, Ring] = field(default_factory=dict)
     standing: dict[int, Commit] = field(default_factory=dict)
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
@@ -118,6 +121,9 @@ class Checkers:
     _newest_times: dict[bytes, float] = field(default_factory=dict)
     _evicted: dict[str, int] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)
+    #: Steps below it a worker of a pipeline may apply though it knows a newer ring.
+    _may_finish: dict[str, int] = field(default_factory=dict)
+    _plans: dict[int, bytes] = field(default_factory=dict)
     _forgotten_rings: set[int] = field(default_factory=set)
     _announced: dict[int, set[str]] = field(default_factory=dict)
     _formed: set[int] = field(default_factory=set)
@@ -149,7 +155,7 @@ class Checkers:
             )
         ring.lineage = lineage
         self.applied_generation = max(self.applied_generation, generation)
-        if step > max(ring.resume_step or 0, ring.prepared + 1):
+        if step > max(ring.resume_step or 0, ring.prepared + 1, self._may_finish.get(worker, 0)):
             text = f"{worker} has {step} steps in ring {generation}, where {ring.prepared} was prepared last"
             self._broken("prepared", text)
 
@@ -157,19 +163,26 @@ class Checkers:
         """Record a message that a worker has received."""
         if message.HasField("welcome"):
             self._asked.pop(worker, None)
+            self._may_finish.pop(worker, None)
             self._evicted.pop(worker, None)
             if not message.welcome.resumed:
                 self._evicted[worker] = message.welcome.generation
         elif message.HasField("prepare"):
             self._asked[worker] = message.prepare.generation
+            if message.prepare.HasField("prepared_until"):
+                self._may_finish[worker] = message.prepare.prepared_until
 
-    def begins_to_change(self, worker: str, generation: int) -> None:
-        """Check that a worker that begins to change its weights is still in the ring for which it does."""
+    def begins_to_change(self, worker: str, generation: int, step: int | None = None) -> None:
+        """Check that a worker that begins to change its weights is still in the ring for which it does.
+
+        step: that it applies, of a pipeline: before it is ready for a newer ring if that is prepared.
+        """
+        finishes = step is not None and step < self._may_finish.get(worker, 0)
         evicted, asked = self._evicted.get(worker, 0), self._asked.get(worker, 0)
         if generation <= evicted:
             text = f"{worker} changes its weights for ring {generation}, and was welcomed anew in {evicted}"
             self._broken("fenced", text)
-        if generation < asked:
+        if generation < asked and not finishes:
             text = f"{worker} changes its weights for ring {generation}, and knows ring {asked}"
             self._broken("fenced", text)
 
@@ -197,6 +210,8 @@ class Checkers:
             )
         for rank, parts in contexts.items():
             self._context(rank, step, parts)
+        for fault in checkpoint_faults(self.pipeline, shards) if self.pipeline is not None else ():
+            self._broken("same bits", fault)
         for shard in shards:
             if shard.weights != self.fixed.weights(shard.lineage, step):
                 self._broken("same bits", f"a checkpoint of step {step} has other weights than the fixed run")
@@ -238,6 +253,8 @@ class Checkers:
                 self._ring(body.then_prepare.generation, list(body.then_prepare.members))
         if kind == "prepare":
             sent.asked = body.generation
+            if body.HasField("prepared_until"):
+                self._check_finishing(worker, body.prepared_until)
         elif kind == "prepared" and body.HasField("then_prepare"):
             sent.asked = body.then_prepare.generation
         elif kind in ("drain", "done"):
@@ -273,6 +290,8 @@ class Checkers:
         if silent:
             text = f"ring {go.generation} goes ahead, {sorted(silent)} have not answered its Prepare"
             self._broken("answered", text)
+        if self.pipeline is not None:
+            self._check_plan(stream, go)
         mine = [rank for rank, owner in enumerate(ring.owners) if owner == worker]
         if not mine or [context.virtual_rank for context in go.contexts] != mine:
             self._broken("contexts exist", f"{worker} got a Go without the contexts of its {mine}")
@@ -286,6 +305,56 @@ class Checkers:
             fixed = self.fixed.before.get(go.resume_step)
             if fixed is None or parts != fixed[context.virtual_rank]:
                 self._context(context.virtual_rank, go.resume_step, parts)
+
+    def _check_finishing(self, worker: str, until: int) -> None:
+        """Check that members are told to apply only what is prepared."""
+        if self.pipeline is None:
+            self._broken(
+                "prepared", f"{worker}, in a job without a pipeline, is to apply steps below {until}"
+            )
+        everybody = set(range(self.ests))
+        was_reported = any(ring.reported.get(until - 1) == everybody for ring in self.rings.values())
+        resumed = any(ring.resume_step == until for ring in self.rings.values())
+        if until > self.prepared_until and not was_reported and not resumed:
+            text = f"{worker} is to apply steps below {until}, of which not all were reported"
+            self._broken("prepared", text)
+        self.prepared_until = max(self.prepared_until, until)
+
+    def _check_plan(self, stream: Stream, go: ring_pb2.Go) -> None:
+        """Check the plan of a pipeline, and that its donors hold what is to be taken from them."""
+        assert self.pipeline is not None
+        stored = {one.name: one.step for one in self.world.checkpoints}
+        for fault in plan_faults(self.pipeline, go, stored):
+            self._broken("plan", f"ring {go.generation}: {fault}")
+        plan = go.pipeline.SerializeToString(deterministic=True)
+        if self._plans.setdefault(go.generation, plan) != plan and not self._has_lost:
+            self._broken("plan", f"ring {go.generation} has two plans")
+        self._check_one_step(stream, go.generation)
+        workers = {worker.name: worker for worker in self.workers()}
+        for source in go.pipeline.sources:
+            for place in source.donors:
+                donor = workers.get(go.members[place].worker_id)
+                # One that has gone on meanwhile, or was lost, has answered with what it held then.
+                if donor is None or donor.protocol.generation >= go.generation or not donor.attends:
+                    continue
+                lacks = set(range(source.first_unit, source.end_unit)) - set(donor.units)
+                if lacks or donor.protocol.applied_step != go.resume_step:
+                    text = f"{donor.name} is to give units {sorted(lacks)} at step {go.resume_step}"
+                    self._broken("sources", f"{text}, it holds {sorted(donor.units)}")
+
+    def _check_one_step(self, stream: Stream, generation: int) -> None:
+        """Check that members of a pipeline's last ring that are ready have applied the same steps."""
+        steps = {
+            worker.name: worker.protocol.applied_step
+            for worker in self.workers()
+            if worker.attends and worker.stream is not None and worker.stream.master is stream.master
+            if worker.said_bye is None and worker.protocol.generation < generation
+            if self._ready.get((worker.name, generation)) == (worker.protocol.applied_step, True)
+            if self._trained_in.get(worker.name, 0) == self.applied_generation
+            if self._evicted.get(worker.name, 0) < self.applied_generation
+        }
+        if len(set(steps.values())) > 1 and not self._has_lost:
+            self._broken("one step", f"members of ring {self.applied_generation} are at {steps}")
 
     def _has_answered(self, worker: str, go: ring_pb2.Go) -> bool:
         return (worker, go.generation) in self._ready
@@ -329,9 +398,29 @@ class Checkers:
         ring = self.rings.get(self.applied_generation)
         lineage = ring.lineage if ring is not None else None
         saved = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
+        if self.pipeline is not None:
+            self._check_one_step(stream, generation)
+            self._check_units_lost(self._holders_of(stream, generation, lineage), saved)
+            return
         for worker in self._holders_of(stream, generation, lineage):
             if worker.name != stream.worker_name and worker.protocol.applied_step > saved:
                 text = f"a checkpoint is loaded although {worker.name} holds all {self.next_step} steps"
+                self._broken("nothing lost", text)
+
+    def _check_units_lost(
+        self, holders: Iterable[WorkerModel], saved: int, which: str = "connected workers"
+    ) -> None:
+        """Check a Load or a Go of a pipeline: those who hold the state hold all units of no later step.
+
+        saved: the step from which it goes on, as far as is known.
+        """
+        assert self.pipeline is not None
+        held: dict[int, set[int]] = {}
+        for worker in holders:
+            held.setdefault(worker.protocol.applied_step, set()).update(worker.units)
+        for step, units in held.items():
+            if step > saved and len(units) == self.pipeline.units:
+                text = f"history goes back to step {saved}, {which} hold all units at step {step}"
                 self._broken("nothing lost", text)
 
     def _check_resume_step(self, stream: Stream, go: ring_pb2.Go) -> None:
@@ -339,6 +428,11 @@ class Checkers:
         before = self.rings.get(self.applied_generation)
         lineage = before.lineage if before is not None else None
         members = {member.worker_id for member in go.members}
+        if self.pipeline is not None:
+            holders = self._holders_of(stream, go.generation, lineage)
+            inside = (one for one in holders if one.name in members)
+            self._check_units_lost(inside, go.resume_step, "members")
+            return
         for worker in self._holders_of(stream, go.generation, lineage):
             applied = worker.protocol.applied_step
             if (

@@ -23,6 +23,7 @@ class Group:
         self.receivers = {self.members[place] for place in go.receivers}
         self.present: dict[str, WorkerModel] = {}
         self.exported: dict[str, tuple[int, bytes]] = {}
+        self.units: dict[str, dict[int, bytes]] = {}
         self.received: set[str] = set()
         self.contributions: dict[int, dict[int, bytes]] = {}
         self.formed = self.is_broken = False
@@ -79,4 +80,5 @@ class Group:
         self.formed = True
         for worker in list(self.present.values()):
             self.exported[worker.name] = worker.lineage, worker.weights
+            self.units[worker.name] = dict(worker.units)
             worker.process.call_soon(worker.notify)

@@ -17,7 +17,84 @@ from sim.planting import Mutant
 SEEDS_MAX = 1000
 
 DECISIONS = "elastane_master.decisions"
+PIPELINES = "sim.pipelines"
 MUTANTS = (
+    Mutant(
+        "members of a pipeline are not told to apply what is prepared",
+        f"{DECISIONS}.messages",
+        "state.steps.current if applies else None",
+        "None",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "members of a pipeline are told to apply what is not prepared",
+        f"{DECISIONS}.messages",
+        "state.steps.current if applies else None",
+        "state.steps.current + 1 if applies else None",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "a member of a pipeline is ready before it has applied what is prepared",
+        "elastane.runtime.protocol",
+        "return self.replacing or self.step.delays_ready or self._finishes",
+        "return self.replacing or self.step.delays_ready",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "a member of a pipeline applies what it has reported, prepared or not",
+        "elastane.runtime.protocol",
+        "is_prepared = self.step.step < self._applies_until",
+        "is_prepared = self._applies_until > 0",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "a ring goes on without a unit that nobody holds",
+        f"{DECISIONS}.ring",
+        "return step < 0 or (state.unit_count > 0 and bool(unit_holders.missing(state, step)))",
+        "return step < 0",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "units count as held whatever a Ready says",
+        f"{DECISIONS}.held_state",
+        "    record.units = units if record.holds_state else ()\n",
+        "",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "units count as held at whatever step",
+        f"{DECISIONS}.unit_holders",
+        "        if record.holds_state and record.applied_step == step:\n            for unit",
+        "        if record.units:\n            for unit",
+        (
+            (
+                "        if record.holds_state and record.applied_step == step\n        for unit",
+                "        for unit",
+            ),
+        ),
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "who alone holds units of a pipeline leaves at once",
+        f"{DECISIONS}.assignment",
+        "if chosen and any(candidate.units for candidate in candidates):",
+        "if False:",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "a plan made before is taken whoever is in the ring",
+        f"{DECISIONS}.stage_plans",
+        "if plan.workers != asked.workers or not _named(plan) <= set(plan.workers):\n        return False",
+        "if False:\n        return False",
+        drawn_by=PIPELINES,
+    ),
+    Mutant(
+        "units that share parameters are cut apart",
+        f"{DECISIONS}.stage_plans",
+        "cuts, starts = list(profile.cuts), [0]",
+        "cuts, starts = list(range(1, len(profile.units))), [0]",
+        drawn_by=PIPELINES,
+    ),
     Mutant(
         "a dropped step is charged as useful",
         f"{DECISIONS}.cost",
@@ -190,9 +267,8 @@ MUTANTS = (
     Mutant(
         "the resume step is the lowest of the members'",
         f"{DECISIONS}.ring",
-        "best = max(held_state.usable_step(state, record) for record in state.active_members())",
-        "found = [held_state.usable_step(state, record) for record in state.active_members()]\n"
-        "    best = min((step for step in found if step >= 0), default=-1)",
+        "return max(whole or steps)",
+        "return min((step for step in steps if step >= 0), default=-1)",
     ),
     Mutant(
         "Go carries the contexts of another step",
@@ -277,8 +353,8 @@ MUTANTS = (
     Mutant(
         "a ring goes ahead although a member was lost while it loaded",
         f"{DECISIONS}.ring",
-        "    if not ring.put_off:\n        _go(ctx, event.step)",
-        "    _go(ctx, event.step)",
+        "    if not ring.put_off:\n        _go(ctx, event.step, event.checkpoint)",
+        "    _go(ctx, event.step, event.checkpoint)",
     ),
     Mutant(
         "the clock of a new master is its machine's",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import itertools
 import json
 import os
 import subprocess
@@ -25,19 +26,23 @@ from rich.console import Console
 from rich.table import Table
 
 TESTS = Path(__file__).resolve().parents[1]
-ROOTS = ("common", "proto", "shard_service", "scheduler", "master", "worker")
+ROOTS = ("common", "proto", "shard_service", "scheduler", "planner", "master", "worker")
 SOURCES = [str(TESTS.parent / name) for name in ROOTS]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One planted bug: in `module`, `old` is replaced by `new`. more: further such pairs."""
+    """One planted bug: in `module`, `old` is replaced by `new`. more: further such pairs.
+
+    drawn_by: module whose `draw(seed)` returns something in the seeds that can show it; empty: all can.
+    """
 
     name: str
     module: str
     old: str
     new: str
     more: tuple[tuple[str, str], ...] = ()
+    drawn_by: str = ""
 
     def applied(self, source: str) -> str:
         """Return the changed source. Raises LookupError unless every old text occurs exactly once."""
@@ -93,13 +98,15 @@ def hunt(mutant: Mutant, seeds_max: int, simulation: str) -> dict[str, object]:
 
     assert find_spec(mutant.module) is not None
     begun = time.monotonic()
-    for seed in range(seeds_max):
+    draw = import_module(mutant.drawn_by).draw if mutant.drawn_by else lambda seed: True
+    seeds = (seed for seed in itertools.count() if draw(seed))
+    for number, seed in enumerate(itertools.islice(seeds, seeds_max), 1):
         try:
             simulate(seed)
         except SimulationError as error:
             text = str(error).partition("\n")[0].removeprefix(f"{error.checker}: ")
             seconds = time.monotonic() - begun
-            return {"seeds": seed + 1, "checker": error.checker, "text": text, "seconds": seconds}
+            return {"seeds": number, "checker": error.checker, "text": text, "seconds": seconds}
     return {"seeds": seeds_max, "checker": "", "text": "", "seconds": time.monotonic() - begun}
 
 

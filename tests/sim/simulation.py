@@ -22,7 +22,7 @@ import elastane_master.store.log
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
-from sim import scaling
+from sim import pipelines, scaling
 from sim.callers import EPOCHS, JOB, TASKS, Caller, Registrar, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.closings import CLOSING, CLOSING_FAULT
@@ -68,7 +68,7 @@ def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES, profile: Profi
     rng = random.Random(seed)
     world = World(rng)
     targets: list[int] = []
-    with _seeded(world), hurried(), scaling.hurried(world, targets):
+    with _seeded(world), hurried(), pipelines.hurried(), scaling.hurried(world, targets):
         outcome = _Run(seed, rng, world, profile=profile or choose(seed)).outcome(trace_lines)
     if targets:
         outcome.injected[scaling.TARGETS] = len(targets)
@@ -115,13 +115,18 @@ class _Run:
         profile: Profile = EVEN,
     ) -> None:
         self.seed, self.rng, self.world = seed, rng, world
+        self.pipeline = pipelines.draw(seed) if cuts is None else None
+        if self.pipeline is not None:
+            profile = replace(profile, follow_ups=(*profile.follow_ups, *pipelines.FOLLOW_UPS))
         self.cuts = cuts
         script, self.settings = _draw(rng)
-        self.script = replace(script, receive_seconds=profile.receive_seconds)
+        self.script = replace(script, receive_seconds=profile.receive_seconds, pipeline=self.pipeline)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
         if cuts is None:
             scaling.apply(scaling.draw(seed, fixed=self.policies.fixed), self.settings)
+        if self.pipeline is not None:
+            self.pipeline.apply(self.settings)
         if not profile.saves:
             self.settings.checkpoint_url, self.settings.checkpoint_interval_steps = "", 0
         self.takeovers = draw_takeovers(seed) if cuts is None else takeovers
@@ -151,6 +156,7 @@ class _Run:
             profile=profile,
             seed=seed,
         )
+        self.checkers.pipeline = self.pipeline
         self.checkers.follow_up = self.cluster.follow_up
         self.checkers.workers = lambda: list(self.cluster.workers.values())
         self.clients = [
@@ -158,6 +164,10 @@ class _Run:
             for number in range(rng.choice((0, 0, 1, 3)) if cuts is None else 0)
         ]
         self.profile = profile
+        self.planner = None
+        if self.pipeline is not None:
+            drawn_by = random.Random(f"stages {seed}")
+            self.planner = pipelines.Planner(world, self.cluster.serving, self.pipeline, drawn_by)
         self.registrar = Registrar(world, network, self.checkers, self.cluster.serving, "registrar")
 
     def outcome(self, trace_lines: int | None) -> Outcome:
@@ -171,6 +181,8 @@ class _Run:
         finally:
             self._bury()
         injected = dict(self.cluster.injected)
+        if self.planner is not None and self.planner.proposed:
+            injected[pipelines.STAGES] = self.planner.proposed
         if self.takeovers is not None and self.takeovers.hit:
             injected[CUT] = len(self.takeovers.hit)
         if self.closings is not None:
@@ -200,6 +212,8 @@ class _Run:
         cluster.begin(self.rng.randint(1, self.script.ests + 1))
         for client in self.clients:
             client.start()
+        if self.planner is not None:
+            self.planner.start(cluster.faults_until)
         for seconds in self.takeovers.deaths if self.takeovers is not None else ():
             world.after(seconds, cluster.kill_leader)
         if self.profile.registers:

@@ -53,11 +53,13 @@ from elastane.runtime.step_boundary import IntervalError, StepBoundary
 from elastane.runtime.step_state import StepState
 from elastane.runtime.turn import Turn
 from elastane_common.backoff import backoff_seconds
-from elastane_proto.v1 import ring_pb2
+from elastane_proto.v1 import pipeline_pb2, ring_pb2
+from sim import pipelines
 from sim.checkers import Checkers
 from sim.group import Group
 from sim.master_model import HEALTH, MasterModel
 from sim.network import Ended, Network, Stream, call, unavailable
+from sim.pipelines import Pipeline, unit_weights
 from sim.process import Process
 from sim.reference import (
     DRAWS,
@@ -93,6 +95,7 @@ class Script:
     step_seconds: float
     user_seconds: float
     receive_seconds: tuple[float, float] = (0.002, 0.05)
+    pipeline: Pipeline | None = None
 
     @property
     def steps(self) -> int:
@@ -105,6 +108,7 @@ class Script:
             steps_per_epoch=self.steps_per_epoch,
             epochs=self.epochs,
             environment={"torch": "2"},
+            pipeline=self.pipeline.model() if self.pipeline is not None else None,
         )
 
 
@@ -171,7 +175,14 @@ class WorkerModel:
         self.group: Group | None = None
         self.broken_group: Group | None = None
         self.cancelled = False
-        self.lineage, self.weights = pid, initial_weights(pid)
+        # Of a pipeline each worker makes the initial values of its own units, and all of them the same.
+        self.lineage = 0 if script.pipeline is not None else pid
+        self.weights = initial_weights(self.lineage)
+        #: What it holds of the units of a pipeline; with `adopt_state` those that it has received.
+        self.units: dict[int, bytes] = {}
+        self._staged: dict[int, bytes] = {}
+        self.plan = pipeline_pb2.PipelinePlan()
+        self._place = 0
         self.contexts = HostedContexts()
         initial = {rank: EstContext(rank, 0, initial_context(rank)) for rank in range(script.ests)}
         self.boundary = StepBoundary(name, self.protocol, self.contexts, initial, self)
@@ -424,6 +435,8 @@ class WorkerModel:
             heartbeat = self.protocol.heartbeat()
             if self.speed is not None:
                 heartbeat.heartbeat.figures.CopyFrom(self.speed.figures(self.protocol.generation))
+            if self.script.pipeline is not None:
+                heartbeat.heartbeat.figures.MergeFrom(pipelines.figures(self.world.rng, self.units))
             self._send(heartbeat)
 
     def set_between(self, between: bool) -> None:
@@ -528,6 +541,7 @@ class WorkerModel:
         if usable is None:
             return None
         self.lineage, self.weights = usable.shards[0].lineage, usable.shards[0].weights
+        self.units = {}
         contexts = {rank: parts for shard in usable.shards for rank, parts in shard.contexts.items()}
         rejected = [one.name for one in found if one.corrupt and one.step > usable.step]
         return Restored(usable.name, usable.step, contexts, rejected)
@@ -549,6 +563,47 @@ class WorkerModel:
         self.group = group
         group.enter(self)
         await self._while_wanted(group, lambda: group.formed)
+        if self.script.pipeline is not None:
+            await self._take_units(group, go, me)
+            await self._while_wanted(group, lambda: True)
+
+    async def _take_units(self, group: Group, go: ring_pb2.Go, me: int) -> None:
+        """Take the units that the plan gives this member, from wherever Go says."""
+        wanted, protocol = pipelines.units_of(go.pipeline, me), self.protocol
+        if me in go.receivers or protocol.applied_step != go.resume_step:
+            held: set[int] = set()
+        else:
+            held = set(self.units)
+        self.plan, self._place, self._staged = go.pipeline, me, {}
+        if wanted - held:
+            await asyncio.sleep(self.world.rng.choice(self.script.receive_seconds))
+        for unit in sorted(wanted - held):
+            self._staged[unit] = await self._unit_from(group, go, unit)
+        if me in go.receivers or not self._staged:
+            return  # what it receives is put in place with all else
+        if not self.begin_replace(go.generation):
+            raise RingAborted("it is over")
+        await asyncio.sleep(0.001)
+        self.units |= self._staged
+        units = list(pipelines.ranges(self.units))
+        self.tell(lambda: protocol.end_replace(go.generation, go.resume_step, units))
+
+    async def _unit_from(self, group: Group, go: ring_pb2.Go, unit: int) -> bytes:
+        source = pipelines.source_of(go.pipeline, unit)
+        if source.donors:
+            donor = go.members[self.world.rng.choice(list(source.donors))].worker_id
+            if group.is_broken and donor not in group.present:
+                await self._while_wanted(group, lambda: False)
+            found = group.units[donor].get(unit)
+        elif source.checkpoint:
+            stored = next(one for one in self.world.checkpoints if one.name == source.checkpoint)
+            found = next((shard.units[unit] for shard in stored.shards if unit in shard.units), None)
+        else:
+            found = unit_weights(initial_weights(0), unit)
+        if found is None:
+            self.world.fail("sources", f"{self.name} takes unit {unit} where it is not: {source}")
+            return b""
+        return found
 
     async def receive_state(self, go: ring_pb2.Go) -> None:
         group = self.group
@@ -568,6 +623,9 @@ class WorkerModel:
     async def adopt_state(self, go: ring_pb2.Go) -> None:
         await asyncio.sleep(0.001)
         self.lineage, self.weights = self._received
+        if self.script.pipeline is not None:
+            self.units = dict(self._staged)
+            self.protocol.units = tuple(pipelines.ranges(self.units))
         self.checkers.applied(self.name, go.generation, self.lineage, go.resume_step, self.weights)
 
     async def send_state(self, go: ring_pb2.Go, donor: int) -> None:
@@ -578,6 +636,11 @@ class WorkerModel:
     def enter(self, go: ring_pb2.Go, me: int) -> bool:
         if self.protocol.fenced != go.generation:
             return False
+        if self.script.pipeline is not None:
+            wanted = pipelines.units_of(go.pipeline, me)
+            self.units = {unit: held for unit, held in self.units.items() if unit in wanted}
+            self.protocol.units = tuple(pipelines.ranges(self.units))
+            self._check_units(go.resume_step)
         self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
         return True
 
@@ -633,16 +696,39 @@ class WorkerModel:
             if not turn.last:
                 self.body.end_batch(turn)
                 continue
-            await self._run_last_backward(turn)
+            if self.script.pipeline is not None:
+                await self._run_pipeline(turn)
+            else:
+                await self._run_last_backward(turn)
             if await self.body.begin_apply(turn):
                 await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
-                self.weights = next_weights(self.weights, self.gradients)
+                self._apply(turn.step)
         await self.body.end()
 
     def _run_forward(self, turn: Turn) -> None:
         position = turn.step % self.script.steps_per_epoch * self.script.ests + turn.rank
         turn.taken.append(Samples(position, position + 1, (position,)))
         self._states = next_context(turn.rank, turn.step, dict(self.contexts.now[turn.rank].parts))
+
+    async def _run_pipeline(self, turn: Turn) -> None:
+        """All micro-batches of all members; the step is reported once the sums of its units are complete."""
+        self.failure = await self._all_reduce(turn.step)
+        if self.failure is None:
+            self.body.last_gradient()
+
+    def _apply(self, step: int) -> None:
+        if self.script.pipeline is not None:
+            self._check_units(step)
+        self.weights = next_weights(self.weights, self.gradients)
+        self.units = {unit: unit_weights(self.weights, unit) for unit in self.units}
+
+    def _check_units(self, step: int) -> None:
+        """Check that this worker holds what its plan gives it, after `step` steps."""
+        wanted = pipelines.units_of(self.plan, self._place)
+        right = {unit: unit_weights(self.checkers.fixed.weights(self.lineage, step), unit) for unit in wanted}
+        if self.units != right:
+            wrong = sorted(unit for unit in wanted if self.units.get(unit) != right[unit])
+            self.world.fail("same bits", f"{self.name} has other units after {step} steps: {wrong}")
 
     async def _run_last_backward(self, turn: Turn) -> None:
         if self.body.first_gradient():
@@ -681,17 +767,25 @@ class WorkerModel:
 
     async def wait_for_decision(self, turn: Turn, is_decided: Callable[[], bool]) -> None:
         await self.wait_for(is_decided)
+        if self.script.pipeline is not None:  # its thread notices it a little later
+            await asyncio.sleep(self.world.rng.choice((0.0, 0.002, 0.05)))
 
     def begin_step(self) -> StepState:
         self._step_generation = self.protocol.generation
         return self.protocol.begin_step()
 
     def lose_step(self) -> None:
-        self.protocol.lose_step()
+        outcome = self.protocol.lose_step()
+        if outcome.send:
+            self._send(*outcome.send)
+            self.notify()
 
     def begin_apply(self, turn: Turn) -> bool:
         if not self.protocol.begin_apply(turn.step):
             return False
+        if self.script.pipeline is not None:
+            self.checkers.begins_to_change(self.name, self._step_generation, turn.step)
+            return True
         assert self.group is not None
         self.checkers.begins_to_change(self.name, self.group.generation)
         return True
@@ -752,7 +846,11 @@ class WorkerModel:
 
     def save(self, message: ring_pb2.Checkpoint) -> None:
         contexts = {rank: dict(context.parts) for rank, context in self.contexts.now.items()}
-        self.process.spawn(self._write_shard(message, StoredShard(self.lineage, self.weights, contexts)))
+        mine = pipelines.first_held(self.plan, self._place)
+        units = {unit: held for unit, held in self.units.items() if unit in mine}
+        self.process.spawn(
+            self._write_shard(message, StoredShard(self.lineage, self.weights, contexts, units))
+        )
 
     async def _write_shard(self, message: ring_pb2.Checkpoint, shard: StoredShard) -> None:
         await asyncio.sleep(self.world.rng.uniform(0.01, 0.4))

@@ -26,11 +26,12 @@ class SimulationError(AssertionError):
 
 @dataclass
 class StoredShard:
-    """A member's part of a checkpoint: lineage, weights, and the contexts of its ESTs."""
+    """A member's part of a checkpoint: lineage, weights, contexts of its ESTs, units of a pipeline."""
 
     lineage: int
     weights: bytes
     contexts: dict[int, dict[str, bytes]]
+    units: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass

@@ -77,6 +77,17 @@ def test_options_reach_their_setting() -> None:
     assert message.determinism == job_pb2.DETERMINISM_LEVEL_D1
 
 
+def test_stages_of_a_pipeline_are_a_range_or_one_number() -> None:
+    settings = job_settings({**VALUES, "ests": 4, "pipeline": "2:3", "pipeline_shadows": 1})
+    assert settings == JobSettings(
+        4, workers_max=4, pipeline_stages_min=2, pipeline_stages_max=3, pipeline_shadows=1
+    )
+    one = job_settings({**VALUES, "ests": 4, "pipeline": "2"})
+    assert one is not None and (one.pipeline_stages_min, one.pipeline_stages_max) == (2, 2)
+    with pytest.raises(typer.BadParameter, match="at most MAX"):
+        job_settings({**VALUES, "ests": 4, "pipeline": "3:2"})
+
+
 def test_without_ests_there_are_no_settings() -> None:
     assert job_settings(VALUES) is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastane.runtime.protocol import KEPT_BYTES_MAX, Outcome, WorkerProtocol
 from elastane.runtime.step_state import Stage
-from elastane_proto.v1 import ring_pb2
+from elastane_proto.v1 import pipeline_pb2, ring_pb2
 
 
 def in_ring(generation: int = 1, step: int = 0) -> WorkerProtocol:
@@ -413,3 +413,66 @@ def test_at_a_boundary_a_worker_waits_until_it_runs_or_is_asked() -> None:
     assert not protocol.must_act
     protocol.drain = ring_pb2.Drain()
     assert protocol.must_act
+
+
+# ------------------------------------------------------------------ pipelines
+
+
+def test_what_was_prepared_is_applied_before_ready() -> None:
+    protocol = reported_in_ring(step=5)
+    outcome = protocol.prepare(ring_pb2.Prepare(generation=2, prepared_until=6))
+    assert outcome.abort and not outcome.send, "first it applies step 5"
+    assert protocol.changing and protocol.is_decided(5) and protocol.begin_apply(5)
+    ready = protocol.end_apply(5).send[0].ready
+    assert (ready.generation, ready.applied_step) == (2, 6)
+    protocol.begin_step()
+    protocol.report(ring_pb2.StepReport(generation=1, step=6))
+    assert not protocol.begin_apply(6), "once only"
+
+
+def test_a_newer_change_meanwhile_is_the_one_that_is_answered() -> None:
+    protocol = reported_in_ring(step=5)
+    protocol.prepare(ring_pb2.Prepare(generation=2, prepared_until=6))
+    assert not protocol.prepare(ring_pb2.Prepare(generation=3, prepared_until=6)).send
+    assert not protocol.prepare(ring_pb2.Prepare(generation=3, prepared_until=6)).send, "an echo"
+    assert protocol.begin_apply(5)
+    [ready] = protocol.end_apply(5).send
+    assert (ready.ready.generation, ready.ready.applied_step) == (3, 6)
+
+
+def test_a_step_that_is_not_prepared_or_not_reported_is_lost_as_ever() -> None:
+    protocol = reported_in_ring(step=5)
+    ready = protocol.prepare(ring_pb2.Prepare(generation=2, prepared_until=5)).send[0].ready
+    assert ready.applied_step == 5 and not protocol.begin_apply(5)
+    begun = in_ring(step=5)
+    begun.begin_step()
+    assert kinds(begun.prepare(ring_pb2.Prepare(generation=2, prepared_until=6))) == ["ready"]
+    assert not begun.may_apply(5)
+
+
+def test_a_step_that_was_to_be_applied_and_is_lost_is_answered_with_its_number() -> None:
+    protocol = reported_in_ring(step=5)
+    protocol.prepare(ring_pb2.Prepare(generation=2, prepared_until=6))
+    ready = protocol.lose_step().send[0].ready
+    assert (ready.generation, ready.applied_step) == (2, 5)
+    assert not protocol.lose_step().send
+
+
+def test_who_is_evicted_applies_nothing_more() -> None:
+    protocol = reported_in_ring(step=5)
+    protocol.prepare(ring_pb2.Prepare(generation=2, prepared_until=6))
+    protocol.evict()
+    assert not protocol.begin_apply(5)
+    assert kinds(protocol.prepare(ring_pb2.Prepare(generation=3, prepared_until=6))) == ["ready"]
+
+
+def test_ready_says_which_units_are_held() -> None:
+    protocol = in_ring(step=5)
+    protocol.begin_replace(1)
+    protocol.end_replace(1, 5, [pipeline_pb2.UnitRange(first_unit=2, end_unit=4)])
+    [ready] = protocol.prepare(ring_pb2.Prepare(generation=2)).send
+    assert [(units.first_unit, units.end_unit) for units in ready.ready.units] == [(2, 4)]
+    protocol.load_requested(ring_pb2.Load(generation=2))
+    protocol.loaded(ring_pb2.Loaded(generation=2, step=3))
+    [ready] = protocol.prepare(ring_pb2.Prepare(generation=3)).send
+    assert ready.ready.holds_state and not ready.ready.units, "a leader has no units before Go"

@@ -31,6 +31,7 @@ GROUPS: Final = (
             "howto/submitting",
             "howto/verify",
             "howto/converting",
+            "howto/pipelines",
             "howto/checkpoints",
             "howto/scale",
             "howto/autoscaling",
@@ -78,6 +79,7 @@ GROUPS: Final = (
         "Explanation",
         (
             "explanation/same-bits",
+            "explanation/pipelines",
             "explanation/protocol",
             "explanation/determinism",
             "explanation/architecture",

@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from docs_site.paths import DOCS
+from elastane_planner import gantt
+from elastane_planner.cluster import Cluster, Device
+from elastane_planner.plan import Plan, Stage
+from elastane_planner.profile import Profile, UnitProfile
+from elastane_planner.simulate import timeline
 
 _STYLE: Final = """\
 <style>
@@ -131,10 +136,21 @@ def all_pictures() -> dict[Path, str]:
         folder / "step.svg": sequence(
             ["master", "worker A", "worker B"], step, "What passes between master and workers in one step"
         ),
+        folder / "pipeline.svg": _pipeline(4, 8),
         folder / "death.svg": sequence(
             ["master", "worker A", "worker B"], death, "What passes when a worker is killed", dead=b
         ),
     }
+
+
+def _pipeline(stages: int, micro_batches: int) -> str:
+    """Draw the step of equal stages, by the planner's simulator."""
+    units = tuple(UnitProfile(f"unit {n}", 0.01, 0.02, boundary_bytes=1) for n in range(stages))
+    cluster = Cluster.uniform([Device(f"worker {n}") for n in range(stages)], 1e6)
+    plan = Plan(tuple(Stage(n, n + 1, (n,)) for n in range(stages)))
+    step = timeline(Profile(units), cluster, plan, micro_batches)
+    title = f"{stages} equal stages, {micro_batches} micro-batches: devices wait for {step.bubble:.0%} of it"
+    return gantt.draw([device.name for device in cluster.devices], plan, step, title)
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:

@@ -53,6 +53,10 @@ def _build(seed: int | None, *, distributed_calls: bool) -> Job:
             from elastane.diagnose.job import DoctorJob
 
             return DoctorJob(environment, seed)
+        if mode == "profile":
+            from elastane.diagnose.profile_job import ProfileJob
+
+            return ProfileJob(environment, seed)
         from elastane.runtime.stock import DdpJob, PlainJob
 
         return DdpJob(environment, seed) if mode == "ddp" else PlainJob(environment, seed)

@@ -26,6 +26,8 @@ _CHANGES = (
     history.ScalingSet,
     history.JobAutoscaled,
     history.ScaleRolledBack,
+    history.StagesPlanned,
+    history.UnitsLost,
     history.JobSuspended,
     history.JobWaiting,
 )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from elastane_proto.job_settings import DEFAULTS
+from elastane_proto.job_settings import DEFAULTS, SETTINGS
 from elastane_scheduler.autoscaling.modes import Deadline, parse_mode
 from elastane_scheduler.errors import InvalidSettings
 
@@ -135,6 +135,14 @@ class Scaling(_Part, frozen=True):
     on_demand: OnDemand | None = None
 
 
+class Pipeline(_Part, frozen=True):
+    """Stages of a script with prepare_pipeline. stages_max: 0: as many as pay."""
+
+    stages_min: int = DEFAULTS.pipeline_stages_min
+    stages_max: int = DEFAULTS.pipeline_stages_max
+    shadows: int = DEFAULTS.pipeline_shadows
+
+
 class JobSpec(_Part, frozen=True):
     """The spec with defaults filled in; they equal those of the CRD."""
 
@@ -160,6 +168,7 @@ class JobSpec(_Part, frozen=True):
     job_name: str = ""
     scheduling: Scheduling | None = None
     scaling: Scaling | None = None
+    pipeline: Pipeline | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -230,6 +239,8 @@ def check(spec: JobSpec, name: str) -> list[str]:
         problems += _check_scheduling(spec.scheduling, spec.checkpoint)
     if spec.scaling is not None:
         problems += _check_scaling(spec.scaling, spec)
+    if spec.pipeline is not None:
+        problems += _check_pipeline(spec.pipeline)
     containers = spec.template.get("spec", {}).get("containers")
     if not isinstance(containers, list) or not containers:
         problems.append("template.spec.containers must hold a container")
@@ -294,6 +305,24 @@ def _check_scaling(scaling: Scaling, spec: JobSpec) -> list[str]:
     if not on_demand.node_selector and not on_demand.tolerations:
         problems.append(
             "scaling.onDemand needs a nodeSelector or tolerations: nothing else tells on-demand nodes apart"
+        )
+    return problems
+
+
+def _check_pipeline(pipeline: Pipeline) -> list[str]:
+    problems = []
+    for field, name in (
+        ("stagesMin", "pipeline_stages_min"),
+        ("stagesMax", "pipeline_stages_max"),
+        ("shadows", "pipeline_shadows"),
+    ):
+        value = getattr(pipeline, name.removeprefix("pipeline_"))
+        if bound := SETTINGS[name].out_of_bounds(value):
+            problems.append(f"pipeline.{field} must be {bound}, it is {value}")
+    if 0 < pipeline.stages_max < pipeline.stages_min:
+        problems.append(
+            f"pipeline.stagesMin ({pipeline.stages_min}) must be at most pipeline.stagesMax "
+            f"({pipeline.stages_max})"
         )
     return problems
 

@@ -116,6 +116,10 @@ def job_settings(spec: JobSpec) -> job_pb2.JobSettings:
         spot_price_micros=price_micros(spec.spot.price),
         on_demand_price_micros=price_micros(spec.spot.on_demand_price),
     )
+    if spec.pipeline is not None:
+        settings.pipeline_stages_min = spec.pipeline.stages_min
+        settings.pipeline_stages_max = spec.pipeline.stages_max
+        settings.pipeline_shadows = spec.pipeline.shadows
     if spec.max_wait_seconds:
         settings.max_wait.FromSeconds(spec.max_wait_seconds)
     if (wanted := settings_of(spec)) is not None and wanted.mode:

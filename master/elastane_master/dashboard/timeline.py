@@ -30,6 +30,7 @@ _MARKS: Final[dict[type[HistoryEvent], str]] = {
     history.WorkerDraining: "drain",
     history.HistoryRewound: "replay",
     history.HistoryForgotten: "replay",
+    history.UnitsLost: "replay",
     history.CheckpointSaved: "checkpoint",
     history.MasterRecovered: "master",
     history.MasterStarted: "master",

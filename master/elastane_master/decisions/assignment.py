@@ -3,13 +3,13 @@
 A ring change should move as few ESTs and as little state as possible: surviving members keep their order, and
 new ones follow. Ranges are contiguous and, on workers of equal speed, as even as possible. The last worker
 that holds the job's weights is never left out of the next ring, even if it drains: it stays for one more ring
-and hands them over.
+and hands them over. So does the last one that holds a unit of a pipeline.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -26,7 +26,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     place: its index in the previous ring, None for a joining worker. joined_order: increases with each join.
     step: steps applied to the weights it holds, -1 if it holds none that are usable. held: in quarantine.
-    hosted: its ESTs in the previous ring. rank: those of a lower rank are chosen first.
+    hosted: its ESTs in the previous ring. rank: those of a lower rank are chosen first. units: of a pipeline,
+    those that it will hold when the ring goes on.
     """
 
     worker: str
@@ -38,6 +39,7 @@ class Candidate(msgspec.Struct, frozen=True):
     held: bool = False
     hosted: tuple[int, int] | None = None
     rank: int = 0
+    units: frozenset[int] = frozenset()
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -52,13 +54,14 @@ class Choice(msgspec.Struct, frozen=True):
 
     members: leader first; empty if no ring can be formed. reason: who is there, or what is missing. change:
     how it differs from the ring before, if it is planned for a step boundary. replaces: the straggler whose
-    place another gets (stragglers.py).
+    place another gets (stragglers.py). leaving: members of a pipeline that only hand over their units.
     """
 
     members: tuple[Member, ...]
     reason: str
     change: str = ""
     replaces: str = ""
+    leaving: tuple[str, ...] = ()
 
 
 def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
@@ -123,6 +126,7 @@ def choose_members(
     workers_min: int,
     workers_max: int,
     planned: bool = False,
+    saves: bool = False,
     capacities: Callable[[Sequence[str]], Mapping[str, Capacity]] | None = None,
 ) -> Choice:
     """Choose the next ring; empty if fewer than `workers_min` can be in it.
@@ -130,7 +134,8 @@ def choose_members(
     Workers in quarantine are left out, unless there is no ring without them or they alone hold the state. At
     most min(workers_max or ests, ests) members, plus one if the only holder of the state drains. With one EST
     there can be no extra member: the draining holder then trains on alone or, if planned, is left out,
-    because the caller saves a checkpoint first. capacities: returns what each of these workers can carry;
+    because the caller saves a checkpoint first. saves: so it does, too, where units of a pipeline cannot be
+    handed over. capacities: returns what each of these workers can carry;
     None if ranges should be even.
     """
     limit = min(workers_max or ests, ests)
@@ -139,6 +144,9 @@ def choose_members(
     loses_state = _hold_state(candidates) and not _hold_state(chosen)
     if len(free) < len(candidates) and (not chosen or loses_state):
         chosen = _chosen(candidates, ests, workers_min, limit, planned)
+    leaving: frozenset[str] = frozenset()
+    if chosen and any(candidate.units for candidate in candidates):
+        chosen, leaving = _with_units(chosen, sorted(candidates, key=_seniority), ests, saves)
     if not chosen:
         staying = sum(not candidate.draining for candidate in candidates)
         return Choice((), too_few(staying, workers_min))
@@ -152,7 +160,8 @@ def choose_members(
         Member(candidate.worker, start, end, candidate.store_address)
         for candidate, (start, end) in zip(chosen, places, strict=True)
     )
-    return Choice(members, "1 worker is there" if len(members) == 1 else f"{len(members)} workers are there")
+    reason = "1 worker is there" if len(members) == 1 else f"{len(members)} workers are there"
+    return Choice(members, reason, leaving=tuple(one.worker for one in members if one.worker in leaving))
 
 
 def too_few(staying: int, needed: int, which: str = "at least") -> str:
@@ -190,6 +199,41 @@ def _with_holder(
     if len(chosen) < ests:
         return [*chosen, donor]
     return chosen if ests == 1 and planned else [*chosen[:-1], donor]
+
+
+def _with_units(
+    chosen: list[Candidate], ordered: list[Candidate], ests: int, saves: bool
+) -> tuple[list[Candidate], frozenset[str]]:
+    """Add those that alone hold units of a pipeline; return the ring, and who is in it only to hand over.
+
+    Where there is no room, newcomers wait for the next ring. If only those that leave would be left, the
+    others load a checkpoint that is saved first; without one those that leave train on.
+    """
+    extra: list[Candidate] = []
+    missing = frozenset().union(*(one.units for one in ordered)) - _units(chosen)
+    while missing:
+        others = [one for one in ordered if one not in chosen and one not in extra]
+        donor = min(others, key=lambda one: (-len(one.units & missing), one.draining))
+        extra.append(donor)
+        missing -= donor.units
+    kept = list(chosen)
+    while len(kept) + len(extra) > ests:
+        spare = [one for one in kept if one.units <= _units(other for other in kept + extra if other != one)]
+        if not spare or len(kept) == 1:
+            break
+        kept.remove(spare[-1])
+    if len(kept) + len(extra) > ests:
+        kept, extra = extra[:ests], []
+    members = sorted(kept + extra, key=_seniority)
+    leaving = frozenset(one.worker for one in members if one.draining or one in extra)
+    if len(leaving) < len(members):
+        return members, leaving
+    staying = [one for one in chosen if not one.draining]
+    return (staying if saves and staying else members), frozenset()
+
+
+def _units(candidates: Iterable[Candidate]) -> frozenset[int]:
+    return frozenset().union(*(candidate.units for candidate in candidates))
 
 
 def _seniority(candidate: Candidate) -> tuple[bool, int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from elastane_master.decisions.events import Change, Parts, StepTask
+from elastane_master.decisions.stages import StageMemory
 from elastane_proto.history.describe import describe, facts_text
 from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent, clipped
 from elastane_proto.history.fold import DatedEvent
@@ -39,9 +40,12 @@ class Welcome(Message, frozen=True, tag=True):
 
 
 class Prepare(Message, frozen=True, tag=True):
+    """prepared_until: to members of a pipeline: apply what you have reported of the steps before it."""
+
     generation: int
     members: tuple[Member, ...]
     reason: str
+    prepared_until: int | None = None
 
 
 class Doubt(msgspec.Struct, frozen=True):
@@ -76,6 +80,34 @@ class IntervalDecided(Message, frozen=True, tag=True):
     refusal: str = ""
 
 
+class PipelineStage(msgspec.Struct, frozen=True):
+    """Units [first_unit, end_unit) on members of the ring, by their places: see pipeline.proto."""
+
+    first_unit: int
+    end_unit: int
+    replicas: tuple[int, ...]
+    shadows: tuple[int, ...] = ()
+    memory: StageMemory = "plain"
+
+
+class UnitSource(msgspec.Struct, frozen=True):
+    """Who holds units [first_unit, end_unit) at the resumed step; else a checkpoint, or the initial state."""
+
+    first_unit: int
+    end_unit: int
+    donors: tuple[int, ...] = ()
+    checkpoint: str = ""
+
+
+class PipelinePlan(msgspec.Struct, frozen=True):
+    """How the units are run in one generation of the ring. step_seconds: predicted; 0.0: not known."""
+
+    stages: tuple[PipelineStage, ...]
+    sources: tuple[UnitSource, ...] = ()
+    step_seconds: float = 0.0
+    reason: str = ""
+
+
 class Go(Message, frozen=True, tag=True):
     generation: int
     resume_step: int
@@ -88,6 +120,7 @@ class Go(Message, frozen=True, tag=True):
     history_generation: int = 0
     check: CheckOrder | None = None
     rendezvous_key: bytes = b""  # of the first member's store
+    pipeline: PipelinePlan | None = None
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from elastane_master.decisions.stages import StagePlan
 from elastane_proto.job_settings import OverBudget, SpotPolicy
 from elastane_shards.settings import QueueSettings
 
@@ -37,8 +38,36 @@ class TensorSpec(msgspec.Struct, frozen=True):
     dtype: str
 
 
+class PipelineUnit(msgspec.Struct, frozen=True):
+    """A consecutive part of a model that is never cut, as in pipeline.proto. Times of 0: not measured."""
+
+    name: str
+    parameter_bytes: int = 0
+    buffer_bytes: int = 0
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    boundary_bytes: int = 0
+    activation_bytes: int = 0
+    optimizer_bytes: int = 0
+    tie: int = 0
+
+
+class PipelineModel(msgspec.Struct, frozen=True):
+    """The model of a pipeline job. waves: micro-batches of each EST in a step."""
+
+    units: tuple[PipelineUnit, ...]
+    waves: int = 1
+
+
+class UnitRange(msgspec.Struct, frozen=True, array_like=True):
+    """Units [first_unit, end_unit)."""
+
+    first_unit: int
+    end_unit: int
+
+
 class Signature(msgspec.Struct, frozen=True):
-    """Properties that must be equal in all workers of a job."""
+    """Properties that must be equal in all workers of a job. pipeline: None: the model is not cut."""
 
     tensors: tuple[TensorSpec, ...] = ()
     dataset_size: int = 0
@@ -46,6 +75,7 @@ class Signature(msgspec.Struct, frozen=True):
     steps_per_epoch: int = 0
     epochs: int = 0
     environment: dict[str, str] = {}
+    pipeline: PipelineModel | None = None
 
     @property
     def steps(self) -> int:
@@ -111,11 +141,14 @@ class StreamLost(Event, frozen=True, tag=True):
 
 
 class ReadyReported(Event, frozen=True, tag=True):
+    """Ready. units: of a pipeline, those that it holds."""
+
     worker: str
     session: str
     generation: int
     applied_step: int
     holds_state: bool
+    units: tuple[UnitRange, ...] = ()
 
 
 class LoadedReported(Event, frozen=True, tag=True):
@@ -147,7 +180,9 @@ class AppliedReported(Event, frozen=True, tag=True):
 
     device_type, est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps, ests_max: as in
     WorkerFigures, whose generation may be older than the heartbeat's (balance.py). straggler, rate_ratio:
-    what follows from the rates in these and earlier figures (stragglers.py).
+    what follows from the rates in these and earlier figures (stragglers.py). first_unit,
+    unit_forward_seconds, unit_backward_seconds, memory_bytes: of a pipeline, as in WorkerFigures
+    (unit_seconds.py).
     """
 
     worker: str
@@ -164,6 +199,10 @@ class AppliedReported(Event, frozen=True, tag=True):
     ests_max: int = 0
     straggler: str = ""
     rate_ratio: float = 1.0
+    first_unit: int = 0
+    unit_forward_seconds: tuple[float, ...] = ()
+    unit_backward_seconds: tuple[float, ...] = ()
+    memory_bytes: int = 0
 
 
 class CheckReported(Event, frozen=True, tag=True):
@@ -381,6 +420,17 @@ class MasterStarted(Event, frozen=True, tag=True):
     master: str
 
 
+class PipelinePlanned(Event, frozen=True, tag=True):
+    """A plan was made beside the event loop for the ring of `generation` (replanning.py).
+
+    step_seconds_now: of a step with the plan that runs, as predicted by the same figures.
+    """
+
+    generation: int
+    plan: StagePlan
+    step_seconds_now: float
+
+
 class Tick(Event, frozen=True, tag=True):
     """Time passes; `now` says how far. Stored only if it changed something."""
 
@@ -411,6 +461,7 @@ AnyEvent = (
     | TasksRequested
     | DatasetExtended
     | MasterStarted
+    | PipelinePlanned
     | Tick
 )
 

@@ -8,20 +8,24 @@ beginning it has lost. A worker whose session continued through a rewind still h
 ring sends it the new ones, and its next Ready may name them: that one claim is recorded in `fenced_claims`
 and rejected until the worker proves, by a step, that it has the state. A leader whose Load was given up may
 have loaded all the same, at an unknown step: all its claims are rejected until then, or until its Ready says
-that it holds nothing: what it claims later it received later.
+that it holds nothing: what it claims later it received later. A leader of a pipeline that has loaded holds no
+units; one that says it holds some has not loaded.
 
 An accepted claim is usable if the contexts of its step are stored.
 """
 
 from __future__ import annotations
 
-from elastane_master.decisions.events import WorkerJoined
+from elastane_master.decisions import unit_holders
+from elastane_master.decisions.events import UnitRange, WorkerJoined
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, WorkerRecord
 
 FENCED_MAX = 1000
 ANY_STEP = -1
 """Rejects every claim of a worker."""
+WITHOUT_UNITS = -2
+"""Rejects every claim in which a worker of a pipeline says that it holds no units: it may have loaded."""
 
 
 def believe_hello(state: JobState, event: WorkerJoined) -> bool:
@@ -42,16 +46,24 @@ def is_foreign(state: JobState, event: WorkerJoined) -> bool:
     return event.holds_state and event.history_generation > state.history_generation
 
 
-def is_fenced(state: JobState, worker: str, applied_step: int) -> bool:
+def is_fenced(state: JobState, worker: str, applied_step: int, *, has_units: bool = False) -> bool:
     """True if a worker's claim to hold the state after `applied_step` steps is recorded as invalid."""
-    return state.fenced_claims.get(worker) in (applied_step, ANY_STEP)
+    fence = state.fenced_claims.get(worker)
+    return fence in (applied_step, ANY_STEP) or (fence == WITHOUT_UNITS and not has_units)
 
 
-def believe_ready(state: JobState, record: WorkerRecord, applied_step: int, holds_state: bool) -> None:
-    """Update a worker's record with what its Ready says about its weights."""
-    fenced = holds_state and is_fenced(state, record.worker, applied_step)
+def believe_ready(
+    state: JobState,
+    record: WorkerRecord,
+    applied_step: int,
+    holds_state: bool,
+    units: tuple[UnitRange, ...] = (),
+) -> None:
+    """Update a worker's record with what its Ready says about its weights. units: of a pipeline."""
+    fenced = holds_state and is_fenced(state, record.worker, applied_step, has_units=bool(units))
     record.applied_step = applied_step
     record.holds_state = holds_state and not fenced
+    record.units = units if record.holds_state else ()
     if not fenced:
         state.fenced_claims.pop(record.worker, None)
 
@@ -60,6 +72,7 @@ def proven(state: JobState, record: WorkerRecord, applied_step: int) -> None:
     """Record proof of a worker's state: it took part in a step, or loaded, after `applied_step` steps."""
     record.applied_step = applied_step
     record.holds_state = True
+    record.units = unit_holders.proven(state, record.worker)
     state.fenced_claims.pop(record.worker, None)
 
 
@@ -91,7 +104,7 @@ def load_given_up(state: JobState) -> None:
     """Invalidate what the leader may have loaded: the ring changes while it loads."""
     if state.ring.stage is Stage.LOADING:
         leader = state.ring.members[0].worker
-        _fence(state, leader, ANY_STEP)
+        _fence(state, leader, WITHOUT_UNITS if state.unit_count else ANY_STEP)
         if leader in state.workers:
             state.workers[leader].holds_state = False
 

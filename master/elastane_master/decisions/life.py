@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from elastane_master.decisions import checkpoints, cost, held_state, majority
+from elastane_master.decisions import checkpoints, cost, held_state, majority, pipelines
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import Rejection
@@ -44,6 +44,11 @@ def check_settings(settings: JobSettings) -> None:
     check_workers(settings.ests, settings.workers_min, settings.workers_max or settings.ests)
     for name, value, bound in out_of_bounds(settings):
         raise _out_of_range(name, value, bound)
+    most = settings.pipeline_stages_max
+    if 0 < most < settings.pipeline_stages_min:
+        raise _out_of_range(
+            "pipeline_stages_max", most, f"at least {settings.pipeline_stages_min}, the minimum"
+        )
     if settings.checkpoint_interval_steps and not settings.checkpoint_url:
         raise Rejection(
             "invalid_argument",
@@ -167,6 +172,10 @@ def conclude_if_finished(ctx: DecisionContext) -> bool:
     """End the job if no member is left and some scripts have finished; True if so."""
     state = ctx.state
     if not state.finished or state.phase in OVER or state.active_members():
+        return False
+    if pipelines.lost_at_end(state):
+        ctx.touch()
+        state.finished, state.final_digests, state.ended_step = {}, {}, None
         return False
     steps = set(state.finished.values())
     last = max(steps)

@@ -17,7 +17,9 @@ from elastane_master.decisions import (
     deadline_on_spot,
     held_state,
     quarantine,
+    replanning,
     stragglers,
+    unit_holders,
 )
 from elastane_master.decisions.assignment import (
     Candidate,
@@ -59,6 +61,7 @@ def next_members(
         if member.worker not in state.ring.gone
     }
     ranks = deadline_on_spot.ranks(state, workers)
+    held = unit_holders.held_soon(state)
     candidates = [
         Candidate(
             record.worker,
@@ -70,6 +73,7 @@ def next_members(
             record.held_until is not None,
             hosted.get(record.worker),
             ranks.get(record.worker, 0),
+            frozenset(unit_holders.units_in(held.get(record.worker, ()))),
         )
         for record in workers
         if not (without_newcomers and record.worker not in order)
@@ -80,7 +84,9 @@ def next_members(
         workers_min=state.workers_needed,
         workers_max=most_members(state),
         planned=planned,
-        capacities=partial(balance.next_capacities, state) if by_speed else None,
+        saves=planned and bool(state.settings.checkpoint_url),
+        # A member of a pipeline is home to its ESTs, and computes a stage of them all: ranges are even.
+        capacities=partial(balance.next_capacities, state) if by_speed and not state.unit_count else None,
     )
 
 
@@ -93,6 +99,8 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
     """
     state = ctx.state
     choice = next_members(state, planned=True, by_speed=False)
+    if state.unit_count and balance.same_workers(choice.members, state.ring.members):
+        return _other_stages(state, choice)
     if balance.same_workers(choice.members, state.ring.members):
         replaced = stragglers.replacement(
             state, ctx.now, lambda worker: next_members(state, planned=True, without=worker)
@@ -105,6 +113,16 @@ def planned_members(ctx: DecisionContext) -> Choice | None:
             return None
     choice = next_members(state, planned=True)
     return msgspec.structs.replace(choice, change=_change(state, choice))
+
+
+def _other_stages(state: JobState, choice: Choice) -> Choice | None:
+    """Choose the present ring with another plan of its pipeline; None if it stays as it is."""
+    if set(choice.leaving) - set(state.ring.leaving):
+        who = ", ".join(worker for worker in choice.leaving if worker not in state.ring.leaving)
+        return msgspec.structs.replace(choice, change=f"{who} hands over its units before it leaves")
+    if (plan := replanning.due(state)) is None:
+        return None
+    return msgspec.structs.replace(choice, change=plan.reason)
 
 
 def _other_ranges(state: JobState, choice: Choice, now: float) -> Choice | None:

@@ -11,8 +11,11 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 
 def prepare(state: JobState, worker: str) -> Prepare:
     """Prepare of the current generation; without members for a worker that is not in it."""
-    members = state.ring.members if state.ring.member(worker) else ()
-    return Prepare(state.ring.generation, members, state.ring.reason)
+    ring = state.ring
+    members = ring.members if ring.member(worker) else ()
+    # Of a pipeline no unit may stay a step behind another: what is prepared is applied first.
+    applies = state.unit_count and worker in ring.finishing
+    return Prepare(ring.generation, members, ring.reason, state.steps.current if applies else None)
 
 
 def load(state: JobState) -> Load:
@@ -40,6 +43,7 @@ def go(state: JobState, member: Member) -> Go:
         state.history_generation,
         sentinel.order_for(state, member, ring.resume_step),
         _rendezvous_key(state),
+        ring.plan,
     )
 
 

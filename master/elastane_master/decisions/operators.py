@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions import autoscaling, cost, deadline_on_spot, life, ring, sessions
+from elastane_master.decisions import autoscaling, cost, deadline_on_spot, life, pipelines, ring, sessions
 from elastane_master.decisions.amounts import DEVICE_TYPES_MAX, DevicePrice
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import (
@@ -66,6 +66,7 @@ def request(ctx: DecisionContext, event: Request) -> None:
 def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
     state = ctx.state
     _require_not_over(state)
+    pipelines.require_scalable(state, event)
     settings = _scaled(state, event, ctx.now)
     least, most = settings.workers_min, settings.workers_max
     ctx.touch()
@@ -100,6 +101,7 @@ def _scaled(state: JobState, event: ScaleRequested, now: float) -> JobSettings:
 def scale_preview(state: JobState, event: ScaleRequested, now: float) -> tuple[Decision, ...]:
     """Return what a job that scales by itself would decide after a request. Raises Rejection."""
     _require_not_over(state)
+    pipelines.require_scalable(state, event)
     settings = _scaled(state, event, now)
     if autoscaling.is_on_spot(settings):
         return deadline_on_spot.preview(state, settings, now)

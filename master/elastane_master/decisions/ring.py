@@ -22,9 +22,11 @@ from elastane_master.decisions import (
     life,
     membership,
     messages,
+    pipelines,
     quarantine,
     sentinel,
     stragglers,
+    unit_holders,
 )
 from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
@@ -66,7 +68,7 @@ def announce(
     stragglers.announced(ctx, choice, planned=planned)
     ring.generation += 1
     if members:
-        ring.prepare(members, ctx.now)
+        ring.prepare(members, ctx.now, choice.leaving)
     else:
         ring.dissolve(ctx.now)
     ring.reason, ring.planned, ring.planned_from = reason, planned, notified
@@ -142,10 +144,11 @@ def ready(ctx: DecisionContext, event: ReadyReported) -> None:
             hint="this master has not formed that ring; join again",
             generation=ring.generation,
         )
+    unit_holders.require_units(state, event.units, event.worker)
     ctx.touch()
     record.ready_generation, record.unanswered_since = event.generation, None
     if ring.stage is Stage.PREPARING or ring.member(event.worker) is None:
-        held_state.believe_ready(state, record, event.applied_step, event.holds_state)
+        held_state.believe_ready(state, record, event.applied_step, event.holds_state, event.units)
     proceed(ctx)
     dismiss(ctx)
 
@@ -154,7 +157,7 @@ def unready(state: JobState) -> list[WorkerRecord]:
     """Whose Ready is missing: members', and, before history is given up, everybody's who was asked."""
     generation = state.ring.generation
     members = [record for record in state.active_members() if record.ready_generation != generation]
-    has_state = any(held_state.usable_step(state, record) >= 0 for record in state.active_members())
+    has_state = not _lacks(state, _best(state))
     if members or (has_state and not state.steps.catching_up):
         return members
     return [
@@ -180,19 +183,38 @@ def proceed(ctx: DecisionContext) -> None:
     forgotten.restore(ctx)
     if forgotten.waits(ctx):
         return
-    best = max(held_state.usable_step(state, record) for record in state.active_members())
-    if best >= 0:
+    best = _best(state)
+    if not _lacks(state, best):
         forgotten.give_up(ctx)
         _go(ctx, best)
-    elif not balance.same_workers(
+    elif unit_holders.unasked(state) or not balance.same_workers(
         membership.next_members(state, planned=ring.planned, by_speed=False).members, ring.members
     ):
         reform(ctx, "no member holds the state, but a worker outside the ring does")
     else:
         forgotten.give_up(ctx)
         ctx.touch()
+        if best >= 0:
+            units = unit_holders.missing(state, best)
+            ctx.note(history.UnitsLost(unit_holders.units_text(units), best))
         ring.load(ctx.now)
         ctx.send(ring.members[0].worker, messages.load(state))
+
+
+def _best(state: JobState) -> int:
+    """Return the highest step whose state a member holds, -1 if none does.
+
+    Of a pipeline, the highest of which they hold all units; if there is none, as of other jobs. Members
+    differ only where one could not apply a step, or was evicted in the middle of it.
+    """
+    steps = {held_state.usable_step(state, record) for record in state.active_members()}
+    whole = [step for step in steps if not _lacks(state, step)]
+    return max(whole or steps)
+
+
+def _lacks(state: JobState, step: int) -> bool:
+    """True if the members cannot go on from a step: none is at it, or none holds one of the units."""
+    return step < 0 or (state.unit_count > 0 and bool(unit_holders.missing(state, step)))
 
 
 def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
@@ -239,7 +261,7 @@ def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
     held_state.rewind(state, event.worker)
     held_state.proven(state, record, event.step)
     if not ring.put_off:
-        _go(ctx, event.step)
+        _go(ctx, event.step, event.checkpoint)
 
 
 def commit_below(ctx: DecisionContext, step: int) -> None:
@@ -309,15 +331,20 @@ def dismiss(ctx: DecisionContext) -> None:
         ctx.send(record.worker, Drain(record.drain_reason))
 
 
-def _go(ctx: DecisionContext, resume_step: int) -> None:
+def _go(ctx: DecisionContext, resume_step: int, loaded: str | None = None) -> None:
+    """Start the ring. loaded: the checkpoint that its leader has loaded; empty: the initial state."""
     state, ring = ctx.state, ctx.state.ring
     ctx.touch()
     records = state.active_members()
     cost.resumed(state, resume_step, ctx.now)
     if ring.planned and ring.stage is Stage.PREPARING:
         balance.formed(state, ctx.now - ring.since)
+    for record in records:
+        if record.applied_step > resume_step:  # of a pipeline: nobody else has all of its step
+            record.holds_state, record.units = False, ()
     at_step = [held_state.usable_step(state, record) == resume_step for record in records]
     ring.run(resume_step, at_step, ctx.now)
+    pipelines.ring_goes(ctx, resume_step, loaded)
     for record in records:
         if record.trainer_at is None:
             record.trainer_at = ctx.now

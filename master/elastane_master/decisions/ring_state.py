@@ -16,7 +16,7 @@ from typing import cast
 
 import msgspec
 
-from elastane_master.decisions.effects import Member
+from elastane_master.decisions.effects import Member, PipelinePlan
 
 
 class Stage(StrEnum):
@@ -54,7 +54,10 @@ class RingState(msgspec.Struct, dict=True):
     members of the previous ring whose last Prepared carries the change, empty once the ring starts.
     rebuild_due: when the ring is formed anew because a member's collective broke. put_off: reason for a
     change that must follow once the return grace is over. stalled_since: the first Go after which no step was
-    prepared. unblocked_at: when a member last entered or left user code.
+    prepared. unblocked_at: when a member last entered or left user code. Of a pipeline: plan: how its units
+    are run, since Go; leaving: members that only hand over what they hold, and get no stage; finishing:
+    members of the last ring that trained, whose sessions have lasted: what they have reported they apply
+    before they are ready, if it is prepared.
     """
 
     generation: int = 0
@@ -76,6 +79,9 @@ class RingState(msgspec.Struct, dict=True):
     put_off: str = ""
     stalled_since: float | None = None
     unblocked_at: float = 0.0
+    plan: PipelinePlan | None = None
+    leaving: tuple[str, ...] = ()
+    finishing: tuple[str, ...] = ()
 
     @property
     def changing(self) -> bool:
@@ -94,10 +100,13 @@ class RingState(msgspec.Struct, dict=True):
 
     # ------------------------------------------------------------------ changes of the stage
 
-    def prepare(self, members: tuple[Member, ...], now: float) -> None:
-        """Await Ready from these members."""
+    def prepare(self, members: tuple[Member, ...], now: float, leaving: tuple[str, ...] = ()) -> None:
+        """Await Ready from these members. leaving: see the class."""
+        if self.stage is Stage.RUNNING:
+            self.finishing = self.names()
         self._enter(Stage.PREPARING, now)
         self._replace(members)
+        self.leaving = leaving
 
     def load(self, now: float) -> None:
         """Await the checkpoint that the leader loads, because no member holds the state."""
@@ -106,7 +115,7 @@ class RingState(msgspec.Struct, dict=True):
     def run(self, resume_step: int, holds: Sequence[bool], now: float) -> None:
         """Train from `resume_step` on. holds: which members hold its state; they send it to the others."""
         self._enter(Stage.RUNNING, now)
-        self.planned_from = ()
+        self.planned_from = self.finishing = ()
         self.resume_step = resume_step
         self.donors = tuple(place for place, held in enumerate(holds) if held)
         self.receivers = tuple(place for place, held in enumerate(holds) if not held)
@@ -116,8 +125,11 @@ class RingState(msgspec.Struct, dict=True):
 
     def dissolve(self, now: float) -> None:
         """Have no ring."""
+        if self.stage is Stage.RUNNING:
+            self.finishing = self.names()
         self._enter(Stage.NONE, now)
         self._replace(())
+        self.plan, self.leaving = None, ()
 
     def _enter(self, stage: Stage, now: float) -> None:
         """Change the stage. Raises IllegalStage."""

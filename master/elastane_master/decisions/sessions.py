@@ -19,6 +19,7 @@ from elastane_master.decisions import (
     life,
     membership,
     messages,
+    pipelines,
     processes,
     quarantine,
     ring,
@@ -151,6 +152,7 @@ def bye(ctx: DecisionContext, event: ByeReported) -> None:
     was_needed = _remove(ctx, record, what, counts=False)
     if event.reason == "finished" and _ended_in_this_history(ctx, record, event, was_member):
         state.finished[worker] = event.applied_step
+        pipelines.ended(state, record)
         state.ring.gone_applied.pop(worker, None)
         if event.state_digest is not None:
             state.final_digests[worker] = event.state_digest
@@ -297,6 +299,7 @@ def _job_signature(state: JobState) -> Signature | None:
 def _require_signature(state: JobState, event: WorkerJoined) -> None:
     """Raise Rejection if a worker of this signature cannot be in the job's ring."""
     level, job = state.settings.determinism, _job_signature(state)
+    pipelines.require_model(event.signature, event.worker)
     require_level(level, event.signature, event.worker)
     if job is not None:
         require_equal(job, event.signature, event.worker, level)
@@ -314,6 +317,7 @@ def _take_signature(ctx: DecisionContext, event: WorkerJoined) -> None:
         return
     ctx.queues.create_lockstep(state.settings, event.signature)
     state.signature = event.signature
+    pipelines.model_known(ctx)
 
 
 def _reports_from(state: JobState, event: WorkerJoined) -> int | None:
@@ -413,6 +417,7 @@ def _remove(ctx: DecisionContext, record: WorkerRecord, reason: str, *, counts: 
         quarantine.died(state, worker, ctx.now)
     ring_state.order = tuple(name for name in ring_state.order if name != worker)
     ring_state.planned_from = tuple(name for name in ring_state.planned_from if name != worker)
+    ring_state.finishing = tuple(name for name in ring_state.finishing if name != worker)
     if worker in ring_state.names():
         ring_state.gone = (*ring_state.gone, worker)
         ring_state.gone_applied[worker] = record.applied_step if record.holds_state else -1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions.events import Rejection, Signature, TensorSpec
+from elastane_master.decisions.events import PipelineModel, Rejection, Signature, TensorSpec
 from elastane_proto.job_settings import Determinism
 
 _NUMBERS = {
@@ -17,6 +17,8 @@ _NUMBERS = {
     "steps_per_epoch": "the loaders must be cut alike (drop_last, sampler, batch size)",
     "epochs": "start every worker with the same number of epochs",
 }
+
+_OF_A_UNIT = ("name", "parameter_bytes", "buffer_bytes", "tie")
 
 
 #: Facts of a worker's machine, with advice if two differ.
@@ -67,6 +69,7 @@ def require_equal(job: Signature, worker: Signature, name: str, level: Determini
     for field, hint in _NUMBERS.items():
         if getattr(job, field) != getattr(worker, field):
             raise _mismatch(name, field, getattr(job, field), getattr(worker, field), hint)
+    _compare_units(job.pipeline, worker.pipeline, name)
     for key in sorted({*job.environment, *worker.environment}):
         expected, found = job.environment.get(key, "(absent)"), worker.environment.get(key, "(absent)")
         if expected == found or (level == "d0" and key in _HARDWARE):
@@ -122,6 +125,30 @@ def _compare_tensors(job: tuple[TensorSpec, ...], worker: tuple[TensorSpec, ...]
         extra = longer[min(len(job), len(worker))]
         sides = (_describe(extra), "(absent)") if longer is job else ("(absent)", _describe(extra))
         raise _mismatch(name, f"tensor {extra.name}", *sides, hint)
+
+
+def _compare_units(job: PipelineModel | None, worker: PipelineModel | None, name: str) -> None:
+    """Compare what is equal in all workers: names and sizes of units, not what was measured of them."""
+    hint = "cut the model alike in every worker: the same script, with the same arguments"
+    if job is None or worker is None:
+        if job is not worker:
+            raise _mismatch(name, "pipeline", _units_text(job), _units_text(worker), hint)
+        return
+    for expected, found in zip(job.units, worker.units, strict=False):
+        for field in _OF_A_UNIT:
+            wanted, given = getattr(expected, field), getattr(found, field)
+            if wanted != given:
+                raise _mismatch(name, f"unit {expected.name} {field}", wanted, given, hint)
+    for what, wanted, given in (
+        ("number of units", len(job.units), len(worker.units)),
+        ("micro-batches of an EST in a step", job.waves, worker.waves),
+    ):
+        if wanted != given:
+            raise _mismatch(name, what, wanted, given, hint)
+
+
+def _units_text(model: PipelineModel | None) -> str:
+    return f"one of {len(model.units)} units" if model else "none"
 
 
 def _describe(spec: TensorSpec) -> str:

@@ -15,9 +15,10 @@ import msgspec
 from elastane_master.decisions.amounts import CostBook
 from elastane_master.decisions.contexts import ContextTable
 from elastane_master.decisions.effects import Doubt, ManifestEntry, Member
-from elastane_master.decisions.events import Capacity, Signature, StateDetail
+from elastane_master.decisions.events import Capacity, Signature, StateDetail, UnitRange
 from elastane_master.decisions.lease_answers import DatasetBook
 from elastane_master.decisions.ring_state import RingState
+from elastane_master.decisions.stages import StagePlan
 from elastane_master.decisions.steps import StepBook
 from elastane_proto.job_settings import JobSettings
 from elastane_scheduler.autoscaling.autoscaler import AutoscalerState
@@ -42,7 +43,10 @@ class WorkerRecord(msgspec.Struct):
     est_seconds: of its device, and of an EST's part of a step on it, 0.0: not known; ests_max: it has memory
     for, 0: not known; measured_at: when they last changed; step_seconds: of a step in the ring of
     step_generation (balance.py). straggler: why it is slower than its like, "compute", "data", "network" or
-    empty; rate_ratio: its rate over theirs; straggler_at: when they last changed (stragglers.py).
+    empty; rate_ratio: its rate over theirs; straggler_at: when they last changed (stragglers.py). Of a
+    pipeline: units: that it holds after applied_step steps, with holds_state (unit_holders.py); speed: of its
+    device, 0.0: not known; memory_bytes: that its stage may use, 0: not known; units_at: when they last
+    changed (unit_seconds.py).
     """
 
     worker: str
@@ -78,6 +82,10 @@ class WorkerRecord(msgspec.Struct):
     straggler: str = ""
     rate_ratio: float = 1.0
     straggler_at: float = 0.0
+    units: tuple[UnitRange, ...] = ()
+    speed: float = 0.0
+    memory_bytes: int = 0
+    units_at: float = 0.0
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""
@@ -288,6 +296,31 @@ class StragglerBook(msgspec.Struct):
     backoff_seconds: float = 0.0
 
 
+class UnitSeconds(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds of one micro-batch in a unit on a device of speed 1; 0.0: not measured."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+class PipelineBook(msgspec.Struct):
+    """The pipeline of a job whose model is cut.
+
+    plan: of the newest ring that trained, kept while there is none (stage_plans.py). proposed: a better one
+    for the present ring, to be taken at a step boundary (replanning.py); changed_at: when one was last taken;
+    changes: taken since the workers last changed. measured: by unit (unit_seconds.py); measurements: how
+    often any of it has changed. finished_units: of workers whose scripts have ended.
+    """
+
+    plan: StagePlan | None = None
+    proposed: StagePlan | None = None
+    changed_at: float | None = None
+    changes: int = 0
+    measured: tuple[UnitSeconds, ...] = ()
+    measurements: int = 0
+    finished_units: dict[str, tuple[UnitRange, ...]] = {}
+
+
 class JobState(msgspec.Struct):
     """State of one job.
 
@@ -304,6 +337,7 @@ class JobState(msgspec.Struct):
     limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py. balance:
     see balance.py. stragglers: see stragglers.py. processes: of each worker id, in the order they came;
     process_starts: when the newest of them started, as (clock, seconds), if it said so (processes.py).
+    pipeline: of a job whose model is cut into units.
     """
 
     name: str
@@ -346,6 +380,13 @@ class JobState(msgspec.Struct):
     processes: dict[str, tuple[bytes, ...]] = {}
     process_starts: dict[str, tuple[str, float]] = {}
     scaling: ScalingBook = msgspec.field(default_factory=ScalingBook)
+    pipeline: PipelineBook = msgspec.field(default_factory=PipelineBook)
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units of a pipeline job's model; 0: the job is none."""
+        model = self.signature.pipeline if self.signature else None
+        return len(model.units) if model else 0
 
     @property
     def workers_needed(self) -> int:

@@ -23,6 +23,8 @@ from elastane_master.decisions import (
     ring,
     sentinel,
     stragglers,
+    unit_holders,
+    unit_seconds,
 )
 from elastane_master.decisions.assignment import Choice
 from elastane_master.decisions.contexts import require_ranks
@@ -124,6 +126,7 @@ def applied(ctx: DecisionContext, event: AppliedReported) -> None:
     if record is None or record.role != "ring":
         return
     balance.measured(ctx, record, event)
+    unit_seconds.measured(ctx, record, event)
     stragglers.judged(ctx, record, event)
     member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None
     if event.between_steps != (record.between_since is not None):
@@ -232,8 +235,9 @@ def _why_suspended(state: JobState) -> str:
 
 
 def _loses_state(state: JobState, choice: Choice) -> bool:
-    """True if the next ring would contain no member of the current one."""
-    return not set(state.ring.names()) & {member.worker for member in choice.members}
+    """True if the next ring would contain no member of the current one, or nobody that holds some unit."""
+    workers = {member.worker for member in choice.members}
+    return not set(state.ring.names()) & workers or bool(unit_holders.lost_without(state, workers))
 
 
 def _reporting_member(ctx: DecisionContext, event: StepReported) -> Member | None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from elastane_master.decisions import autoscaling, cost
+from elastane_master.decisions import autoscaling, cost, pipeline_view
 from elastane_master.decisions.contexts import parts_bytes, parts_sha256
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Member
@@ -62,6 +62,7 @@ class JobView(msgspec.Struct, frozen=True):
     cost: cost.CostView
     datasets: int
     scaling: autoscaling.ScalingView | None = None
+    pipeline: pipeline_view.PipelineState | None = None
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -128,6 +129,7 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
         cost=cost.view(state, state.decided_at if now is None else now),
         datasets=len(state.datasets.task_sizes),
         scaling=autoscaling.view(state),
+        pipeline=pipeline_view.view(state),
     )
 
 

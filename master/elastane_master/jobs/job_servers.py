@@ -252,6 +252,10 @@ class JobServers(JobServerOwner):
     def _served(self) -> list[JobServer | Companion]:
         return [*self._table.serving.values(), *self.companions]
 
+    def running(self) -> list[JobServer]:
+        """Return the servers of all jobs in memory, in no order."""
+        return list(self._table.serving.values())
+
     @property
     def count(self) -> int:
         """Number of jobs of this master including closed ones, whether it currently serves them or not."""

@@ -149,6 +149,23 @@ PREDICTED_FINISH = _gauge(
     "Predicted Unix time of the end of a job that scales by itself; absent if unknown.",
     "job_name",
 )
+STAGES = _gauge(
+    "job_pipeline_stages", "Stages of a pipeline; absent for jobs whose model is not cut.", "job_name"
+)
+STAGE_BUBBLE = _gauge(
+    "job_pipeline_bubble_ratio",
+    "Part of a step in which the workers of a pipeline wait for blocks of others, as predicted; absent if "
+    "unknown.",
+    "job_name",
+)
+STAGE_STEP_SECONDS = _gauge(
+    "job_pipeline_step_seconds", "Time of a pipeline's step, as predicted; absent if unknown.", "job_name"
+)
+UNITS_ALONE = _gauge(
+    "job_pipeline_units_unshared",
+    "Units of a pipeline that one worker alone holds: its death sends the job back to a checkpoint.",
+    "job_name",
+)
 WORKERS = _gauge("job_workers", "Connected workers by state.", "job_name", "state")
 WORKERS_HELD = _gauge(
     "job_workers_quarantined",

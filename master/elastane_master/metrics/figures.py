@@ -163,6 +163,14 @@ def add_job(
         add(known.ON_DEMAND_TARGET, view.scaling.on_demand_target, job)
         if view.scaling.predicted_finish_at is not None:
             add(known.PREDICTED_FINISH, view.scaling.predicted_finish_at, job)
+    if view.pipeline is not None:
+        stages = view.pipeline.stages
+        add(known.STAGES, len(stages), job)
+        alone = [stage for stage in stages if len(stage.replicas) + len(stage.shadows) == 1]
+        add(known.UNITS_ALONE, sum(stage.end_unit - stage.first_unit for stage in alone), job)
+        if view.pipeline.step_seconds:
+            add(known.STAGE_STEP_SECONDS, view.pipeline.step_seconds, job)
+            add(known.STAGE_BUBBLE, view.pipeline.bubble, job)
     places: Counter[str] = Counter(worker.place for worker in view.workers)
     samples.count(known.WORKERS, places, job, values=PLACES)
     add(known.WORKERS_HELD, len(quarantine.held(state)), job)

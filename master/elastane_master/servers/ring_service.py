@@ -34,8 +34,8 @@ logger = structlog.get_logger(__name__)
 
 EVENTS_AT_ONCE = 500
 HELLO_SECONDS = 10.0
-FIGURES_BYTES_MAX = 1000
-"""Limit of the figures kept for a worker, three times what they can have; larger ones are ignored."""
+FIGURES_BYTES_MAX = 20_000
+"""Limit of the figures kept for a worker, a thousand units of a pipeline included; larger are ignored."""
 
 Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 

@@ -127,7 +127,12 @@ _EVENTS = Codec(
             "ests_max": Field("figures.ests_max"),
             "straggler": None,
             "rate_ratio": None,
+            "first_unit": Field("figures.first_unit"),
+            "unit_forward_seconds": Field("figures.unit_forward_seconds"),
+            "unit_backward_seconds": Field("figures.unit_backward_seconds"),
+            "memory_bytes": Field("figures.memory_bytes"),
         },
+        events.PipelineUnit: {"name": SHOWN},
         events.LoadedReported: {
             "checkpoint": SHOWN,
             "rejected": Field(read=lambda reasons: tuple(shown(reason) for reason in reasons)),

@@ -402,6 +402,40 @@ def _(event: e.RingFormed) -> str:
     return f"{who} on from step {event.resume_step}, {event.receivers} of them receive the state"
 
 
+@_says(e.StagesPlanned)
+def _(event: e.StagesPlanned) -> str:
+    count = len(event.stages)
+    where = "; ".join(stage_text(stage) for stage in event.stages)
+    seconds = f"; {event.step_seconds:.3g} s a step are predicted" if event.step_seconds else ""
+    if event.step_seconds_before and event.step_seconds:
+        seconds += f", {event.step_seconds_before:.3g} s before"
+    how = "planned anew" if event.replanned else "planned"
+    stages = "1 stage is" if count == 1 else f"{count} stages are"
+    return f"{stages} {how}: {where}{seconds}: {event.why}"
+
+
+def stage_text(stage: e.StagePlace) -> str:
+    """Say which units a stage has, and who runs them: "units 0 to 3 on a, b, shadow c"."""
+    last = stage.end_unit - 1
+    units = f"units {stage.first_unit} to {last}" if last > stage.first_unit else f"unit {last}"
+    memory = f", {stage.memory}" if stage.memory not in ("", "plain") else ""
+    shadows = f", shadow {', '.join(stage.shadows)}" if stage.shadows else ""
+    return f"{units} on {', '.join(stage.replicas)}{memory}{shadows}"
+
+
+@_says(e.UnitsLost)
+def _(event: e.UnitsLost) -> str:
+    return (
+        f"no worker holds {event.units} after {event.at_step} steps: all go back to the newest checkpoint; "
+        "--shadow 1 would have kept a second copy"
+    )
+
+
+@_says(e.PipelineWithout)
+def _(event: e.PipelineWithout) -> str:
+    return f"the script is a pipeline, for which {event.options} is off"
+
+
 # ------------------------------------------------------------------ the history of steps
 
 

@@ -46,6 +46,16 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     end: int
 
 
+class StagePlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Units [first_unit, end_unit) of a pipeline: replicas run them, shadows hold them too."""
+
+    first_unit: int
+    end_unit: int
+    replicas: tuple[str, ...]
+    shadows: tuple[str, ...] = ()
+    memory: str = "plain"
+
+
 class Vote(msgspec.Struct, frozen=True):
     """A worker's result in a comparison with others."""
 
@@ -532,6 +542,42 @@ class RingFormed(HistoryEvent, frozen=True):
     donors: int
 
 
+class StagesPlanned(HistoryEvent, frozen=True):
+    """A pipeline's units were shared out. Written by `pipelines` with a Go; explained, and on the timeline.
+
+    replanned: among the same workers, at a step boundary. step_seconds, step_seconds_before: of a step with
+    these stages and with those before, as predicted; 0: not known.
+    """
+
+    kind = "stages_planned"
+    facts = ("replanned", "step_seconds", "step_seconds_before")
+    stages: tuple[StagePlace, ...]
+    replanned: bool
+    why: str
+    step_seconds: float = 0.0
+    step_seconds_before: float = 0.0
+
+
+class UnitsLost(HistoryEvent, frozen=True):
+    """No worker holds some units of a pipeline any more. Written by `ring` before a Load; an incident.
+
+    units: in words. at_step: steps after which the others hold theirs.
+    """
+
+    kind = "units_lost"
+    facts = ("units", "at_step")
+    units: str
+    at_step: int
+
+
+class PipelineWithout(HistoryEvent, frozen=True):
+    """A job with these options turned out to be a pipeline: they are off. Written by `pipelines`."""
+
+    kind = "pipeline_without"
+    facts = ("options",)
+    options: str
+
+
 # ------------------------------------------------------------------ the history of steps
 
 
@@ -814,6 +860,9 @@ AnyHistoryEvent = (
     | JobAutoscaled
     | ScaleRolledBack
     | RingFormed
+    | StagesPlanned
+    | UnitsLost
+    | PipelineWithout
     | CheckpointLoaded
     | HistoryRewound
     | StoreBehind

@@ -432,6 +432,48 @@ class ScaleRolledBack(_message.Message):
     barred_seconds: float
     def __init__(self, workers_tried: _Optional[int] = ..., workers: _Optional[int] = ..., mode: _Optional[str] = ..., why: _Optional[str] = ..., rate_before: _Optional[float] = ..., rate_after: _Optional[float] = ..., barred_seconds: _Optional[float] = ...) -> None: ...
 
+class StagePlace(_message.Message):
+    __slots__ = ("first_unit", "end_unit", "replicas", "shadows", "memory")
+    FIRST_UNIT_FIELD_NUMBER: _ClassVar[int]
+    END_UNIT_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    first_unit: int
+    end_unit: int
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    shadows: _containers.RepeatedScalarFieldContainer[str]
+    memory: str
+    def __init__(self, first_unit: _Optional[int] = ..., end_unit: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., shadows: _Optional[_Iterable[str]] = ..., memory: _Optional[str] = ...) -> None: ...
+
+class StagesPlanned(_message.Message):
+    __slots__ = ("stages", "replanned", "why", "step_seconds", "step_seconds_before")
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    REPLANNED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedCompositeFieldContainer[StagePlace]
+    replanned: bool
+    why: str
+    step_seconds: float
+    step_seconds_before: float
+    def __init__(self, stages: _Optional[_Iterable[_Union[StagePlace, _Mapping]]] = ..., replanned: _Optional[bool] = ..., why: _Optional[str] = ..., step_seconds: _Optional[float] = ..., step_seconds_before: _Optional[float] = ...) -> None: ...
+
+class UnitsLost(_message.Message):
+    __slots__ = ("units", "at_step")
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    units: str
+    at_step: int
+    def __init__(self, units: _Optional[str] = ..., at_step: _Optional[int] = ...) -> None: ...
+
+class PipelineWithout(_message.Message):
+    __slots__ = ("options",)
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    options: str
+    def __init__(self, options: _Optional[str] = ...) -> None: ...
+
 class RingFormed(_message.Message):
     __slots__ = ("workers", "receivers", "resume_step", "donors")
     WORKERS_FIELD_NUMBER: _ClassVar[int]

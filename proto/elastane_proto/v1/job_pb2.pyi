@@ -1,6 +1,7 @@
 import datetime
 
 from elastane_proto.v1 import common_pb2 as _common_pb2
+from elastane_proto.v1 import pipeline_pb2 as _pipeline_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -89,7 +90,7 @@ WORKER_STATE_TASKS_ONLY: WorkerState
 WORKER_STATE_AWAITED: WorkerState
 
 class JobSettings(_message.Message):
-    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start")
+    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start", "pipeline_stages_min", "pipeline_stages_max", "pipeline_shadows")
     ESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +119,9 @@ class JobSettings(_message.Message):
     ON_DEMAND_WORKERS_FIELD_NUMBER: _ClassVar[int]
     SPOT_POLICY_FIELD_NUMBER: _ClassVar[int]
     COLD_START_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_MIN_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_STAGES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_SHADOWS_FIELD_NUMBER: _ClassVar[int]
     ests: int
     workers_min: int
     workers_max: int
@@ -146,7 +150,10 @@ class JobSettings(_message.Message):
     on_demand_workers: int
     spot_policy: SpotPolicy
     cold_start: _duration_pb2.Duration
-    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    pipeline_stages_min: int
+    pipeline_stages_max: int
+    pipeline_shadows: int
+    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pipeline_stages_min: _Optional[int] = ..., pipeline_stages_max: _Optional[int] = ..., pipeline_shadows: _Optional[int] = ...) -> None: ...
 
 class Scaling(_message.Message):
     __slots__ = ("mode", "workers_target", "on_demand_target", "reason", "predicted_finish", "predicted_cost_micros", "changed", "deadline")
@@ -185,6 +192,42 @@ class ScalingDecision(_message.Message):
     seconds_before: float
     seconds_after: float
     def __init__(self, workers_target: _Optional[int] = ..., action: _Optional[str] = ..., reason: _Optional[str] = ..., predicted_finish: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., predicted_cost_micros: _Optional[int] = ..., seconds_before: _Optional[float] = ..., seconds_after: _Optional[float] = ...) -> None: ...
+
+class StageState(_message.Message):
+    __slots__ = ("first_unit", "end_unit", "replicas", "shadows", "memory", "load_seconds")
+    FIRST_UNIT_FIELD_NUMBER: _ClassVar[int]
+    END_UNIT_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    LOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    first_unit: int
+    end_unit: int
+    replicas: _containers.RepeatedScalarFieldContainer[str]
+    shadows: _containers.RepeatedScalarFieldContainer[str]
+    memory: _pipeline_pb2.StageMemory
+    load_seconds: float
+    def __init__(self, first_unit: _Optional[int] = ..., end_unit: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., shadows: _Optional[_Iterable[str]] = ..., memory: _Optional[_Union[_pipeline_pb2.StageMemory, str]] = ..., load_seconds: _Optional[float] = ...) -> None: ...
+
+class PipelineState(_message.Message):
+    __slots__ = ("units", "stages", "step_seconds", "bubble", "reason", "slowest_stage", "slowest_reason", "risk")
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BUBBLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_STAGE_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_REASON_FIELD_NUMBER: _ClassVar[int]
+    RISK_FIELD_NUMBER: _ClassVar[int]
+    units: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageState]
+    step_seconds: float
+    bubble: float
+    reason: str
+    slowest_stage: int
+    slowest_reason: str
+    risk: str
+    def __init__(self, units: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., step_seconds: _Optional[float] = ..., bubble: _Optional[float] = ..., reason: _Optional[str] = ..., slowest_stage: _Optional[int] = ..., slowest_reason: _Optional[str] = ..., risk: _Optional[str] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "useful_seconds", "replayed_seconds", "idle_seconds", "replayed_micros", "idle_micros", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros", "devices", "expires")
@@ -283,7 +326,7 @@ class Damage(_message.Message):
     def __init__(self, key: _Optional[str] = ..., sequence: _Optional[int] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "closed", "damages", "scaling")
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "closed", "damages", "scaling", "pipeline")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +353,7 @@ class Job(_message.Message):
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     DAMAGES_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
+    PIPELINE_FIELD_NUMBER: _ClassVar[int]
     name: str
     settings: JobSettings
     phase: JobPhase
@@ -329,7 +373,8 @@ class Job(_message.Message):
     closed: _timestamp_pb2.Timestamp
     damages: _containers.RepeatedCompositeFieldContainer[Damage]
     scaling: Scaling
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
+    pipeline: PipelineState
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., pipeline: _Optional[_Union[PipelineState, _Mapping]] = ...) -> None: ...
 
 class JobServiceCreateRequest(_message.Message):
     __slots__ = ("name", "settings", "request_id")

@@ -74,6 +74,14 @@ class UnitSource(_message.Message):
     checkpoint: str
     def __init__(self, first_unit: _Optional[int] = ..., end_unit: _Optional[int] = ..., donors: _Optional[_Iterable[int]] = ..., checkpoint: _Optional[str] = ...) -> None: ...
 
+class UnitRange(_message.Message):
+    __slots__ = ("first_unit", "end_unit")
+    FIRST_UNIT_FIELD_NUMBER: _ClassVar[int]
+    END_UNIT_FIELD_NUMBER: _ClassVar[int]
+    first_unit: int
+    end_unit: int
+    def __init__(self, first_unit: _Optional[int] = ..., end_unit: _Optional[int] = ...) -> None: ...
+
 class PipelinePlan(_message.Message):
     __slots__ = ("stages", "sources", "step_seconds", "reason")
     STAGES_FIELD_NUMBER: _ClassVar[int]

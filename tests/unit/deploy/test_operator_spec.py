@@ -94,6 +94,10 @@ CROSS = [
     ({"scaling": {"mode": DEADLINE, "onDemand": {"workers": 1}}}, "needs a nodeSelector or tolerations"),
     ({"scaling": {"mode": DEADLINE, "onDemand": ON_DEMAND | {"workers": 4}}}, "from 1 to workers.max (3)"),
     ({"scaling": {"mode": DEADLINE, "coldStartSeconds": -1}}, "coldStartSeconds must be at least 0"),
+    ({"pipeline": {"stagesMin": 0}}, "pipeline.stagesMin must be at least 1"),
+    ({"pipeline": {"stagesMax": -1}}, "pipeline.stagesMax must be at least 0"),
+    ({"pipeline": {"stagesMin": 3, "stagesMax": 2}}, "pipeline.stagesMin (3) must be at most"),
+    ({"pipeline": {"shadows": 9}}, "pipeline.shadows must be at most 8"),
 ]
 
 

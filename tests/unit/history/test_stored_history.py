@@ -78,6 +78,9 @@ NEW = {"scaling_set", "scaled", "scale_rolled_back"} | {
     "host_barred",
     "straggler_reweighted",
     "straggler_replaced",
+    "stages_planned",
+    "units_lost",
+    "pipeline_without",
 }
 
 

@@ -502,11 +502,11 @@ def test_a_checkpoint_of_a_newer_release_is_neither_passed_over_nor_touched(url:
 
     def newer_form(data: bytes) -> bytes:
         # A later form may have other fields, and other types in those we know.
-        changed = data.replace(b'"version": 1,', f'"version": 2, {more}'.encode())
+        changed = data.replace(b'"version": 1,', f'"version": 3, {more}'.encode())
         return changed.replace(b'"shards": [', b'"shards_were": [') if more else changed
 
     edit(url, newer, "manifest", newer_form)
-    with pytest.raises(CheckpointTooNewError, match=r"step-000000000008.*version 2.*up to 1") as refused:
+    with pytest.raises(CheckpointTooNewError, match=r"step-000000000008.*version 3.*up to 2") as refused:
         load_newest(url)
     assert refused.value.exit_code == EXIT_REFUSED
     assert "upgrade" in refused.value.hint

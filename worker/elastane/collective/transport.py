@@ -85,14 +85,14 @@ class Transfer:
                 self._transport.synchronize()
         except RuntimeError as error:
             raise self._transport._failed(error) from error
-        self._transport._in_flight -= 1
+        self._transport._ended_one()
 
 
 class RingTransport:
     """Point-to-point messages between the members of one generation.
 
     Built by `form`. Messages between two members with the same tag arrive in the order of sending. `send`,
-    `recv` and `exchange` may be called from one thread at a time, `abort` from any.
+    `recv` and `exchange` may be called from one thread at a time, `abort` and `Transfer.wait` from any.
     """
 
     def __init__(
@@ -249,8 +249,13 @@ class RingTransport:
         self._group = None
 
     def _started(self, work: dist.Work, *, in_stream: bool = False) -> Transfer:
-        self._in_flight += 1
+        with self._lock:
+            self._in_flight += 1
         return Transfer(self, work, in_stream=in_stream)
+
+    def _ended_one(self) -> None:
+        with self._lock:
+            self._in_flight -= 1
 
     def _usable(self) -> _Group:
         self.check()

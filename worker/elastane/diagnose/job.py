@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastane.data.source import BatchSource
+from elastane.diagnose.ending import end_script
 from elastane.diagnose.findings import COMPLETE, Book, Severity, Timing
 from elastane.diagnose.inspection import Inspection
 from elastane.diagnose.operators import DeterminismWarnings, OperatorWatch
@@ -43,7 +42,6 @@ ESTS_DEFAULT: Final = 2
 _WARM_UP_STEPS: Final = 3
 _TIMED_STEPS_MIN: Final = 5
 _TIMED_STEPS_MAX: Final = 200
-_EXIT_SECONDS: Final = 5.0
 
 
 class DoctorSettings(BaseSettings):
@@ -360,12 +358,8 @@ class DoctorJob(LocalJob):
         return time.perf_counter()
 
     def _end(self) -> None:
-        """Exit with a timeout, so that a script's threads that never end do not block the doctor."""
         self._book.stage(COMPLETE)
-        timer = threading.Timer(_EXIT_SECONDS, os._exit, (0,))
-        timer.daemon = True
-        timer.start()
-        raise SystemExit(0)
+        end_script()
 
 
 def _device(model: torch.nn.Module) -> torch.device:

@@ -8,16 +8,21 @@ sent, nothing of generation g is ever applied.
     Prepare ──▶ Ready ──▶ (Load ──▶ Loaded) ──▶ Go ──▶ entered ─┐
        ▲                                                        │ step: report ──▶ Prepared ──▶ apply
        └────────────────────────────────────────────────────────┘
+
+In a pipeline each member holds other units, so none may be a step behind: a member that has reported a step
+which Prepare says is prepared applies it first, and then is Ready. It can, whoever has died: it reports only
+when the sums of its units are complete.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastane.runtime.step_state import Stage, StepState
-from elastane_proto.v1 import ring_pb2
+from elastane_proto.v1 import pipeline_pb2, ring_pb2
 
 KEPT_BYTES_MAX = 32 * 2**20
 """Limit of the newest reports kept for a master whose store has lost them: seconds of the fastest
@@ -77,6 +82,10 @@ class WorkerProtocol:
     all_ended: bool = False
     #: Steps before this one have been begun.
     _begun_until: int = 0
+    #: Of a pipeline: reported steps before this one are applied, though the ring changes.
+    _applies_until: int = 0
+    #: Of a pipeline: the units that this worker holds after `applied_step` steps.
+    units: tuple[pipeline_pb2.UnitRange, ...] = ()
     _report: ring_pb2.AttendRequest | None = None
     _interval_report: ring_pb2.AttendRequest | None = None
     _ended: ring_pb2.AttendRequest | None = None
@@ -105,6 +114,8 @@ class WorkerProtocol:
 
     def may_apply(self, step: int) -> bool:
         """True if all contexts after `step` are durable and the ring is unchanged."""
+        if self._finishes and self.step.step == step:
+            return True
         return not self.changing and self.prepared_until > step
 
     def is_decided(self, step: int) -> bool:
@@ -186,6 +197,8 @@ class WorkerProtocol:
         self.planned = None
         self._loaded = None
         self._broken = None
+        if message.HasField("prepared_until") and self.step.stage is Stage.REPORTED and self.generation:
+            self._applies_until = message.prepared_until
         if self._ready_waits:
             return Outcome(abort=True)
         return Outcome(send=[self._ready()], abort=True)
@@ -277,17 +290,21 @@ class WorkerProtocol:
         self._report = self._interval_report = self._check_report = None
         self._loaded = self._broken = self._ended = None
         self._saved.clear()
-        self.prepared_until = 0
+        self.prepared_until = self._applies_until = 0
         return Outcome(abort=True)
 
     # ------------------------------------------------------------------ the trainer's progress
 
     def entered(self, generation: int, step: int, ready_order: list[int]) -> None:
-        """Note that the group of `generation` is formed and this worker holds the state at `step`."""
+        """Note that the group of `generation` is formed and this worker holds the state at `step`.
+
+        Of a pipeline that is what the plan gives it, `units`, which the caller has set.
+        """
         assert generation == self.fenced, (generation, self.fenced)
         self.generation = generation
         self.applied_step = step
         self.prepared_until = step
+        self._applies_until = 0
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
@@ -302,10 +319,16 @@ class WorkerProtocol:
         self.replacing = True
         return True
 
-    def end_replace(self, generation: int, step: int) -> Outcome:
-        """Note that the state at `step` is completely in place, even if `generation` has been superseded."""
+    def end_replace(
+        self, generation: int, step: int, units: Iterable[pipeline_pb2.UnitRange] | None = None
+    ) -> Outcome:
+        """Note that the state at `step` is completely in place, even if `generation` has been superseded.
+
+        units: of a pipeline, all that this worker holds now; None: as before.
+        """
         self.replacing = False
         self.applied_step = step
+        self.units = self.units if units is None else tuple(units)
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
@@ -318,10 +341,12 @@ class WorkerProtocol:
         self._begun_until = max(self._begun_until, step + 1)
         return self.step
 
-    def lose_step(self) -> None:
-        """Give up the step in flight, if there is one."""
+    def lose_step(self) -> Outcome:
+        """Give up the step in flight, if there is one. Answers a change that waited for it to be applied."""
+        waited = self._finishes
         if self.step.in_flight:
             self.step.lose()
+        return Outcome(send=[self._ready()]) if waited and not self._ready_waits else Outcome()
 
     def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
         """Send the report of a step that all ESTs of this worker have run, and keep it for repetition.
@@ -402,6 +427,7 @@ class WorkerProtocol:
         self.replacing = False
         self.applied_step = message.step
         self.holds_state = message.generation == self.fenced
+        self.units = ()  # a leader of a pipeline reads what is common to all members; units come with Go
         if not self.holds_state:
             # These weights were not adopted by the job; the Load of a newer generation may already be stored.
             return Outcome(send=[self._ready()])
@@ -465,14 +491,21 @@ class WorkerProtocol:
 
     @property
     def _ready_waits(self) -> bool:
-        return self.replacing or self.step.delays_ready
+        return self.replacing or self.step.delays_ready or self._finishes
+
+    @property
+    def _finishes(self) -> bool:
+        """True while a reported step is still to be applied before a change of the ring is answered."""
+        is_prepared = self.step.step < self._applies_until
+        return is_prepared and self.step.stage in (Stage.REPORTED, Stage.PREPARED)
 
     def _ready(self) -> ring_pb2.AttendRequest:
-        return ring_pb2.AttendRequest(
-            ready=ring_pb2.Ready(
-                generation=self.fenced, applied_step=self.applied_step, holds_state=self.holds_state
-            )
+        ready = ring_pb2.Ready(
+            generation=self.fenced, applied_step=self.applied_step, holds_state=self.holds_state
         )
+        if self.holds_state:
+            ready.units.extend(self.units)
+        return ring_pb2.AttendRequest(ready=ready)
 
     def _fence_planned(self, prepare: ring_pb2.Prepare) -> Outcome:
         self.planned = None

@@ -14,13 +14,17 @@ from elastane.rng import Generators, seed_all
 from elastane.state.checkpoint import (
     LoadedCheckpoint,
     ShardInfo,
+    Snapshot,
+    VerifiedCheckpoint,
     load_newest,
     take_snapshot,
+    verify_newest,
     write_manifest,
     write_shard,
 )
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
+from elastane.state.unit_shard import UnitSnapshot
 from elastane_common.errors import ElastaneError
 from elastane_proto.contexts import Parts
 from elastane_proto.v1 import ring_pb2
@@ -56,6 +60,17 @@ def restore_newest(message: ring_pb2.Load, state: TrainState, *, num_ests: int) 
     return checkpoint
 
 
+def verify_for(message: ring_pb2.Load, *, num_ests: int) -> VerifiedCheckpoint | None:
+    """Find the newest usable checkpoint as the leader of a pipeline's ring, holding no tensors.
+
+    None if there is none. Each member then reads its units of it: `unit_checkpoint.load_units`.
+    """
+    url = message.checkpoint_url
+    step_max = message.step_max if message.HasField("step_max") else None
+    doubts = [(doubt.step_max, doubt.generation_max) for doubt in message.doubts]
+    return verify_newest(url, num_ests=num_ests, step_max=step_max, doubts=doubts) if url else None
+
+
 class CheckpointSaver:
     """Writes shards and manifests in a background thread.
 
@@ -85,6 +100,14 @@ class CheckpointSaver:
             contexts=contexts,
             ready_order=ready_order,
         )
+        self.write_snapshot(message, snapshot)
+
+    def write_snapshot(self, message: ring_pb2.Checkpoint, snapshot: Snapshot | UnitSnapshot) -> None:
+        """Write a copy of this worker's part in the background.
+
+        A pipeline's worker takes it with `unit_checkpoint.take_unit_snapshot`, of the units that its plan has
+        it save (`unit_transfers.saved_by`).
+        """
 
         def job() -> ring_pb2.Saved:
             info = write_shard(message.url, message.checkpoint, message.shard, message.shards, snapshot)

@@ -226,8 +226,7 @@ class WorkerSession:
 
     def lose_step(self) -> None:
         """Give up the step in flight, if there is one."""
-        with self._changed:
-            self.protocol.lose_step()
+        self.tell(self.protocol.lose_step)
 
     def begin_apply(self, step: int) -> bool:
         """Claim the right to apply `step`; False, with the step lost, if the ring changed meanwhile.

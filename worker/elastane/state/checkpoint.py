@@ -5,6 +5,8 @@
                                   shard-00002-of-00003.bin
                                   manifest.json                 last: the checkpoint exists if this does
 
+A pipeline's shards hold whole units instead of stripes (`unit_checkpoint`); everything else is the same.
+
 1. Each worker takes a snapshot of its stripe at the boundary and continues training.
 2. Each writes its shard in the background and reports its sha256.
 3. When all have, the leader writes the manifest, then removes old checkpoints.
@@ -17,27 +19,42 @@ Nothing is ever unpickled.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 import torch
 
 from elastane.state.codec import Exported, StateFormatError
+from elastane.state.manifest import (
+    DOUBTFUL,
+    MANIFEST,
+    UNIT_VERSION,
+    VERSION,
+    Checkpoint,
+    CheckpointTooNewError,
+    Manifest,
+    ShardInfo,
+    UnitManifest,
+    checkpoint_name,
+    list_folder,
+    manifest_sha256,
+    order_of,
+    read_manifest,
+)
 from elastane.state.shard_file import (
     CheckpointDamagedError,
     ShardContents,
-    ShardHeader,
     Snapshot,
-    read_header,
     read_shard,
     shard_chunks,
     take_snapshot,
 )
+from elastane.state.shards import contexts_in, has_units, read_contents, striped_headers, unit_headers
 from elastane.state.stream import exported_from_stream
+from elastane.state.unit_merge import merged
+from elastane.state.unit_shard import UnitShardContents, UnitSnapshot, read_unit_shard, unit_shard_chunks
 from elastane_common.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED
 from elastane_common.storage import CheckpointError, Chunk, Folder
 from elastane_proto.contexts import Parts
@@ -51,22 +68,16 @@ __all__ = [
     "NoUsableCheckpointError",
     "ShardInfo",
     "Snapshot",
+    "VerifiedCheckpoint",
     "checkpoint_name",
     "list_checkpoints",
     "load_newest",
     "take_snapshot",
+    "verify_newest",
     "write_manifest",
     "write_shard",
 ]
 
-MANIFEST: Final = "manifest.json"
-#: Name of the manifest of a checkpoint that must not be loaded any more.
-DOUBTFUL: Final = "manifest.doubtful.json"
-VERSION: Final = 1
-_NAME: Final = re.compile(r"step-(\d{1,18})-g(?:eneration-)?(\d{1,18})(-[A-Za-z0-9._-]+)?")
-_SHARD: Final = re.compile(r"shard-\d{5,9}-of-\d{5,9}\.bin")
-_MANIFEST_BYTES_MAX: Final = 64 << 20
-_READERS_MAX: Final = 4
 _log = structlog.get_logger(__name__)
 
 
@@ -78,55 +89,6 @@ class NoUsableCheckpointError(CheckpointError):
     """
 
     code = "ELA313"
-
-
-class CheckpointTooNewError(CheckpointError):
-    """The newest checkpoint was written by a newer release.
-
-    Using an older one instead would discard the training since then, so nothing is loaded and nothing
-    removed.
-    """
-
-    code = "ELA314"
-    exit_code = EXIT_REFUSED
-
-
-class ShardInfo(msgspec.Struct, frozen=True):
-    """A shard as listed in the manifest. file: name in the checkpoint's folder. sha256: of the file, hex."""
-
-    shard: int
-    file: str
-    sha256: str
-    bytes: int
-
-
-class Manifest(msgspec.Struct, frozen=True):
-    """Contents of manifest.json. step: first step not included.
-
-    sha256: of the same JSON with this field empty.
-    """
-
-    version: int
-    checkpoint: str
-    step: int
-    num_ests: int
-    shards: tuple[ShardInfo, ...]
-    sha256: str = ""
-
-
-class _Versioned(msgspec.Struct, frozen=True):
-    """Fields of every manifest, whatever its version."""
-
-    version: int
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint found in its folder; not verified. Without a manifest it is incomplete."""
-
-    name: str
-    step: int
-    generation: int
-    complete: bool
 
 
 class LoadedCheckpoint(msgspec.Struct, frozen=True):
@@ -145,28 +107,38 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
     rejected: tuple[str, ...]
 
 
-def checkpoint_name(step: int, generation: int) -> str:
-    """Return the name of the checkpoint at the boundary before `step`.
+class VerifiedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint of which every byte is correct. Fields as of LoadedCheckpoint, without its state."""
 
-    Names sort by step, then generation.
-    """
-    return f"step-{step:012d}-g{generation:06d}"
+    name: str
+    step: int
+    num_ests: int
+    contexts: dict[int, Parts]
+    ready_order: tuple[int, ...]
+    rejected: tuple[str, ...]
 
 
-def write_shard(url: str, name: str, shard: int, shards: int, snapshot: Snapshot) -> ShardInfo:
+_Used = TypeVar("_Used", LoadedCheckpoint, VerifiedCheckpoint)
+
+
+def write_shard(url: str, name: str, shard: int, shards: int, snapshot: Snapshot | UnitSnapshot) -> ShardInfo:
     """Write a snapshot as shard `shard` of checkpoint `name`; called by each worker, in the background.
 
     The write is atomic. Raises CheckpointError, with a hint if the disk is full.
     """
-    _order(name)
+    order_of(name)
     if (snapshot.shard, snapshot.shards) != (shard, shards):
         raise ValueError(f"snapshot of shard {snapshot.shard}/{snapshot.shards}, not {shard}/{shards}")
     file = f"shard-{shard:05d}-of-{shards:05d}.bin"
     digest, size = hashlib.sha256(), 0
+    if isinstance(snapshot, UnitSnapshot):
+        chunks = unit_shard_chunks(name, snapshot)
+    else:
+        chunks = shard_chunks(name, snapshot)
 
     def hashed() -> Any:
         nonlocal size
-        for chunk in shard_chunks(name, snapshot):
+        for chunk in chunks:
             digest.update(chunk)
             size += len(chunk)
             yield chunk
@@ -184,7 +156,7 @@ def write_manifest(
     than this one. Failing to remove is logged, not raised. Raises CheckpointError (also for missing shards,
     as on a storage that is not shared); then the checkpoint does not exist.
     """
-    if _order(name)[0] != step:
+    if order_of(name)[0] != step:
         raise CheckpointError(f"checkpoint {name} cannot be of step {step}")
     folder = Folder(url)
     shards = tuple(sorted(entries, key=lambda entry: entry.shard))
@@ -192,8 +164,8 @@ def write_manifest(
         raise CheckpointError(f"checkpoint {name} has shards {[entry.shard for entry in shards]}, not 0..P-1")
     manifest = Manifest(VERSION, name, step, num_ests, shards)
     # Older checkpoints are removed in favour of this one, so it must be one that `load_newest` accepts.
-    _check_headers(manifest, [_read_header(folder, manifest, entry) for entry in shards])
-    manifest = msgspec.structs.replace(manifest, sha256=_manifest_sha256(manifest))
+    manifest = _checked(folder, manifest)
+    manifest = msgspec.structs.replace(manifest, sha256=manifest_sha256(manifest))
     chunks: list[Chunk] = [msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"]
     folder.write(f"{name}/{MANIFEST}", chunks)
     try:
@@ -207,7 +179,7 @@ def list_checkpoints(url: str) -> list[Checkpoint]:
 
     Raises CheckpointError.
     """
-    return _list(Folder(url))
+    return list_folder(Folder(url))
 
 
 def load_newest(
@@ -225,10 +197,37 @@ def load_newest(
     if one was written by a newer release, NoUsableCheckpointError if complete checkpoints exist and all are
     unusable, CheckpointError if the URL cannot be listed.
     """
+    return _newest(url, _load, num_ests=num_ests, step_max=step_max, doubts=doubts)
+
+
+def verify_newest(
+    url: str,
+    *,
+    num_ests: int | None = None,
+    step_max: int | None = None,
+    doubts: Sequence[tuple[int, int]] = (),
+) -> VerifiedCheckpoint | None:
+    """Find the newest usable checkpoint and verify it to the last byte, holding no tensors.
+
+    For the leader of a pipeline's ring, which tells the master; each member then reads its units by
+    `unit_checkpoint.load_units`. Arguments and errors as of `load_newest`.
+    """
+    return _newest(url, _verify, num_ests=num_ests, step_max=step_max, doubts=doubts)
+
+
+def _newest(
+    url: str,
+    use: Callable[[Folder, Manifest, tuple[str, ...]], _Used],
+    *,
+    num_ests: int | None,
+    step_max: int | None,
+    doubts: Sequence[tuple[int, int]],
+) -> _Used | None:
+    """Return what `use` returns for the newest checkpoint that it does not reject."""
     folder = Folder(url)
     rejected: list[str] = []
     unreadable = False
-    for checkpoint in reversed(_list(folder)):
+    for checkpoint in reversed(list_folder(folder)):
         if not checkpoint.complete:
             continue
         if any(checkpoint.step > step and checkpoint.generation <= generation for step, generation in doubts):
@@ -238,7 +237,12 @@ def load_newest(
             rejected.append(f"{checkpoint.name}: the job's history goes only up to step {step_max}")
             continue
         try:
-            return _load(folder, checkpoint, num_ests, tuple(rejected))
+            manifest = read_manifest(folder, checkpoint)
+            if num_ests is not None and manifest.num_ests != num_ests:
+                raise CheckpointDamagedError(
+                    f"it belongs to a job with {manifest.num_ests} ESTs, this one has {num_ests}"
+                )
+            return use(folder, manifest, tuple(rejected))
         except CheckpointTooNewError:
             raise
         except (CheckpointError, StateFormatError) as error:
@@ -270,27 +274,9 @@ def _set_aside(folder: Folder, name: str) -> None:
         _log.warning("checkpoint could not be set aside", checkpoint=name, error=str(error))
 
 
-def _order(name: str) -> tuple[int, int, str]:
-    """Return the sort key of a name. Raises CheckpointError for an invalid name."""
-    match = _NAME.fullmatch(name)
-    if match is None:
-        raise CheckpointError(
-            f"{name!r} is not a checkpoint name", hint="use checkpoint_name(step, generation)"
-        )
-    return int(match[1]), int(match[2]), match[3] or ""
-
-
-def _list(folder: Folder) -> list[Checkpoint]:
-    found = []
-    for name in sorted((name for name in folder.subfolders() if _NAME.fullmatch(name)), key=_order):
-        step, generation, _ = _order(name)
-        found.append(Checkpoint(name, step, generation, folder.size(f"{name}/{MANIFEST}") is not None))
-    return found
-
-
 def _remove_old(folder: Folder, name: str, keep: int) -> None:
     """Remove old checkpoints. Newer ones stay: their history was given up because they are damaged."""
-    older = [checkpoint for checkpoint in _list(folder) if _order(checkpoint.name) < _order(name)]
+    older = [checkpoint for checkpoint in list_folder(folder) if order_of(checkpoint.name) < order_of(name)]
     complete = [checkpoint.name for checkpoint in older if checkpoint.complete]
     kept = set(complete[len(complete) - (keep - 1) :]) if keep > 1 else set()
     for checkpoint in older:
@@ -300,126 +286,77 @@ def _remove_old(folder: Folder, name: str, keep: int) -> None:
             folder.remove_subfolder(checkpoint.name)
 
 
-def _load(
-    folder: Folder, checkpoint: Checkpoint, num_ests: int | None, rejected: tuple[str, ...]
-) -> LoadedCheckpoint:
-    manifest = _read_manifest(folder, checkpoint)
-    if num_ests is not None and manifest.num_ests != num_ests:
-        raise CheckpointDamagedError(
-            f"it belongs to a job with {manifest.num_ests} ESTs, this one has {num_ests}"
-        )
-    headers = [_read_header(folder, manifest, entry) for entry in manifest.shards]
-    _check_headers(manifest, headers)
-    # Sizes were checked against the files, so a damaged header cannot make this allocation huge.
-    stream = torch.empty(headers[0].total_bytes, dtype=torch.uint8)
+def _checked(folder: Folder, manifest: Manifest) -> Manifest:
+    """Return the manifest in the form of its shards, whose headers are checked."""
+    if not has_units(folder, manifest):
+        striped_headers(folder, manifest)
+        return manifest
+    headers = unit_headers(folder, manifest)
+    sections = sorted((section for header in headers for section in header.sections), key=lambda s: s.unit)
+    return UnitManifest(
+        version=UNIT_VERSION,
+        checkpoint=manifest.checkpoint,
+        step=manifest.step,
+        num_ests=manifest.num_ests,
+        shards=manifest.shards,
+        units=headers[0].units,
+        sections=tuple(sections),
+    )
 
-    def read(entry: ShardInfo) -> ShardContents:
-        header = headers[entry.shard]
-        return _read_contents(folder, manifest, entry, header, stream[header.start : header.end])
 
-    with ThreadPoolExecutor(min(_READERS_MAX, len(manifest.shards))) as readers:
-        shards = list(readers.map(read, manifest.shards))
-    exported = exported_from_stream(shards[0].structure, stream)
+def _load(folder: Folder, manifest: Manifest, rejected: tuple[str, ...]) -> LoadedCheckpoint:
+    if isinstance(manifest, UnitManifest):
+        exported, contexts, ready_order = _load_units(folder, manifest)
+    else:
+        exported, contexts, ready_order = _load_stripes(folder, manifest)
     return LoadedCheckpoint(
-        name=checkpoint.name,
+        name=manifest.checkpoint,
         step=manifest.step,
         num_ests=manifest.num_ests,
         exported=exported,
-        contexts=dict(sorted((rank, parts) for shard in shards for rank, parts in shard.contexts.items())),
-        ready_order=headers[0].ready_order,
+        contexts=contexts,
+        ready_order=ready_order,
         rejected=rejected,
     )
 
 
-def _read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
-    with folder.reading(f"{checkpoint.name}/{MANIFEST}") as file:
-        text = file.read(_MANIFEST_BYTES_MAX)
-    try:
-        version = msgspec.json.decode(text, type=_Versioned).version
-        if version > VERSION:
-            raise CheckpointTooNewError(
-                f"checkpoint {checkpoint.name} was written by a newer release: its manifest has version"
-                f" {version}, this one reads up to {VERSION}",
-                hint="upgrade elastane on the workers, or remove this checkpoint to use the previous one",
-                checkpoint=checkpoint.name,
-                version=version,
-            )
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointDamagedError(f"its manifest is unreadable: {error}") from error
-    if manifest.version != VERSION:
-        raise CheckpointDamagedError(
-            f"its manifest has version {manifest.version}, this code reads {VERSION}"
-        )
-    if manifest.sha256 != _manifest_sha256(manifest):
-        raise CheckpointDamagedError("its manifest is damaged: the sha256 differs")
-    if (manifest.checkpoint, manifest.step) != (checkpoint.name, checkpoint.step):
-        raise CheckpointDamagedError(f"its manifest belongs to {manifest.checkpoint} at step {manifest.step}")
-    if not manifest.shards:
-        raise CheckpointDamagedError("its manifest lists no shards")
-    return manifest
+def _load_stripes(folder: Folder, manifest: Manifest) -> tuple[Exported, dict[int, Parts], tuple[int, ...]]:
+    headers = striped_headers(folder, manifest)
+    # Sizes were checked against the files, so a damaged header cannot make this allocation huge.
+    stream = torch.empty(headers[0].total_bytes, dtype=torch.uint8)
+
+    def read(file: Any, shard: int) -> ShardContents:
+        return read_shard(file, headers[shard], stream[headers[shard].start : headers[shard].end])
+
+    contents = read_contents(folder, manifest, read)
+    exported = exported_from_stream(contents[0].structure, stream)
+    return exported, contexts_in(contents), headers[0].ready_order
 
 
-def _read_header(folder: Folder, manifest: Manifest, entry: ShardInfo) -> ShardHeader:
-    if not _SHARD.fullmatch(entry.file):
-        raise CheckpointDamagedError(f"{entry.file[:80]!r} is not a shard name")
-    path = f"{manifest.checkpoint}/{entry.file}"
-    size = folder.size(path)
-    if size != entry.bytes:
-        raise CheckpointDamagedError(
-            f"{entry.file} is {_bytes_or_missing(size)}, should be {entry.bytes} bytes"
-        )
-    with folder.reading(path) as file:
-        try:
-            return read_header(file, entry.bytes)
-        except CheckpointDamagedError as error:
-            raise CheckpointDamagedError(f"{entry.file} {error}") from error
+def _load_units(folder: Folder, manifest: UnitManifest) -> tuple[Exported, dict[int, Parts], tuple[int, ...]]:
+    headers = unit_headers(folder, manifest)
+    contents = read_contents(
+        folder, manifest, lambda file, shard: read_unit_shard(file, headers[shard], lambda _: True)
+    )
+    sections = {unit: exported for shard in contents for unit, exported in shard.sections.items()}
+    return merged(sections), contexts_in(contents), headers[0].ready_order
 
 
-def _check_headers(manifest: Manifest, headers: Sequence[ShardHeader]) -> None:
-    """Check that the shards make one whole: stripes are contiguous, and each EST occurs once."""
-    position = 0
-    for entry, header in zip(manifest.shards, headers, strict=True):
-        mine = (header.checkpoint, header.step, header.shard, header.shards, header.total_bytes, header.start)
-        expected = (
-            manifest.checkpoint,
-            manifest.step,
-            entry.shard,
-            len(headers),
-            headers[0].total_bytes,
-            position,
-        )
-        if mine != expected:
-            raise CheckpointDamagedError(
-                f"{entry.file} belongs to another checkpoint: {mine}, expected {expected}"
-            )
-        position = header.end
-    if position != headers[0].total_bytes:
-        raise CheckpointDamagedError(f"its shards hold {position} of {headers[0].total_bytes} bytes")
-    ranks = sorted(rank for header in headers for rank, _ in header.contexts)
-    if ranks != list(range(manifest.num_ests)):
-        raise CheckpointDamagedError(
-            f"it has the contexts of ESTs {ranks}, not of 0..{manifest.num_ests - 1}"
-        )
-
-
-def _read_contents(
-    folder: Folder, manifest: Manifest, entry: ShardInfo, header: ShardHeader, stripe: torch.Tensor
-) -> ShardContents:
-    with folder.reading(f"{manifest.checkpoint}/{entry.file}") as file:
-        try:
-            contents = read_shard(file, header, stripe)
-        except CheckpointDamagedError as error:
-            raise CheckpointDamagedError(f"{entry.file} {error}") from error
-    if contents.sha256 != entry.sha256:
-        raise CheckpointDamagedError(f"{entry.file} is damaged: the sha256 differs")
-    return contents
-
-
-def _manifest_sha256(manifest: Manifest) -> str:
-    plain = msgspec.structs.replace(manifest, sha256="")
-    return hashlib.sha256(msgspec.json.encode(plain)).hexdigest()
-
-
-def _bytes_or_missing(size: int | None) -> str:
-    return "missing" if size is None else f"{size} bytes long"
+def _verify(folder: Folder, manifest: Manifest, rejected: tuple[str, ...]) -> VerifiedCheckpoint:
+    contents: Sequence[ShardContents | UnitShardContents]
+    if isinstance(manifest, UnitManifest):
+        of_units = unit_headers(folder, manifest)
+        contents = read_contents(folder, manifest, lambda file, shard: read_unit_shard(file, of_units[shard]))
+        ready_order = of_units[0].ready_order
+    else:
+        striped = striped_headers(folder, manifest)
+        contents = read_contents(folder, manifest, lambda file, shard: read_shard(file, striped[shard], None))
+        ready_order = striped[0].ready_order
+    return VerifiedCheckpoint(
+        name=manifest.checkpoint,
+        step=manifest.step,
+        num_ests=manifest.num_ests,
+        contexts=contexts_in(contents),
+        ready_order=ready_order,
+        rejected=rejected,
+    )

@@ -23,7 +23,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -90,7 +90,7 @@ class Exported:
         if not self.specs and self.tensors:
             self.specs = specs_of(self.structure)
         if not self.paths and self.tensors:
-            self.paths = _document(self.structure).get("paths", [])
+            self.paths = document_of(self.structure).get("paths", [])
 
 
 def encode(state: object, *, path: str = "") -> Exported:
@@ -118,13 +118,13 @@ def decode(exported: Exported) -> Any:
 
     Raises StateFormatError.
     """
-    document = _document(exported.structure)
+    document = document_of(exported.structure)
     if len(exported.tensors) != len(document["tensors"]):
         raise StateFormatError(
             f"the structure names {len(document['tensors'])} tensors, {len(exported.tensors)} were given"
         )
     try:
-        return _decode(document["tree"], exported.tensors)
+        return decode_node(document["tree"], exported.tensors)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise StateFormatError(f"the structure of the state is damaged: {error}") from error
 
@@ -134,7 +134,7 @@ def specs_of(structure: bytes) -> list[TensorSpec]:
     try:
         return [
             _checked(TensorSpec(_DTYPES[dtype], tuple(shape), tuple(stride), device))
-            for dtype, shape, stride, device in _document(structure)["tensors"]
+            for dtype, shape, stride, device in document_of(structure)["tensors"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise StateFormatError(f"the structure of the state is damaged: {error}") from error
@@ -286,9 +286,10 @@ class _Encoder:
         return {"array": self._reference([value.dtype.str, list(value.shape), order, index], 3)}
 
 
-def _decode(node: Any, tensors: list[torch.Tensor]) -> Any:
+def decode_node(node: Any, tensors: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]) -> Any:
+    """Decode a part of a structure's tree. tensors: by index, at least those of this part."""
     if isinstance(node, list):
-        return [_decode(item, tensors) for item in node]
+        return [decode_node(item, tensors) for item in node]
     if not isinstance(node, dict):
         return node
     ((kind, content),) = node.items()
@@ -296,14 +297,16 @@ def _decode(node: Any, tensors: list[torch.Tensor]) -> Any:
         # Filled after construction: Counter(pairs) would count the pairs.
         mapping = _DICTS[kind]()
         for key, value in content:
-            mapping[_decode(key, tensors)] = _decode(value, tensors)
+            mapping[decode_node(key, tensors)] = decode_node(value, tensors)
         return mapping
     if kind in _SEQUENCES:
-        return _SEQUENCES[kind]([_decode(item, tensors) for item in content])
+        return _SEQUENCES[kind]([decode_node(item, tensors) for item in content])
     return _decode_leaf(kind, content, tensors)
 
 
-def _decode_leaf(kind: str, content: Any, tensors: list[torch.Tensor]) -> Any:
+def _decode_leaf(
+    kind: str, content: Any, tensors: Sequence[torch.Tensor] | Mapping[int, torch.Tensor]
+) -> Any:
     if kind == "tensor":
         return tensors[content]
     if kind == "int":
@@ -324,7 +327,8 @@ def _decode_leaf(kind: str, content: Any, tensors: list[torch.Tensor]) -> Any:
     raise ValueError(f"unknown kind {kind!r}")
 
 
-def _document(structure: bytes) -> dict[str, Any]:
+def document_of(structure: bytes) -> dict[str, Any]:
+    """Return a structure's JSON object (see the module). Raises StateFormatError."""
     try:
         document = json.loads(structure)
     except ValueError as error:

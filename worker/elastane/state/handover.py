@@ -76,38 +76,23 @@ def send_state(
     into donors. device: from which the transport sends (CPU for gloo). piece_bytes: a multiple of 64. The
     exported tensors must not change meanwhile. Errors of the transport pass through.
     """
-    if piece_bytes <= 0 or piece_bytes % ALIGNMENT_BYTES:
-        raise ValueError(f"piece_bytes {piece_bytes} is not a positive multiple of {ALIGNMENT_BYTES}")
     if not receivers:
         return
-    layout = StreamLayout(exported.specs)
-    start, end = layout.stripe(donor_index, len(donors))
-    structure = exported.structure if donor_index == 0 else b""
-    header = torch.tensor(
-        [
-            _MAGIC,
-            len(donors),
-            donor_index,
-            layout.total_bytes,
-            start,
-            end,
-            piece_bytes,
-            layout_checksum(exported),
-            len(structure),
-        ],
+    sender = StripeSender(
+        transport,
+        exported,
+        donor_index=donor_index,
+        donors=len(donors),
+        receivers=receivers,
+        tag_base=tag_base,
         device=device,
+        piece_bytes=piece_bytes,
     )
-    works = [transport.send(header, dst, tag_base + _HEADER_TAG) for dst in receivers]
-    if donor_index == 0:
-        text = torch.frombuffer(bytearray(structure), dtype=torch.uint8).to(device)
-        works += [transport.send(text, dst, tag_base + _STRUCTURE_TAG) for dst in receivers]
-    checksum = _send_pieces(
-        transport, exported, layout, (start, end), receivers, tag_base, device, piece_bytes
-    )
-    trailer = torch.tensor([checksum], device=device)
-    works += [transport.send(trailer, dst, tag_base + _CHECKSUM_TAG) for dst in receivers]
-    for work in works:
-        work.wait()
+    sender.announce()
+    while sender.has_more:
+        sender.post()
+    sender.finish()
+    sender.wait()
 
 
 def receive_state(
@@ -124,32 +109,14 @@ def receive_state(
     (default: device); use the CPU if the device has no room for a second copy. Raises HandoverError; errors
     of the transport pass through.
     """
-    headers = [_Header(transport, src, tag_base, device) for src in donors]
-    for index, header in enumerate(headers):
-        header.read(index, len(donors))
-    structure = torch.empty(headers[0].structure_bytes, dtype=torch.uint8, device=device)
-    transport.recv(structure, donors[0], tag_base + _STRUCTURE_TAG).wait()
-    text = structure.cpu().numpy().tobytes()
-
-    # Not the live state: an incomplete hand-over must leave the receiver unchanged.
-    staging = torch.empty(headers[0].total_bytes, dtype=torch.uint8, device=staging_device or device)
-    exported = exported_from_stream(text, staging)
-    layout = StreamLayout(exported.specs)
-    for index, header in enumerate(headers):
-        header.compare(layout, layout.stripe(index, len(donors)), layout_checksum(exported))
-
-    stripes = [_StripeReceiver(transport, header, staging, tag_base, device) for header in headers]
-    # Alternating between donors, so that all of them send at the same time.
-    for _ in range(PIECES_IN_FLIGHT):
-        for stripe in stripes:
-            stripe.post()
-    while any(stripe.in_flight for stripe in stripes):
-        for stripe in stripes:
-            stripe.take()
-            stripe.post()
-    for stripe in stripes:
-        stripe.verify()
-    return exported
+    receiver = StateReceiver(transport, donors, tag_base, device, staging_device)
+    receiver.expect_structure()
+    receiver.expect_pieces()
+    while receiver.has_more:
+        receiver.take()
+        receiver.post()
+    receiver.expect_checksums()
+    return receiver.result()
 
 
 def layout_checksum(exported: Exported) -> int:
@@ -158,38 +125,165 @@ def layout_checksum(exported: Exported) -> int:
     return zlib.crc32(json.dumps([exported.paths, facts]).encode("ascii"))
 
 
-def _send_pieces(
-    transport: Transport,
-    exported: Exported,
-    layout: StreamLayout,
-    stripe: tuple[int, int],
-    receivers: Sequence[int],
-    tag_base: int,
-    device: torch.device,
-    piece_bytes: int,
-) -> int:
-    """Send the bytes of a stripe, at most PIECES_IN_FLIGHT pieces at a time; return their crc32."""
-    buffers: list[torch.Tensor | None] = [None] * PIECES_IN_FLIGHT
-    in_flight: deque[list[Work]] = deque()
-    checksum = 0
-    for number, start in enumerate(range(*stripe, piece_bytes)):
-        end = min(start + piece_bytes, stripe[1])
-        if len(in_flight) == PIECES_IN_FLIGHT:
-            for work in in_flight.popleft():
+class StripeSender:
+    """One donor's stripe on its way to the receivers: `announce`, `post` all pieces, `finish`, `wait`.
+
+    Arguments as of `send_state`. `post` waits for the oldest piece if PIECES_IN_FLIGHT are on their way;
+    nothing else waits but `wait`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        exported: Exported,
+        *,
+        donor_index: int,
+        donors: int,
+        receivers: Sequence[int],
+        tag_base: int,
+        device: torch.device = _CPU,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        if piece_bytes <= 0 or piece_bytes % ALIGNMENT_BYTES:
+            raise ValueError(f"piece_bytes {piece_bytes} is not a positive multiple of {ALIGNMENT_BYTES}")
+        self._transport, self.receivers = transport, list(receivers)
+        self._tag_base, self._device, self._piece_bytes = tag_base, device, piece_bytes
+        self._exported, self._layout = exported, StreamLayout(exported.specs)
+        self._start, self._end = self._layout.stripe(donor_index, donors)
+        self._structure = exported.structure if donor_index == 0 else b""
+        self._is_first = donor_index == 0
+        self._head = [_MAGIC, donors, donor_index, self._layout.total_bytes, self._start, self._end]
+        self._position, self._posted, self._checksum = self._start, 0, 0
+        self._buffers: list[torch.Tensor | None] = [None] * PIECES_IN_FLIGHT
+        self._in_flight: deque[list[Work]] = deque()
+        self._others: list[Work] = []
+
+    @property
+    def stripe_bytes(self) -> int:
+        return self._end - self._start
+
+    @property
+    def has_more(self) -> bool:
+        return self._position < self._end
+
+    def announce(self) -> None:
+        """Send the header and, as the first donor, the structure."""
+        tail = [self._piece_bytes, layout_checksum(self._exported), len(self._structure)]
+        self._send(torch.tensor(self._head + tail, device=self._device), _HEADER_TAG)
+        if self._is_first:
+            text = torch.frombuffer(bytearray(self._structure), dtype=torch.uint8).to(self._device)
+            self._send(text, _STRUCTURE_TAG)
+
+    def post(self) -> None:
+        """Send the next piece, if there is one."""
+        if not self.has_more:
+            return
+        if len(self._in_flight) == PIECES_IN_FLIGHT:
+            for work in self._in_flight.popleft():
                 work.wait()
-        piece = layout.view(exported.tensors, start, end, device)
-        slot = number % PIECES_IN_FLIGHT
+        start, end = self._position, min(self._position + self._piece_bytes, self._end)
+        slot = self._posted % PIECES_IN_FLIGHT
+        piece = self._layout.view(self._exported.tensors, start, end, self._device)
         if piece is None:
-            buffer = buffers[slot]
+            buffer = self._buffers[slot]
             if buffer is None:
-                buffer = buffers[slot] = torch.empty(piece_bytes, dtype=torch.uint8, device=device)
-            piece = layout.gather(exported.tensors, start, end, buffer)
-        in_flight.append([transport.send(piece, dst, tag_base + _PIECE_TAG + slot) for dst in receivers])
-        checksum = _crc32(piece, checksum)
-    for works in in_flight:
-        for work in works:
-            work.wait()
-    return checksum
+                buffer = torch.empty(self._piece_bytes, dtype=torch.uint8, device=self._device)
+                self._buffers[slot] = buffer
+            piece = self._layout.gather(self._exported.tensors, start, end, buffer)
+        tag = self._tag_base + _PIECE_TAG + slot
+        self._in_flight.append([self._transport.send(piece, dst, tag) for dst in self.receivers])
+        self._checksum = _crc32(piece, self._checksum)
+        self._position, self._posted = end, self._posted + 1
+
+    def finish(self) -> None:
+        """Send the checksum of all pieces."""
+        self._send(torch.tensor([self._checksum], device=self._device), _CHECKSUM_TAG)
+
+    def wait(self) -> None:
+        """Return when everything is delivered or in transit."""
+        for works in (*self._in_flight, self._others):
+            for work in works:
+                work.wait()
+        self._in_flight.clear()
+        self._others.clear()
+
+    def _send(self, message: torch.Tensor, tag: int) -> None:
+        self._others += [self._transport.send(message, dst, self._tag_base + tag) for dst in self.receivers]
+
+
+class StateReceiver:
+    """The stripes of all donors on their way into staging memory; arguments as of `receive_state`.
+
+    In this order, each of which first waits for what the one before has posted: `expect_structure`,
+    `expect_pieces`, `take` and `post` while there is more, `expect_checksums`, `result`.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        donors: Sequence[int],
+        tag_base: int,
+        device: torch.device = _CPU,
+        staging_device: torch.device | None = None,
+    ) -> None:
+        self._transport, self._donors, self._tag_base, self._device = transport, donors, tag_base, device
+        self._staging_device = staging_device or device
+        self._headers = [_Header(transport, src, tag_base, device) for src in donors]
+        self._stripes: list[_StripeReceiver] = []
+
+    @property
+    def total_bytes(self) -> int:
+        return self._headers[0].total_bytes
+
+    @property
+    def has_more(self) -> bool:
+        return any(stripe.in_flight for stripe in self._stripes)
+
+    def expect_structure(self) -> None:
+        for index, header in enumerate(self._headers):
+            header.read(index, len(self._donors))
+        size = self._headers[0].structure_bytes
+        self._structure = torch.empty(size, dtype=torch.uint8, device=self._device)
+        tag = self._tag_base + _STRUCTURE_TAG
+        self._structure_work = self._transport.recv(self._structure, self._donors[0], tag)
+
+    def expect_pieces(self) -> None:
+        self._structure_work.wait()
+        text = self._structure.cpu().numpy().tobytes()
+        # Not the live state: an incomplete hand-over must leave the receiver unchanged.
+        staging = torch.empty(self.total_bytes, dtype=torch.uint8, device=self._staging_device)
+        self._exported = exported_from_stream(text, staging)
+        layout = StreamLayout(self._exported.specs)
+        for index, header in enumerate(self._headers):
+            stripe = layout.stripe(index, len(self._donors))
+            header.compare(layout, stripe, layout_checksum(self._exported))
+        self._stripes = [
+            _StripeReceiver(self._transport, header, staging, self._tag_base, self._device)
+            for header in self._headers
+        ]
+        # Alternating between donors, so that all of them send at the same time.
+        for _ in range(PIECES_IN_FLIGHT):
+            self.post()
+
+    def post(self) -> None:
+        """Start to receive the next piece of each donor."""
+        for stripe in self._stripes:
+            stripe.post()
+
+    def take(self) -> None:
+        """Wait for the oldest piece of each donor."""
+        for stripe in self._stripes:
+            stripe.take()
+
+    def expect_checksums(self) -> None:
+        for stripe in self._stripes:
+            stripe.expect_checksum()
+
+    def result(self) -> Exported:
+        """Return the state, complete and checked. Raises HandoverError."""
+        for stripe in self._stripes:
+            stripe.verify()
+        return self._exported
 
 
 class _Header:
@@ -270,10 +364,14 @@ class _StripeReceiver:
             home.copy_(landing)
         self._checksum = _crc32(landing, self._checksum)
 
+    def expect_checksum(self) -> None:
+        self._trailer = torch.zeros(1, dtype=torch.int64, device=self._device)
+        tag = self._tag_base + _CHECKSUM_TAG
+        self._trailer_work = self._transport.recv(self._trailer, self._header.src, tag)
+
     def verify(self) -> None:
-        trailer = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._transport.recv(trailer, self._header.src, self._tag_base + _CHECKSUM_TAG).wait()
-        if int(trailer.item()) != self._checksum:
+        self._trailer_work.wait()
+        if int(self._trailer.item()) != self._checksum:
             raise HandoverError(
                 f"the stripe received from member {self._header.src} is damaged",
                 hint="the donor's memory changed during sending, or is faulty",

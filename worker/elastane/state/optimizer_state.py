@@ -128,13 +128,13 @@ def load_optimizer(optimizer: Optimizer, state: Any, placer: Placer) -> None:
     for key, value in state["state"].items():
         if key in owners:
             group, parameter = owners[key]
-            loaded[parameter] = _place_entry(value, old.get(parameter, {}), parameter, group, placer)
+            loaded[parameter] = place_entry(value, old.get(parameter, {}), parameter, group, placer)
         else:
             loaded[key] = placer.tree(value, old.get(key))
     optimizer.state.clear()
     optimizer.state.update(loaded)
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        _load_group(group, saved, placer)
+        load_group(group, saved, placer)
     for post_hook in list(optimizer._optimizer_load_state_dict_post_hooks.values()):
         post_hook(optimizer)
 
@@ -148,7 +148,8 @@ def _parameters(
             yield saved, index, parameter
 
 
-def _place_entry(entry: Any, old: Any, parameter: torch.Tensor, group: dict[str, Any], placer: Placer) -> Any:
+def place_entry(entry: Any, old: Any, parameter: torch.Tensor, group: dict[str, Any], placer: Placer) -> Any:
+    """Return a parameter's state in its final memory. old: the present one. group: its options."""
     if not isinstance(entry, dict):
         return placer.tree(entry, old, parameter.device)
     on_device = bool(group.get("capturable") or group.get("fused"))
@@ -161,7 +162,7 @@ def _place_entry(entry: Any, old: Any, parameter: torch.Tensor, group: dict[str,
     return placed
 
 
-def _load_group(group: dict[str, Any], saved: dict[str, Any], placer: Placer) -> None:
+def load_group(group: dict[str, Any], saved: dict[str, Any], placer: Placer) -> None:
     """Restore options in place: the dict stays the same object, a tensor lr the same tensor."""
     fresh = {}
     for key, value in saved.items():

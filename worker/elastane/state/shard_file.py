@@ -14,7 +14,7 @@ The sha256 of the whole file is in the checkpoint's manifest and not repeated he
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +31,10 @@ MAGIC: Final = b"elastane-shard-1"
 CHUNK_BYTES: Final = 8 << 20
 _PREFIX_BYTES: Final = len(MAGIC) + 8
 _HEADER_BYTES_MAX: Final = 64 << 20
+
+
+#: Takes a chunk of a stripe, and its position in the stream.
+Taker = Callable[[int, bytes], None]
 
 
 class CheckpointDamagedError(CheckpointError):
@@ -119,10 +123,7 @@ def take_snapshot(
 
 def shard_chunks(name: str, snapshot: Snapshot) -> Iterator[Chunk]:
     """Yield the bytes of the shard's file: the front in one piece, the stripe in pieces of CHUNK_BYTES."""
-    contexts = [
-        (rank, context_to_proto(rank, snapshot.step, parts).SerializeToString(deterministic=True))
-        for rank, parts in sorted(snapshot.contexts.items())
-    ]
+    contexts = encoded_contexts(snapshot.contexts, snapshot.step)
     header = msgspec.json.encode(
         ShardHeader(
             checkpoint=name,
@@ -158,13 +159,9 @@ def read_header(file: Any, file_bytes: int) -> ShardHeader:
     Contents are not trusted before the sha256 was compared, but these checks make it safe to allocate memory.
     Raises CheckpointDamagedError.
     """
-    prefix = file.read(_PREFIX_BYTES)
-    header_bytes = int.from_bytes(prefix[len(MAGIC) :], "little")
-    limit = min(file_bytes - _PREFIX_BYTES, _HEADER_BYTES_MAX)
-    if prefix[: len(MAGIC)] != MAGIC or len(prefix) != _PREFIX_BYTES or not 0 < header_bytes <= limit:
-        raise CheckpointDamagedError("does not begin with the header of a shard")
+    header_bytes, text = read_prefix(file, MAGIC, file_bytes)
     try:
-        header = msgspec.json.decode(file.read(header_bytes), type=ShardHeader)
+        header = msgspec.json.decode(text, type=ShardHeader)
     except msgspec.DecodeError as error:
         raise CheckpointDamagedError(f"has an unreadable header: {error}") from error
     lengths = (header.structure_bytes, header.end - header.start, *(size for _, size in header.contexts))
@@ -174,35 +171,77 @@ def read_header(file: Any, file_bytes: int) -> ShardHeader:
     return header
 
 
-def read_shard(file: Any, header: ShardHeader, stripe: torch.Tensor) -> ShardContents:
+def read_shard(
+    file: Any, header: ShardHeader, stripe: torch.Tensor | Callable[[bytes], Taker] | None
+) -> ShardContents:
     """Read an open shard from its beginning; its stripe goes into `stripe` (1-D uint8, CPU).
 
-    Raises CheckpointDamagedError if it ends early or a context is invalid.
+    stripe: None if it is read for its digest alone; or a function of the structure (empty but in shard 0)
+    that returns what takes the stripe's bytes, with the position of each chunk in the stream. Raises
+    CheckpointDamagedError if the file ends early or a context is invalid.
     """
     digest = hashlib.sha256()
-    prefix = _read(file, digest, _PREFIX_BYTES)
+    prefix = read_exactly(file, digest, _PREFIX_BYTES)
     header_bytes = int.from_bytes(prefix[len(MAGIC) :], "little")
     if header_bytes > _HEADER_BYTES_MAX:
         raise CheckpointDamagedError("changed while it was read")
-    _read(file, digest, header_bytes)
-    structure = _read(file, digest, header.structure_bytes)
-    encoded = [(rank, _read(file, digest, size)) for rank, size in header.contexts]
+    read_exactly(file, digest, header_bytes)
+    structure = read_exactly(file, digest, header.structure_bytes)
+    encoded = [(rank, read_exactly(file, digest, size)) for rank, size in header.contexts]
     position = (
         _PREFIX_BYTES + header_bytes + header.structure_bytes + sum(size for _, size in header.contexts)
     )
-    _read(file, digest, -position % ALIGNMENT_BYTES)
-    memory = stripe.numpy().data
-    filled = 0
-    while filled < len(memory):
-        count = file.readinto(memory[filled : filled + CHUNK_BYTES])
+    read_exactly(file, digest, -position % ALIGNMENT_BYTES)
+    if isinstance(stripe, torch.Tensor):
+        read_into(file, digest, stripe)
+    elif stripe is None:
+        skip(file, digest, header.end - header.start)
+    else:
+        take, at = stripe(structure), header.start
+        while at < header.end:
+            chunk = read_exactly(file, digest, min(CHUNK_BYTES, header.end - at))
+            take(at, chunk)
+            at += len(chunk)
+    return ShardContents(digest.hexdigest(), structure, contexts_of(encoded, header.step))
+
+
+def read_prefix(file: Any, magic: bytes, file_bytes: int) -> tuple[int, bytes]:
+    """Return the length of an open shard's header, and the header. Raises CheckpointDamagedError."""
+    prefix = file.read(_PREFIX_BYTES)
+    header_bytes = int.from_bytes(prefix[len(magic) :], "little")
+    limit = min(file_bytes - _PREFIX_BYTES, _HEADER_BYTES_MAX)
+    if prefix[: len(magic)] != magic or len(prefix) != _PREFIX_BYTES or not 0 < header_bytes <= limit:
+        raise CheckpointDamagedError("does not begin with the header of a shard")
+    return header_bytes, file.read(header_bytes)
+
+
+def encoded_contexts(contexts: Mapping[int, Parts], step: int) -> list[tuple[int, bytes]]:
+    """Return the contexts of ESTs at `step` as a shard has them."""
+    return [
+        (rank, context_to_proto(rank, step, parts).SerializeToString(deterministic=True))
+        for rank, parts in sorted(contexts.items())
+    ]
+
+
+def read_into(file: Any, digest: Any, memory: torch.Tensor) -> None:
+    """Fill `memory` (1-D uint8, CPU). Raises CheckpointDamagedError if the file ends early."""
+    view, filled = memory.numpy().data, 0
+    while filled < len(view):
+        count = file.readinto(view[filled : filled + CHUNK_BYTES])
         if not count:
-            raise CheckpointDamagedError(f"ends {len(memory) - filled} bytes early")
-        digest.update(memory[filled : filled + count])
+            raise CheckpointDamagedError(f"ends {len(view) - filled} bytes early")
+        digest.update(view[filled : filled + count])
         filled += count
-    return ShardContents(digest.hexdigest(), structure, _decode_contexts(encoded, header.step))
 
 
-def _decode_contexts(encoded: list[tuple[int, bytes]], step: int) -> dict[int, Parts]:
+def skip(file: Any, digest: Any, size: int) -> None:
+    """Read `size` bytes for their digest alone. Raises CheckpointDamagedError if the file ends early."""
+    while size > 0:
+        size -= len(read_exactly(file, digest, min(size, CHUNK_BYTES)))
+
+
+def contexts_of(encoded: list[tuple[int, bytes]], step: int) -> dict[int, Parts]:
+    """Decode the contexts of a shard at `step`. Raises CheckpointDamagedError."""
     contexts: dict[int, Parts] = {}
     for rank, data in encoded:
         try:
@@ -217,7 +256,8 @@ def _decode_contexts(encoded: list[tuple[int, bytes]], step: int) -> dict[int, P
     return contexts
 
 
-def _read(file: Any, digest: Any, size: int) -> bytes:
+def read_exactly(file: Any, digest: Any, size: int) -> bytes:
+    """Read `size` bytes. Raises CheckpointDamagedError if the file ends early."""
     data: bytes = file.read(size)
     if len(data) != size:
         raise CheckpointDamagedError(f"ends {size - len(data)} bytes early")

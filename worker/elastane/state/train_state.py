@@ -12,15 +12,16 @@ mode (`requires_grad`, `training`) are included: a script may set them only once
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from elastane.state.codec import Exported, StateFormatError, decode, encode, is_dense
+from elastane.state.codec import Exported, StateFormatError, decode, encode
 from elastane.state.fingerprint import fingerprint
+from elastane.state.in_place import check_parameters, fill_buffers, fill_parameters, same_names
 from elastane.state.optimizer_state import Placer, StateError, check_optimizer, load_optimizer
 
 __all__ = ["StateError", "Stateful", "TrainState", "fingerprint"]
@@ -86,8 +87,8 @@ class TrainState:
         self._check(state)
         placer = self._placer(exported, state)
         with torch.no_grad():
-            self._load_parameters(state["parameters"])
-            self._load_buffers(state["buffers"], placer)
+            fill_parameters(dict(self.model.named_parameters(remove_duplicate=False)), state["parameters"])
+            fill_buffers(self._modules(), state["buffers"], placer, self._device())
         self._load_flags(state["flags"])
         modules = dict(self._modules_with_state())
         for name, value in state["modules"].items():
@@ -98,7 +99,9 @@ class TrainState:
         for optimizer, value in zip(self.optimizers, state["optimizers"], strict=True):
             load_optimizer(optimizer, value, placer)
         for name, value in state["extras"].items():
-            self.extras[name].load_state_dict(placer.tree(value))
+            # Of the runtime's own, a job with a pipeline has others than one without.
+            if name in self.extras:
+                self.extras[name].load_state_dict(placer.tree(value))
 
     def fingerprint(self) -> dict[str, str]:
         """Return sha256 of "weights", "optimizer", "buffers" and "extras".
@@ -113,11 +116,11 @@ class TrainState:
     def _check(self, state: Any) -> None:
         if not isinstance(state, dict) or sorted(state) != sorted(_SECTIONS):
             raise StateFormatError("this is not the state of a training run")
-        self._check_parameters(state["parameters"])
-        _same_names("module states", state["modules"], dict(self._modules_with_state()))
-        _same_names("extras", state["extras"], self.extras)
+        check_parameters(dict(self.model.named_parameters(remove_duplicate=False)), state["parameters"])
+        same_names("module states", state["modules"], dict(self._modules_with_state()))
+        same_names("extras", scripts_names(state["extras"]), scripts_names(self.extras))
         known = {f"{prefix}{name}" for prefix, module in self._modules() for name in module._buffers}
-        _same_names("buffers", known | set(state["buffers"]), known)
+        same_names("buffers", known | set(state["buffers"]), known)
         for kind, mine in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
             if len(state[kind]) != len(mine):
                 raise StateError(
@@ -127,18 +130,6 @@ class TrainState:
         for index, (optimizer, value) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
             if type(optimizer).load_state_dict is Optimizer.load_state_dict:
                 check_optimizer(optimizer, value, f"optimizer {index}")
-
-    def _check_parameters(self, saved: Mapping[str, torch.Tensor]) -> None:
-        mine = dict(self.model.named_parameters(remove_duplicate=False))
-        _same_names("parameters", saved, mine)
-        for name, parameter in mine.items():
-            expected, found = _describe(saved[name]), _describe(parameter)
-            if expected != found:
-                raise StateError(
-                    f"parameter {name} is {expected} in the state and {found} in the script",
-                    hint="every worker must build the same model",
-                    parameter=name,
-                )
 
     # ------------------------------------------------------------------ in place
 
@@ -151,34 +142,12 @@ class TrainState:
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
-    def _load_parameters(self, saved: Mapping[str, torch.Tensor]) -> None:
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
-            value, stride = saved[name], parameter.stride()
-            if stride != value.stride() and is_dense(tuple(parameter.shape), tuple(stride)):
-                # The same memory, with the order of dimensions (channels_last) that the ring trains with.
-                parameter.data = parameter.data.as_strided(value.shape, value.stride())
-            parameter.copy_(value)
-
     def _load_flags(self, flags: Mapping[str, list[str]]) -> None:
         frozen, evaluating = set(flags["frozen"]), set(flags["evaluating"])
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         for name, module in self.model.named_modules():
             module.training = name not in evaluating
-
-    def _load_buffers(self, saved: Mapping[str, torch.Tensor], placer: Placer) -> None:
-        for prefix, module in self._modules():
-            for name, buffer in module._buffers.items():
-                value = saved.get(prefix + name)
-                # A module may set a buffer from None, or to None, while it trains.
-                if value is None or buffer is None:
-                    module._buffers[name] = (
-                        None if value is None else placer.tensor(value, None, self._device())
-                    )
-                elif _describe(buffer) == _describe(value):
-                    buffer.copy_(value)
-                else:
-                    module._buffers[name] = placer.tensor(value, None, buffer.device)
 
     def _modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self.model.named_modules(remove_duplicate=False):
@@ -190,19 +159,6 @@ class TrainState:
                 yield name, module
 
 
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _same_names(kind: str, saved: object, mine: object) -> None:
-    expected, found = set(saved), set(mine)  # type: ignore[call-overload]
-    if expected == found:
-        return
-    missing, unknown = sorted(map(str, expected - found)), sorted(map(str, found - expected))
-    raise StateError(
-        f"{kind} differ: the state has {missing[:5] or 'nothing'} that the script lacks, "
-        f"the script has {unknown[:5] or 'nothing'} that the state lacks",
-        hint="every worker must build the same objects",
-        missing=missing,
-        unknown=unknown,
-    )
+def scripts_names(extras: Iterable[str]) -> list[str]:
+    """Return the names of extras that are the script's, not the runtime's."""
+    return [name for name in extras if not name.startswith(RUNTIME_PREFIX)]

@@ -45,6 +45,11 @@ COMMANDS: Final = {
         "Run",
         "Inject real faults into a training run on this machine, and check that nothing is lost.",
     ),
+    "profile": Entry(
+        "profile",
+        "Run",
+        "Measure the units of a script's pipeline: times, bytes and memory of each, as JSON for the planner.",
+    ),
     "drill": Entry(
         "drill",
         "Run",
@@ -82,7 +87,7 @@ COMMANDS: Final = {
     "plan": Entry(
         "plan",
         "Look",
-        "Show which numbers of workers pay for a running job: step time, time left and cost of each.",
+        "Show which numbers of workers pay for a running job; with --profile, plan a pipeline before a run.",
     ),
     "cost": Entry(
         "cost",

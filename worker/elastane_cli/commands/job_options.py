@@ -35,6 +35,17 @@ _WORKERS: Final = Annotated[
         show_default="1:N",
     ),
 ]
+PipelineOption = Annotated[
+    str | None,
+    run_option(
+        "--pipeline",
+        "MIN:MAX",
+        "Of a script with prepare_pipeline: minimum and maximum number of stages, or one number for both. "
+        "There are fewer than MIN only where there are fewer workers or units.",
+        _PANELS["job"],
+        show_default="as many as pay",
+    ),
+]
 
 
 def _parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -83,8 +94,8 @@ _PARSERS: Final = {
 def job_parameters() -> list[inspect.Parameter]:
     """Return the parameters of a command that takes every option of a job.
 
-    A setting's parameter has its field's name; `ests` may be left out, `workers` sets two fields, and a flag
-    that turns a setting off is named for that.
+    A setting's parameter has its field's name; `ests` may be left out, `workers` and `pipeline` set two
+    fields each, and a flag that turns a setting off is named for that.
     """
     found: list[tuple[str, inspect.Parameter]] = []
     for name, setting in SETTINGS.items():
@@ -95,6 +106,10 @@ def job_parameters() -> list[inspect.Parameter]:
                 "workers", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_WORKERS
             )
             found.append(("job", workers))
+    pipeline = inspect.Parameter(
+        "pipeline", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PipelineOption
+    )
+    found.append(("job", pipeline))
     return [parameter for group in _PANELS for of, parameter in found if of == group]
 
 
@@ -106,7 +121,7 @@ def job_settings(values: Mapping[str, Any]) -> JobSettings | None:
     given: dict[str, Any] = {}
     for name, value in values.items():
         given[name.removeprefix(_OFF)] = not value if name.startswith(_OFF) else value
-    workers, ests = given.pop("workers"), given["ests"]
+    workers, pipeline, ests = given.pop("workers"), given.pop("pipeline"), given["ests"]
     if ests is None:
         return None
     limits = worker_limits(workers) if workers is not None else (1, ests)
@@ -115,6 +130,8 @@ def job_settings(values: Mapping[str, Any]) -> JobSettings | None:
             f"{workers!r}: MIN is at most {ests}, the number of ESTs (--ests): each worker hosts one",
             param_hint="--workers",
         )
+    if pipeline is not None:
+        given["pipeline_stages_min"], given["pipeline_stages_max"] = worker_limits(pipeline, "--pipeline")
     return JobSettings(workers_min=limits[0], workers_max=limits[1], **given)
 
 

@@ -99,6 +99,8 @@ def _show_job(found: job_pb2.Job) -> None:
     from rich.markup import escape
     from rich.text import Text
 
+    from elastane_cli.views.stages import stage_parts
+
     out = console()
     if found.damages:
         out.print(f"[bold]{escape(found.name)}[/]  {_phase(found)}: it is held and not served")
@@ -113,6 +115,8 @@ def _show_job(found: job_pb2.Job) -> None:
         out.print(Text("start a master at least as new as the one that wrote it"), soft_wrap=True)
         return
     out.print(headline(found))
+    for part in stage_parts(found):
+        out.print(part)
     if found.workers:
         out.print(worker_table(found, time.time()))
     else:

@@ -1,10 +1,11 @@
-"""`elastane plan`: which numbers of workers pay for a running job, and what each would change."""
+"""`elastane plan`: which numbers of workers pay for a running job; or a pipeline, planned from a profile."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -34,6 +35,19 @@ JOBS_ASKED_MAX: Final = 50
 """Other jobs that are asked how fast the service's device types are."""
 
 
+_PIPELINE = "Plan a pipeline from a profile, without a master"
+
+
+def _file(option: str, text: str, *, reads: bool) -> Any:
+    return typer.Option(
+        option, help=text, metavar="FILE", exists=reads, dir_okay=False, rich_help_panel=_PIPELINE
+    )
+
+
+def _number(option: str, metavar: str, text: str, *, least: int) -> Any:
+    return typer.Option(option, help=text, metavar=metavar, min=least, rich_help_panel=_PIPELINE)
+
+
 def register(app: typer.Typer) -> None:
     app.command("plan", rich_help_panel="Look")(plan)
 
@@ -44,21 +58,166 @@ def plan(
     every: Annotated[
         bool, typer.Option("--all", help="Also numbers beyond --workers, and all of a long list.")
     ] = False,
+    profile: Annotated[
+        Path | None,
+        _file(
+            "--profile", "The model's units, of `elastane profile`; or a graph.txt of PipeDream.", reads=True
+        ),
+    ] = None,
+    devices: Annotated[int | None, _number("--devices", "N", "So many equal devices.", least=1)] = None,
+    bandwidth: Annotated[
+        str,
+        typer.Option(
+            "--bandwidth",
+            help="With --devices: of every link, in each direction, per second.",
+            metavar="BYTES",
+            rich_help_panel=_PIPELINE,
+        ),
+    ] = "1.25GB",
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory",
+            help="With --devices: what a plan may use of each.",
+            metavar="BYTES",
+            show_default="no limit",
+            rich_help_panel=_PIPELINE,
+        ),
+    ] = "",
+    cluster: Annotated[
+        Path | None,
+        _file("--cluster", "Devices with speeds and memory, and their links, as JSON.", reads=True),
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        _number("--micro-batches", "M", "Of a step: the job's logical workers N. Needed.", least=1),
+    ] = None,
+    stages: Annotated[
+        str,
+        typer.Option(
+            "--stages",
+            help="Least and most stages, or one number.",
+            metavar="MIN:MAX",
+            show_default="any",
+            rich_help_panel=_PIPELINE,
+        ),
+    ] = "",
+    shadow: Annotated[
+        int, _number("--shadow", "K", "Copies of each stage beside the first, replicas included.", least=0)
+    ] = 0,
+    keep: Annotated[
+        Path | None,
+        _file(
+            "--keep",
+            "The plan that runs, as --json printed it: another has to be worth the move.",
+            reads=True,
+        ),
+    ] = None,
+    horizon: Annotated[
+        int, _number("--horizon", "STEPS", "With --keep: steps for which the move has to pay.", least=1)
+    ] = 1000,
+    units_max: Annotated[
+        int | None,
+        _number("--units-max", "N", "Put neighbouring units together, until there are so few.", least=1),
+    ] = None,
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget",
+            help="Time for the search, in seconds.",
+            metavar="SECONDS",
+            min=0.0,
+            rich_help_panel=_PIPELINE,
+        ),
+    ] = 10.0,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines",
+            help="Compare with data parallel, GPipe, 1F1B, PipeDream and HetPipe.",
+            rich_help_panel=_PIPELINE,
+        ),
+    ] = False,
+    gantt: Annotated[
+        Path | None, _file("--gantt", "Write the predicted step as a picture (SVG).", reads=False)
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        _file("--csv", "Write the schedule as CSV of torch.distributed.pipelining.", reads=False),
+    ] = None,
+    transfers: Annotated[
+        bool,
+        typer.Option(
+            "--transfers",
+            help="With --csv: also sends and receives (compute_comms).",
+            rich_help_panel=_PIPELINE,
+        ),
+    ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which numbers of workers pay for a running job: step time, time left and cost of each.
+    """Show which numbers of workers pay for a running job; with --profile, plan a pipeline before a run.
 
-    By what its workers have measured. A step lasts as long as the worker with the most logical workers needs,
-    so only some numbers are faster than the number before: with 16 logical workers, 9 workers are as fast as
-    8. Nothing is changed; `elastane scale` does that. Of a job at D1, which stays on one device type, it also
-    says what other types of the training service would change at D2.
+    Of a running job, by what its workers have measured: step time, time left and cost of each number. A step
+    lasts as long as the worker with the most logical workers needs, so only some numbers are faster than the
+    number before: with 16 logical workers, 9 workers are as fast as 8. Nothing is changed; `elastane scale`
+    does that. Of a job at D1, which stays on one device type, it also says what other types of the training
+    service would change at D2.
 
-    Examples: elastane plan; elastane plan train --all; elastane plan train --json
+    With --profile: divides a model into stages on the devices given, and predicts the step, each device's
+    memory, and what bounds the step. Needs no master. `elastane profile` measures a script's units. Exits
+    with 2 for files or numbers that cannot be used, 1 if nothing fits.
+
+    Examples: elastane plan; elastane plan train --all; elastane plan --profile profile.json --devices 4
+    --micro-batches 8 --memory 2GiB --baselines; elastane plan --profile profile.json --cluster cluster.json
+    --micro-batches 16 --gantt step.svg --json
     """
+    if profile is not None:
+        from elastane_cli.commands.plan_pipeline import PipelineRequest, plan_pipeline
+
+        if job is not None or every:
+            raise typer.BadParameter("is for a plan without a job", param_hint="--profile")
+        if micro_batches is None:
+            raise typer.BadParameter("is needed with --profile", param_hint="--micro-batches")
+        request = PipelineRequest(
+            profile=profile,
+            devices=devices,
+            cluster=cluster,
+            bandwidth=bandwidth,
+            memory=memory,
+            micro_batches=micro_batches,
+            stages=stages,
+            shadows=shadow,
+            keep=keep,
+            horizon_steps=horizon,
+            units_max=units_max,
+            budget_seconds=budget,
+            gantt=gantt,
+            csv=csv,
+            transfers=transfers,
+            baselines=baselines,
+        )
+        plan_pipeline(request, as_json=as_json)
+        return
+    for option, given in {
+        "--devices": devices,
+        "--cluster": cluster,
+        "--micro-batches": micro_batches,
+        "--stages": stages,
+        "--shadow": shadow,
+        "--keep": keep,
+        "--units-max": units_max,
+        "--memory": memory,
+        "--baselines": baselines,
+        "--gantt": gantt,
+        "--csv": csv,
+    }.items():
+        if given:
+            raise typer.BadParameter("is for a plan with --profile", param_hint=option)
     from elastane_cli.views.plans import mixture_lines, plan_parts, plan_to_plain
     from elastane_cli.views.scaling import scaling_to_plain
+    from elastane_cli.views.stages import stages_to_plain
     from elastane_scheduler.mixing import mixtures
 
     with connect(master, timeout) as client:
@@ -68,7 +227,8 @@ def plan(
         mixed = mixtures(made, _others(client, found, made)) if _is_bound(found) else []
     if as_json:
         told = plan_to_plain(made, found.cost.currency, mixed)
-        print_json({"job": found.name, **told, "scaling": scaling_to_plain(found)})
+        shown = {"scaling": scaling_to_plain(found), "pipeline": stages_to_plain(found)}
+        print_json({"job": found.name, **told, **shown})
         return
     out = console()
     for part in (*plan_parts(found, made, every=every), *mixture_lines(made, mixed)):

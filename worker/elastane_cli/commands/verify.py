@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
-from elastane_cli.commands.common import console, print_error
+from elastane_cli.commands.common import console, print_error, worker_limits
+from elastane_cli.commands.job_options import PipelineOption, in_bounds
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching, working_folder
 from elastane_cli.commands.run_options import (
     SCRIPT_SETTINGS,
@@ -22,6 +23,7 @@ from elastane_cli.commands.run_options import (
     require_script,
 )
 from elastane_common.exit_codes import CODE_RUN_FAILED, CODE_USAGE
+from elastane_proto.job_settings import SETTINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,6 +124,13 @@ def verify(
     ] = "d1",
     threads: Annotated[int, option("--threads", "T", "Number of torch threads per worker; it decides the "
                                                       "bits.", min=1)] = 1,
+    pipeline: PipelineOption = None,
+    shadow: Annotated[
+        int,
+        option(
+            "--shadow", "K", SETTINGS["pipeline_shadows"].help, min=0, callback=in_bounds("pipeline_shadows")
+        ),
+    ] = 0,
     trace: Annotated[
         bool, option("--trace", None, "Trace every run, to find differences that do not occur in every "
                                        "run.")
@@ -174,6 +183,7 @@ def verify(
             raise typer.BadParameter(str(error), param_hint="--reference") from None
     if runs is None:
         runs = len(chosen) or 1
+    stages = worker_limits(pipeline, "--pipeline") if pipeline is not None else (1, 0)
 
     number = announced_seed(seed, as_json=as_json)
     command = ["-m", *script] if module else list(script)
@@ -185,7 +195,7 @@ def verify(
             result = run_verify(
                 folder, command, ests=ests, original=original, runs=runs, kills=kills, paths=chosen,
                 steps=steps, seed=number, determinism=level, threads=threads, trace=trace,
-                timeout_seconds=timeout, watcher=watcher,
+                timeout_seconds=timeout, watcher=watcher, stages=stages, shadows=shadow,
             )  # fmt: skip
         except ElastaneError as error:
             stack.close()
@@ -201,6 +211,8 @@ def verify(
         again += ["--reference", reference] if reference else []
         again += ["--kills", str(kills), *(["--paths", paths] if paths else [])]
         again += ["--steps", str(steps)] if steps else []
+        again += ["--pipeline", pipeline] if pipeline is not None else []
+        again += ["--shadow", str(shadow)] if shadow else []
         again += ["--determinism", level.value, "--threads", str(threads)]
         _print_result(console(), result, shlex.join([*again, *command]))
     raise typer.Exit(result.exit_code)

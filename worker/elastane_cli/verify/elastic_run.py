@@ -45,7 +45,8 @@ class ElasticRun:
     """Parameters of an elastic run. environment: further variables of all workers; timeout in seconds.
 
     directory: in which the workers start; None: the current one. launch: creates a worker's process, with the
-    arguments of `ChildProcess`.
+    arguments of `ChildProcess`. stages: of a pipeline: the fewest and the most, 0: as many as pay;
+    shadows: of each of them.
     """
 
     script: Sequence[str]
@@ -55,6 +56,8 @@ class ElasticRun:
     timeout_seconds: float
     launch: Callable[..., ChildProcess] = ChildProcess
     directory: Path | None = None
+    stages: tuple[int, int] = (1, 0)
+    shadows: int = 0
 
     def run(self, folder: Path, plan: ChurnPlan, *, on_step: Callable[[int], None]) -> Outcome:
         """Execute the plan and return the result; all files of the run are left in `folder`.
@@ -70,6 +73,9 @@ class ElasticRun:
             audit_samples=True,
             torch_threads=self.threads,
             determinism=self.determinism.to_proto(),
+            pipeline_stages_min=self.stages[0],
+            pipeline_stages_max=self.stages[1],
+            pipeline_shadows=self.shadows,
         )
         # A joining worker waits at the master while the gate is held: the next boundary admits it.
         settings.join_window.FromMilliseconds(20)

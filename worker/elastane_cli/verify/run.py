@@ -211,6 +211,8 @@ def run_verify(
     timeout_seconds: float = 3600.0,
     launch: Callable[..., ChildProcess] = ChildProcess,
     watcher: Watcher | None = None,
+    stages: tuple[int, int] = (1, 0),
+    shadows: int = 0,
 ) -> VerifyResult:
     """Run `script` (without the interpreter) under stock DDP and under churn in `folder`, and compare.
 
@@ -219,7 +221,8 @@ def run_verify(
     churn; paths: their numbers of workers in turn, else drawn. kills: workers killed in each. steps: stop
     both sides after this many global steps. seed: of the churn; printed by the caller, so that a run can be
     repeated. trace: trace every run, not only after a difference. timeout_seconds: for each run. launch:
-    creates processes. Raises RunFailed if either side cannot be run, PlanError if the churn does not fit,
+    creates processes. stages: of a pipeline, the fewest and the most, 0: as many as pay; shadows: of each of
+    them. Raises RunFailed if either side cannot be run, PlanError if the churn does not fit,
     OriginalError if the original cannot be compared with.
     """
     if steps and original:
@@ -249,6 +252,8 @@ def run_verify(
         timeout_seconds=timeout_seconds,
         launch=launch,
         watcher=watcher or Watcher(),
+        stages=stages,
+        shadows=shadows,
     )
     return proof.run(runs, paths)
 
@@ -272,6 +277,8 @@ class Proof:
     timeout_seconds: float
     launch: Callable[..., ChildProcess]
     watcher: Watcher
+    stages: tuple[int, int] = (1, 0)
+    shadows: int = 0
 
     def run(self, runs: int, paths: Sequence[Sequence[int]]) -> VerifyResult:
         started = time.monotonic()
@@ -503,6 +510,8 @@ class Proof:
                 self.timeout_seconds,
                 self.launch,
                 place.directory,
+                self.stages,
+                self.shadows,
             )
             try:
                 return elastic.run(folder, plan, on_step=self.watcher.step)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastane_cli.views.runs import age_text
 from elastane_cli.views.scaling import scaling_line
+from elastane_cli.views.stages import stage_parts
 from elastane_cli.views.text import harmless
 from elastane_proto.amounts import MICROS, money_text
 from elastane_proto.v1 import common_pb2, job_pb2
@@ -147,6 +148,8 @@ def plan_parts(job: job_pb2.Job, plan: JobPlan, *, every: bool) -> list[Renderab
 
     name = f"[bold]{escape(job.name)}[/]"
     scaling = [escape(harmless(line))] if (line := scaling_line(job)) else []
+    if job.HasField("pipeline"):
+        return [name, *stage_parts(job)]
     if plan.device is None:
         return [
             f"{name}  not measured yet: a worker knows its speed after three steps in one ring; "

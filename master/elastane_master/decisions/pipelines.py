@@ -1,0 +1,118 @@
+"""Jobs whose model is cut into units: what is decided for them at each change of the ring.
+
+the first worker joins --> its model's units are the job's; what no pipeline has is off
+a ring goes            --> its plan (stage_plans.py), and the source of each unit (unit_holders.py)
+a script ends          --> its units count towards the result
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_master.decisions import stage_plans, unit_holders
+from elastane_master.decisions.decision_context import DecisionContext
+from elastane_master.decisions.effects import UnitSource
+from elastane_master.decisions.events import Rejection, ScaleRequested, Signature
+from elastane_master.decisions.ring_state import Stage
+from elastane_master.decisions.stages import StageOnWorkers, StagePlan
+from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_planner.errors import PlanError
+from elastane_proto.history import events as history
+from elastane_proto.job_settings import DEFAULTS
+
+UNITS_MAX = 10_000
+WITHOUT = {"scaling": "--auto", "sentinel_steps": "--sentinel"}
+"""Settings that are off for pipelines, by the option that sets them."""
+
+
+def require_model(signature: Signature, worker: str) -> None:
+    """Raise Rejection if a worker's units cannot be true, or are too many."""
+    model = signature.pipeline
+    if model is None:
+        return
+    if len(model.units) > UNITS_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"the model of {worker} has {len(model.units)} units",
+            hint=f"at most {UNITS_MAX}: join some to one unit",
+            worker=worker,
+        )
+    try:
+        stage_plans.profile_of(model)
+    except PlanError as error:
+        raise Rejection("invalid_argument", f"{worker}: {error}", hint=error.hint, **error.facts) from None
+
+
+def require_scalable(state: JobState, event: ScaleRequested) -> None:
+    """Raise Rejection if a pipeline is asked to scale by itself."""
+    if state.unit_count and event.scaling:
+        raise Rejection(
+            "invalid_argument",
+            "a pipeline does not scale by itself",
+            hint="set the number of workers: elastane scale MIN:MAX",
+            field="scaling",
+        )
+
+
+def model_known(ctx: DecisionContext) -> None:
+    """Turn off what no pipeline has, now that the job turns out to be one."""
+    state = ctx.state
+    if not state.unit_count:
+        return
+    off = {name: option for name, option in WITHOUT.items() if getattr(state.settings, name)}
+    if off:
+        defaults = {name: getattr(DEFAULTS, name) for name in off}
+        state.settings = msgspec.structs.replace(state.settings, **defaults)
+        ctx.note(history.PipelineWithout(" and ".join(off.values())))
+
+
+def ring_goes(ctx: DecisionContext, resume_step: int, loaded: str | None) -> None:
+    """Decide on the plan of the ring that goes now, and from where its members take their units.
+
+    loaded: checkpoint from which all units come, because nobody holds them; empty: the initial state.
+    """
+    state, ring, book = ctx.state, ctx.state.ring, ctx.state.pipeline
+    if not state.unit_count:
+        return
+    before, plan = book.plan, stage_plans.decide(state)
+    is_same = before is not None and set(before.workers) == set(plan.workers)
+    if book.proposed is not None and stage_plans.same_stages(plan, book.proposed):
+        book.changed_at, book.changes = ctx.now, book.changes + 1
+    elif not is_same:
+        book.changes = 0
+    book.plan, book.proposed, book.finished_units = plan, None, {}
+    sources: tuple[UnitSource, ...] = unit_holders.sources(state, resume_step)
+    if loaded is not None:
+        sources = unit_holders.stored(state, loaded)
+    ring.plan = msgspec.structs.replace(stage_plans.in_ring(plan, ring.names()), sources=sources)
+    if not stage_plans.same_stages(plan, before):
+        ctx.note(_planned(plan, before, replanned=is_same))
+
+
+def ended(state: JobState, record: WorkerRecord) -> None:
+    """Note which part of the result a worker had whose script has come to its end."""
+    ring, units = state.ring, record.units
+    if ring.stage is Stage.RUNNING:
+        places = [place for place, member in enumerate(ring.members) if member.worker == record.worker]
+        units = unit_holders.planned(ring.plan, places[0]) if places else units
+    if state.unit_count:
+        state.pipeline.finished_units[record.worker] = units
+
+
+def lost_at_end(state: JobState) -> bool:
+    """True if all scripts have ended, or died, and units of the result went with those that died."""
+    return bool(state.finished) and not state.active_members() and not unit_holders.result_is_whole(state)
+
+
+def _planned(plan: StagePlan, before: StagePlan | None, *, replanned: bool) -> history.StagesPlanned:
+    return history.StagesPlanned(
+        tuple(_place(stage) for stage in plan.stages),
+        replanned,
+        plan.reason,
+        plan.step_seconds,
+        before.step_seconds if before is not None and replanned else 0.0,
+    )
+
+
+def _place(stage: StageOnWorkers) -> history.StagePlace:
+    return history.StagePlace(stage.first_unit, stage.end_unit, stage.replicas, stage.shadows, stage.memory)

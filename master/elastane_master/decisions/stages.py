@@ -1,0 +1,34 @@
+"""A plan of a pipeline by worker ids, as it is decided, stored and shown; `effects` has the form of a Go."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+StageMemory = Literal["plain", "checkpoint", "swap"]
+
+
+class StageOnWorkers(msgspec.Struct, frozen=True):
+    """A stage of a plan, by worker ids: replicas in their order, shadows."""
+
+    first_unit: int
+    end_unit: int
+    replicas: tuple[str, ...]
+    shadows: tuple[str, ...] = ()
+    memory: StageMemory = "plain"
+
+
+class StagePlan(msgspec.Struct, frozen=True):
+    """A pipeline's stages. workers: among which they were shared out, in the ring's order.
+
+    step_seconds: predicted, 0.0: not known. bubble: part of the time in which workers wait for others'
+    blocks. stage_seconds: each one's load in a step. reason: why this plan.
+    """
+
+    stages: tuple[StageOnWorkers, ...]
+    workers: tuple[str, ...]
+    step_seconds: float = 0.0
+    bubble: float = 0.0
+    stage_seconds: tuple[float, ...] = ()
+    reason: str = ""

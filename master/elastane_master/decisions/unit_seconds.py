@@ -1,0 +1,92 @@
+"""What workers of a pipeline measure: times of its units, and so how fast their devices are.
+
+A worker measures only the units that it runs, and on its own device. The first time of a unit that is known,
+from the script's profile or from whoever ran it first, is that on a device of speed 1; how fast a worker is
+follows from all its units whose times are known:
+
+    speed = sum of their known times / sum of the times that it measures
+
+So a device that becomes slow is seen at once, and one that has always been slow as soon as it runs a unit
+that another has run. What was measured is stored when it changes by more than a tenth.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from elastane_master.decisions.decision_context import DecisionContext
+from elastane_master.decisions.events import AppliedReported
+from elastane_master.decisions.state import JobState, UnitSeconds, WorkerRecord
+
+CHANGE_FRACTION_MIN = 0.1
+"""A smaller change of a speed is ignored."""
+UPDATE_SECONDS = 10.0
+"""Minimum time between two changes from one worker: each one is stored."""
+SECONDS_MAX = 1e6
+"""Longer times of a unit are not believed."""
+SPEED_MIN, SPEED_MAX = 1e-3, 1e3
+MEMORY_BYTES_MAX = 2**60
+
+
+def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported) -> None:
+    """Note what a worker has measured of its units, if it has changed, and not too often."""
+    state, book = ctx.state, ctx.state.pipeline
+    if not state.unit_count or (record.units_at and ctx.now < record.units_at + UPDATE_SECONDS):
+        return
+    seconds = _believed(state, event)
+    known = _known(state)
+    speed = _speed(state, record, known, seconds) if seconds else record.speed
+    new = {unit: one for unit, one in seconds.items() if not known[unit].forward + known[unit].backward}
+    memory = event.memory_bytes if 0 < event.memory_bytes <= MEMORY_BYTES_MAX else record.memory_bytes
+    is_other_speed = abs(speed - record.speed) > CHANGE_FRACTION_MIN * record.speed
+    is_other_memory = abs(memory - record.memory_bytes) > CHANGE_FRACTION_MIN * record.memory_bytes
+    if not (new or is_other_speed or is_other_memory):
+        return
+    ctx.touch()
+    record.units_at, record.speed, record.memory_bytes = ctx.now, speed, memory
+    book.measurements += 1
+    if new:
+        times = list(book.measured) or [UnitSeconds()] * state.unit_count
+        for unit, one in new.items():
+            times[unit] = UnitSeconds(one.forward * speed, one.backward * speed)
+        book.measured = tuple(times)
+
+
+def _believed(state: JobState, event: AppliedReported) -> dict[int, UnitSeconds]:
+    """Return the times of the units that a worker runs; empty if they cannot be true."""
+    forward, backward, first = event.unit_forward_seconds, event.unit_backward_seconds, event.first_unit
+    if len(forward) != len(backward) or first + len(forward) > state.unit_count:
+        return {}
+    if not all(math.isfinite(one) and 0 <= one <= SECONDS_MAX for one in (*forward, *backward)):
+        return {}
+    pairs = zip(forward, backward, strict=True)
+    return {first + place: UnitSeconds(*pair) for place, pair in enumerate(pairs) if sum(pair) > 0}
+
+
+def _known(state: JobState) -> list[UnitSeconds]:
+    """Return the times of all units on a device of speed 1, zero where they are not known."""
+    model = state.signature.pipeline if state.signature else None
+    assert model is not None
+    told = [UnitSeconds(unit.forward_seconds, unit.backward_seconds) for unit in model.units]
+    found = state.pipeline.measured or (UnitSeconds(),) * len(told)
+    return [one if one.forward + one.backward else given for one, given in zip(found, told, strict=True)]
+
+
+def _speed(
+    state: JobState, record: WorkerRecord, known: list[UnitSeconds], seconds: dict[int, UnitSeconds]
+) -> float:
+    """Return a worker's speed; where no time of its units is known, as of others of its device type."""
+    common = [unit for unit in seconds if known[unit].forward + known[unit].backward]
+    if common:
+        usual = sum(known[unit].forward + known[unit].backward for unit in common)
+        own = sum(seconds[unit].forward + seconds[unit].backward for unit in common)
+        return min(max(usual / own, SPEED_MIN), SPEED_MAX)
+    if record.speed:
+        return record.speed
+    alike = [
+        other.speed
+        for other in state.ring_workers()
+        if other.speed and other.device_type == record.device_type
+    ]
+    return statistics.median_low(alike) if alike else 1.0

@@ -1,0 +1,42 @@
+"""What a script's process leaves behind for `elastane profile`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from elastane_planner.profile import Profile
+
+
+class Sized(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile for micro-batches of so many samples (0: unknown), and how much each unit's times vary."""
+
+    samples: int
+    profile: Profile
+    spread: list[float]
+
+
+class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The profiles, the script's own size first. device: what was measured. names: classes of the units."""
+
+    profiles: list[Sized]
+    classes: list[str]
+    device: str
+    threads: int
+    steps: int
+
+
+def write_report(path: Path, report: ProfileReport) -> None:
+    """Write the report as a whole: a reader never sees a part of it."""
+    beside = path.with_suffix(".tmp")
+    beside.write_bytes(msgspec.json.encode(report))
+    beside.replace(path)
+
+
+def read_report(path: Path) -> ProfileReport | None:
+    """Return the report; None if the script ended before there was one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ProfileReport)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,114 @@
+"""What the bits of a pipeline cannot survive, refused by name wherever the model is cut.
+
+Looked for in the first micro-batch of a generation, at every unit, so that a plan with other cuts refuses the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastane.pipeline.boundary import Gradients
+from elastane.pipeline.frames import BoundaryError, leaves
+from elastane_common.errors import StepError, UnsupportedError
+
+
+class UnitReachError(UnsupportedError):
+    """A unit reaches over its boundary: it returns its parameters, or uses another unit's."""
+
+    code = "ELA393"
+
+
+def check_loss(loss_fn: Any) -> None:
+    """Raise UnitReachError for a loss with trainable parameters: no worker's optimizer has them."""
+    if isinstance(loss_fn, nn.Module) and any(p.requires_grad for p in loss_fn.parameters()):
+        raise UnitReachError(
+            "loss_fn has trainable parameters", hint="put its trainable part into the last unit"
+        )
+
+
+def loss_is_no_scalar(value: Any) -> StepError:
+    """Return the error for a loss that is not a tensor of one element."""
+    what = (
+        f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
+    )
+    return StepError(f"loss_fn returned {what}, not a scalar", hint="reduce it, as with .mean()")
+
+
+def addresses_of(params: Mapping[str, Tensor]) -> dict[int, str]:
+    """Return the parameters' names by the address of their storage."""
+    return {p.untyped_storage().data_ptr(): name for name, p in params.items() if p.numel()}
+
+
+def check_output(unit: str, output: Any, parameters: Mapping[int, str]) -> None:
+    """Raise BoundaryError or UnitReachError unless another worker could continue from a unit's output.
+
+    parameters: names by address, of all that this worker holds.
+    """
+    for tensor in leaves(output):
+        name = parameters.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        if name is not None:
+            raise UnitReachError(
+                f"unit {unit} returns parameter {name}, or a view of it",
+                hint="let the unit that has a parameter compute with it, and return the result",
+                unit=unit,
+                parameter=name,
+            )
+
+
+def check_graph(
+    stage: str,
+    output: Any,
+    gradients: Gradients,
+    stages_params: Mapping[int, str],
+    models_params: Mapping[int, str],
+) -> None:
+    """Raise UnitReachError if the graph of a stage's output reaches beyond the stage.
+
+    stages_params, models_params: names of trainable parameters by id.
+    """
+    todo = [t.grad_fn for t in leaves(output) if t.grad_fn is not None]
+    seen: set[Any] = set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        name = models_params.get(id(variable)) if isinstance(variable, Tensor) else None
+        if name is not None and id(variable) not in stages_params:
+            raise UnitReachError(
+                f"{stage} uses parameter {name}, which another unit has",
+                hint="give both units the parameter as an attribute, so that they are tied",
+                parameter=name,
+            )
+        entered = getattr(node, "gradients", None)
+        if isinstance(entered, Gradients) and entered is not gradients:
+            raise UnitReachError(
+                f"{stage} uses a tensor of another stage or micro-batch that did not come with its input",
+                hint="pass it from unit to unit, in a tuple; keep none in an attribute or a hook",
+            )
+        todo.extend(following for following, _ in node.next_functions if following is not None)
+
+
+def check_written(tensors: list[Tensor], shared: list[bool], versions: list[int], stage: str) -> None:
+    """Raise UnitReachError if a stage wrote to what shares its memory with another value at the sender."""
+    for tensor, is_shared, version in zip(tensors, shared, versions, strict=True):
+        if is_shared and tensor._version != version:
+            raise UnitReachError(
+                f"{stage} writes in place to a tensor whose memory is also that of another tensor of the"
+                " stage before",
+                hint="clone it, or use the function that is not in place",
+            )
+
+
+def no_sparse(gradient: Tensor) -> None:
+    """Raise BoundaryError for a gradient that cannot be sent."""
+    if gradient.layout is not torch.strided:
+        raise BoundaryError(
+            "the gradient of a tensor between two stages is sparse", hint="use dense gradients (sparse=False)"
+        )

@@ -1,0 +1,160 @@
+"""Links over a ring's transport, whose waits a change of membership ends.
+
+A frame's size is not known to its receiver. So the messages of a channel (a kind of frame between two
+members) have a size that both ends compute from the frames before. A longer frame is continued by a second
+message; while batches are alike, each frame is one.
+
+    script's thread     starts messages, and waits for the thread below, or for the end of the ring
+    elastane-frames-in  waits for the message that the script's thread needs now
+    elastane-frames-out waits for what was sent, in order, and releases its memory
+
+A wait for a message that is partly sent or received does not end with its ring; its thread is abandoned then
+(`ring_thread`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from elastane.collective.ring_errors import RingError
+from elastane.collective.ring_thread import RingThread
+from elastane.collective.transport import RingTransport, Transfer
+from elastane.pipeline.frames import Frame, FrameError, FrameKey, Kind, decode, encode, total_bytes
+
+#: Size of a channel's messages before its first frame, and the least: it holds the generators' states.
+ROOM_BYTES_MIN: Final = 1 << 14
+_CPU: Final = torch.device("cpu")
+
+#: Peer and kind of frame.
+Channel = tuple[int, Kind]
+
+
+def next_room(room_bytes: int, frame_bytes: int) -> int:
+    """Return the size of a channel's next message, after a frame of this size in one of `room_bytes`."""
+    wanted = -(-max(frame_bytes, ROOM_BYTES_MIN) // 4096) * 4096
+    return wanted if frame_bytes > room_bytes or 2 * wanted < room_bytes else room_bytes
+
+
+class RingLinks:
+    """Links of one generation. transport: of it; device: where tensors go that were on a device."""
+
+    def __init__(self, transport: RingTransport, device: torch.device = _CPU) -> None:
+        self._transport = transport
+        self._device = device
+        self._in = RingThread("elastane-frames-in", transport)
+        self._out = RingThread("elastane-frames-out", transport)
+        self._out_rooms: dict[Channel, int] = defaultdict(lambda: ROOM_BYTES_MIN)
+        self._in_rooms: dict[Channel, int] = defaultdict(lambda: ROOM_BYTES_MIN)
+        self._expected: dict[Channel, int] = defaultdict(int)
+        self._coming: dict[Channel, tuple[Tensor, Transfer]] = {}
+        self._there: dict[tuple[FrameKey, int], deque[Frame]] = defaultdict(deque)
+        self._posted: dict[int, tuple[Transfer, Tensor, Tensor]] = {}
+        self._numbers = 0
+        self._settled = True
+
+    @property
+    def me(self) -> int:
+        return self._transport.rank
+
+    def send(self, frame: Frame, peer: int) -> None:
+        channel = (peer, frame.key.kind)
+        if peer == self.me:
+            self._there[frame.key, peer].append(decode(encode(frame)[0], self._device))
+            return
+        room = self._out_rooms[channel]
+        memory, total = encode(frame, room)
+        self._out_rooms[channel] = next_room(room, total)
+        self._start(memory[:room], peer, frame.key.kind)
+        if total > room:
+            self._start(memory[room:total], peer, frame.key.kind)
+
+    def expect(self, key: FrameKey, peer: int) -> None:
+        if peer != self.me:
+            channel = (peer, key.kind)
+            self._expected[channel] += 1
+            self._post(channel)
+
+    def receive(self, key: FrameKey, peer: int) -> Frame:
+        there = self._there[key, peer]
+        while not there:
+            assert peer != self.me, f"{key} was not sent"
+            frame = self._next((peer, key.kind))
+            self._there[frame.key, peer].append(frame)
+        frame = there.popleft()
+        del self._there[key, peer]
+        return frame
+
+    def send_rows(self, row: Tensor, peer: int, tag: int) -> None:
+        self._start(row.to("cpu"), peer, tag)
+
+    def post_rows(self, row: Tensor, peer: int, tag: int) -> int:
+        memory = row if row.device.type == "cpu" else torch.empty_like(row, device="cpu")
+        self._numbers += 1
+        self._posted[self._numbers] = (self._transport.recv(memory, peer, tag), memory, row)
+        return self._numbers
+
+    def wait_rows(self, number: int) -> None:
+        transfer, memory, row = self._posted.pop(number)
+        self._wait(transfer)
+        if memory is not row:
+            row.copy_(memory)
+
+    def settle(self) -> None:
+        if not self._settled:
+            self._out.finish()
+            self._settled = True
+
+    def abandon(self) -> None:
+        if self._transport.size > 1:
+            self._transport.abort()
+        for thread in (self._in, self._out):
+            with suppress(RingError):
+                thread.finish()
+        self._posted.clear()
+        self._coming.clear()
+
+    def close(self) -> None:
+        """End the threads. What is in flight must be settled or abandoned. Idempotent."""
+        for thread in (self._in, self._out):
+            thread.close()
+
+    def _start(self, memory: Tensor, peer: int, tag: int) -> None:
+        self._settled = False
+        self._out.submit(partial(_sent, self._transport.send(memory, peer, tag), memory))
+
+    def _wait(self, transfer: Transfer) -> None:
+        self._in.submit(transfer.wait)
+        self._in.finish()
+
+    def _post(self, channel: Channel) -> None:
+        if channel not in self._coming and self._expected[channel] > 0:
+            self._expected[channel] -= 1
+            memory = torch.empty(self._in_rooms[channel], dtype=torch.uint8)
+            self._coming[channel] = memory, self._transport.recv(memory, *channel)
+
+    def _next(self, channel: Channel) -> Frame:
+        """Wait for the channel's next frame, and start to receive the one after it."""
+        if channel not in self._coming:
+            raise FrameError(f"no frame of kind {channel[1].name} is expected from member {channel[0]}")
+        memory, transfer = self._coming.pop(channel)
+        self._wait(transfer)
+        room, total = len(memory), total_bytes(memory)
+        if total > room:
+            whole = torch.empty(total, dtype=torch.uint8)
+            whole[:room].copy_(memory)
+            self._wait(self._transport.recv(whole[room:], *channel))
+            memory = whole
+        self._in_rooms[channel] = next_room(room, total)
+        self._post(channel)
+        return decode(memory, self._device)
+
+
+def _sent(transfer: Transfer, memory: Tensor) -> None:
+    """Wait until a message is out; until then its memory is referred to here."""
+    transfer.wait()

@@ -1,0 +1,220 @@
+"""Forward and backward of single micro-batches on one stage.
+
+    plain        autograd keeps what backward needs
+    checkpoint   only the input is kept; the forward runs again before its backward, with the generators and
+                 buffers of the first run, so that BatchNorm counts once and dropout drops the same
+    swap         what autograd keeps goes to the host's memory (`host_memory`)
+
+Generators are the process's: whoever calls has set them to the EST's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from elastane.pipeline import refusals
+from elastane.pipeline.boundary import Gradients, enter
+from elastane.pipeline.est_buffers import EstBuffers
+from elastane.pipeline.frames import Frame, copied, leaves, rebuilt
+from elastane.pipeline.host_memory import HostMemory
+from elastane.pipeline.unit_clock import UnitClock
+from elastane.rng import Generators, Parts
+from elastane_common.errors import StepError
+from elastane_planner.plan import Memory
+
+#: The loss of the last stage, from the output of its last unit: (loss that is told, loss of backward).
+Loss = Callable[[Any], tuple[Tensor, Tensor]]
+
+
+@dataclass(slots=True)
+class _Again:
+    """What a forward needs to run again. parts: generators before it and after it."""
+
+    tree: Any
+    tensors: list[Tensor]
+    wants_gradient: list[bool]
+    loss: Loss | None
+    before: Parts
+    after: Parts
+    buffers: list[Tensor]
+
+
+@dataclass(slots=True)
+class Stash:
+    """What is kept of a micro-batch between its forward and its backward on a stage.
+
+    edges: of what was returned and requires a gradient, in the order of the next stage's gradients.
+    """
+
+    edges: list[GradientEdge]
+    gradients: Gradients
+    again: _Again | None = None
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """What a forward gives: the output, or, on the last stage, the loss (detached)."""
+
+    value: Any
+    loss: Tensor | None
+
+
+class StageRun:
+    """One worker's stage.
+
+    modules: of its units by index; names: of all units; params: names of held parameters by address; owned,
+    known: names of trainable parameters by id, of the stage and of the model.
+    """
+
+    def __init__(
+        self,
+        stage: int,
+        modules: Mapping[int, nn.Module],
+        names: Sequence[str],
+        memory: Memory,
+        buffers: EstBuffers,
+        generators: Generators,
+        clock: UnitClock,
+        host: HostMemory | None,
+        params: Mapping[int, str],
+        owned: Mapping[int, str],
+        known: Mapping[int, str],
+    ) -> None:
+        self.stage, self._modules, self._names, self._memory = stage, dict(modules), names, memory
+        self._buffers, self._generators, self._clock, self._host = buffers, generators, clock, host
+        self._params, self._owned, self._known = params, owned, known
+        self._checked = False
+
+    @property
+    def name(self) -> str:
+        """The stage in messages."""
+        return f"stage {self.stage}"
+
+    @property
+    def addresses(self) -> frozenset[int]:
+        """Addresses of storages that the stage goes on using: the next stage must not write to copies of
+        them."""
+        return self._buffers.addresses
+
+    def forward(
+        self, est: int, frame: Frame, loss: Loss | None, before: Parts, *, measured: bool
+    ) -> tuple[StageOutput, Stash]:
+        """Run the units, and the loss on the last stage. frame: the input; its tensors become the graph's."""
+        again = None
+        tensors = frame.tensors
+        if self._memory == "checkpoint":
+            tensors = [copied(tensor) for tensor in frame.tensors]
+            start = self._buffers.start_of(est)
+            again = _Again(frame.tree, frame.tensors, frame.wants_gradient, loss, before, {}, start)
+        versions = [tensor._version for tensor in tensors]
+        with self._buffers.running(est), self._keeping():
+            given, gradients = enter(tensors, frame.wants_gradient)
+            value = self._units(rebuilt(frame.tree, given), measured and again is None)
+            told, root = loss(value) if loss is not None else (None, None)
+        refusals.check_written(tensors, frame.shared, versions, self.name)
+        if not self._checked:
+            refusals.check_graph(
+                self.name, value if root is None else (value, root), gradients, self._owned, self._known
+            )
+            self._checked = True
+        output = StageOutput(value if root is None else None, None if told is None else told.detach())
+        if again is not None:
+            again.after = self._generators.capture()
+            return output, Stash([], Gradients(), again, measured)
+        return output, Stash(_edges(value if root is None else root), gradients, None, measured)
+
+    def prepare_backward(self, stash: Stash) -> None:
+        """Run the forward again where only the input was kept; the generators are changed."""
+        again = stash.again
+        if again is None:
+            return
+        stash.again = None
+        self._generators.exchange(again.before)
+        with self._buffers.again(again.buffers):
+            given, stash.gradients = enter(again.tensors, again.wants_gradient)
+            value = self._units(rebuilt(again.tree, given), stash.measured)
+            root = again.loss(value)[1] if again.loss is not None else None
+        if self._generators.capture() != again.after:
+            raise StepError(
+                f"{self.name} drew other random numbers when its forward ran again",
+                hint="a unit's forward must depend on its input, weights, buffers and generators alone;"
+                " or keep this stage's activations (no checkpoint)",
+            )
+        stash.edges = _edges(value if root is None else root)
+
+    def backward(self, stash: Stash, gradients: Sequence[Tensor | None] | None) -> tuple[Tensor | None, ...]:
+        """Run autograd from what the next stage sent back, or from the loss; returns what goes to the stage
+        before, in the order of those of its tensors that want a gradient."""
+        roots = stash.edges
+        given: Sequence[Tensor | None] = [None] * len(roots) if gradients is None else gradients
+        if gradients is not None:
+            chosen = [(edge, g) for edge, g in zip(roots, gradients, strict=True) if g is not None]
+            roots, given = [edge for edge, _ in chosen], [g for _, g in chosen]
+        if roots:
+            with _no_autocast():
+                torch.autograd.backward(roots, given)
+        if stash.measured:
+            self._clock.end_backward()
+        result = stash.gradients.values
+        for gradient in result:
+            if gradient is not None:
+                refusals.no_sparse(gradient)
+        return result
+
+    def evaluate(self, value: Any) -> Any:
+        """Run the units without a graph."""
+        with torch.no_grad():
+            return self._units(value, False)
+
+    @contextmanager
+    def _keeping(self) -> Iterator[None]:
+        """Keep saved tensors on the host where the plan says so."""
+        if self._memory != "swap" or self._host is None:
+            yield
+            return
+        with self._host.keeping(self._stays):
+            yield
+
+    def _stays(self, tensor: Tensor) -> bool:
+        address = tensor.untyped_storage().data_ptr()
+        return address in self._params or address in self._buffers.addresses
+
+    def _units(self, value: Any, measured: bool) -> Any:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            torch.clear_autocast_cache()  # of another micro-batch
+        for unit, module in self._modules.items():
+            try:
+                value = self._clock.forward(unit, module, value) if measured else module(value)
+                if not self._checked:
+                    refusals.check_output(self._label(unit), value, self._params)
+            except Exception as error:
+                error.add_note(f"  in unit {self._label(unit)}")
+                raise
+        return value
+
+    def _label(self, unit: int) -> str:
+        name = self._names[unit]
+        return f"{unit} ({name})" if name and name != str(unit) else str(unit)
+
+
+def _edges(value: Any) -> list[GradientEdge]:
+    """Return where the gradients of a value's tensors go that require one; the tensors can be freed."""
+    return [get_gradient_edge(tensor) for tensor in leaves(value) if tensor.requires_grad]
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Backward runs outside of the script's autocast, as after a stock `with autocast():` block."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

@@ -20,7 +20,7 @@ from sim.simulation import simulate, simulate_cuts, simulate_takeover
 from sim.takeovers import CLOCK, CUT, Cut
 from slow import slow
 
-SEEDS = 50
+SEEDS = 30
 HUNTED_SEEDS_MAX = 40
 CUTS = 24
 TAKEN_OVER = (14, 9, 15)
@@ -152,7 +152,7 @@ def test_the_faults_really_happen() -> None:
     injected: Counter[str] = Counter()
     wanted = set(WANTED.split())
     faults = {*FAULTS, FORGETTING, CLOCK, CUT, CLOSING, CLOSING_FAULT}
-    for seed in dict.fromkeys((*VARIED, *range(SEEDS + 10))):
+    for seed in dict.fromkeys((*VARIED, *range(2 * SEEDS))):
         outcome = simulate(seed)
         notes.update(outcome.checkers.notes)
         refusals.update(outcome.checkers.refusals)

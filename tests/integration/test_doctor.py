@@ -169,14 +169,14 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 @slow
 def test_the_command_measures_the_cost_of_d2_and_speaks_json() -> None:
     """Fresh processes: the variables of D2 must be there before Python starts."""
-    done = doctor("--json", "--ests", "3", "--cost-seconds", "0.1", str(SCRIPT))
+    done = doctor("--json", "--ests", "2", "--cost-seconds", "0.1", str(SCRIPT))
     assert done.returncode == 1, done.stdout + done.stderr
     document = json.loads(done.stdout)
     # Without arguments the script has no fault; its source has what they can switch on, by line and variable.
     found = [(f["kind"], f["variable"]) for f in document["findings"] if f["line"]]
     assert found == [("break", ""), ("loop variable", "turns")]
     assert document["exit_code"] == 1
-    assert document["facts"]["logical workers (N)"] == "3"
+    assert document["facts"]["logical workers (N)"] == "2"
     cost = document["cost"]
     assert 0 < cost["ratio_low"] <= cost["ratio"] <= cost["ratio_high"]
     assert cost["steps"] >= 20

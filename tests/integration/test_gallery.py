@@ -70,14 +70,10 @@ EXACT = {
 }
 #: Those that `make test` shows: one of each kind.
 QUICK = (
-    "find_unused_parameters",
     "fp16 autocast, GradScaler",
     "accumulation, bucket view, data workers",
-    "moving averages",
     "early stopping, carried values",
-    "DistributedSampler, init function",
     "stream, iterator's state",
-    "validation",
     "once a step",
 )
 #: Those whose parts other items or unit tests show.

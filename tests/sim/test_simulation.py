@@ -18,7 +18,7 @@ from sim.planting import TESTS
 from sim.profiles import EVEN, PROFILES, choose
 from sim.simulation import simulate, simulate_cuts, simulate_takeover
 from sim.takeovers import CLOCK, CUT, Cut
-from slow import slow
+from slow import further, slow
 
 SEEDS = 30
 HUNTED_SEEDS_MAX = 40
@@ -174,7 +174,7 @@ def test_every_planted_bug_still_applies() -> None:
     [
         "an answer leaves before it is durable",
         "a step is prepared when one member is missing",
-        pytest.param("history is given up before everybody was asked", marks=slow),
+        pytest.param("history is given up before everybody was asked", marks=further),
     ],
 )
 def test_planted_bugs_are_found(name: str) -> None:

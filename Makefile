@@ -217,12 +217,12 @@ $(VENV)-audit/.installed: Makefile
 	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	@touch $@
 
-# The stamp is remade when a dependency changes. Compiled with all processors, which pip does not; some packages have
-# files that cannot be.
+# The stamp is remade when a dependency changes. Compiled with all processors, which pip does not, and without the
+# packages' own tests; some packages have files that cannot be.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e '.[worker,dev]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed

@@ -87,8 +87,8 @@ FURTHER = (
     "seeded in each epoch",  # unit/runtime: test_the_same_seed_for_all_is_the_same_state_for_all
     "shuffle with a generator, drop_last",  # unit/data/test_data_samplers.py, test_data_parity.py
     "sequential, pinned",  # unit/data/test_data_options.py
-    "replacement, drop_last",  # the same, which has each sampler; "weighted, persistent"
-    "RandomSampler with a generator",  # the same
+    "replacement, drop_last",  # unit/data/test_data_samplers.py, which has each sampler
+    "RandomSampler with a generator",  # the same; "weighted, persistent"
     "batch_sampler",  # "batch_sampler with set_epoch"
     "stream, iterator's state, no data worker",  # "stream, iterator's state"; unit/data/test_data_iterable.py
     "stream, dataset's state",  # "stream, dataset's state, data workers"

@@ -2,7 +2,8 @@
 # make service-demo    three runs of the training service while rank, master and runner are killed: a table
 # make fidelity    is the simulator right? 12 small jobs on a real service under three policies, beside it: SEED, POLICIES
 # make test    every promise once   make check   format, lint, types, layers, protos
-# make test-slow    the other tests: further cases, seeds and faults (tests/slow.py); make test-all: both
+# make test-slow    the other tests: more cases, seeds and faults (tests/slow.py)
+# make test-further    what those two show with other cases already; make test-all: all three
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
 #                     (tests/images/engine.py)
@@ -50,7 +51,7 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 
-.PHONY: demo service-demo fidelity test collect test-slow test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
@@ -73,14 +74,17 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not further"
 
 # The assertions of all tests are rewritten once, instead of by each worker of the first run.
 collect: $(VENV)/.installed
 	@said=$$($(BIN)/python -m pytest --collect-only -qq) || { echo "$$said"; exit 1; }
 
 test-slow: $(VENV)/.installed
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not further"
+
+test-further: $(VENV)/.installed
+	$(PYTEST) -m further
 
 test-all: $(VENV)/.installed
 	$(PYTEST)
@@ -217,12 +221,12 @@ $(VENV)-audit/.installed: Makefile
 	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	@touch $@
 
-# The stamp is remade when a dependency changes. Compiled with all processors, which pip does not; some packages have
-# files that cannot be.
+# The stamp is remade when a dependency changes. Compiled with all processors, which pip does not, and without the
+# packages' own tests; some packages have files that cannot be.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -e '.[worker,dev]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed

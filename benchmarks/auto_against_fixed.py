@@ -6,8 +6,8 @@ One real job of eight ESTs, whose steps mostly wait, so that two cores carry eig
 number of workers that pays, then by itself in two modes: `deadline`, whose cost is compared with that of the
 cheapest fixed number that is in time, and `budget`, whose time is compared with that of the fastest fixed
 number within it. Every run has the same faults at the same steps: a worker killed, the master killed, another
-worker killed; whoever started workers starts as many again as are wanted. Needs half an idle hour on two cores;
-with more cores `--at-once` lets several runs go beside each other.
+worker killed; whoever started workers starts as many again as are wanted. Needs half an idle hour on two
+cores; with more cores `--at-once` lets several runs go beside each other.
 """
 
 from __future__ import annotations

@@ -31,11 +31,8 @@ from elastane_proto.v1 import job_pb2
 
 SCRIPT = Path(__file__).parent.parent / "tests" / "integration" / "scripts" / "train_matrix.py"
 ESTS, WORKERS, BATCH, PER_EPOCH, EPOCHS = 16, 4, 4, 50, 9
-SIZE = ESTS * BATCH * PER_EPOCH
 SLOW, STANDBY = "w0", "w4"
 SETTLE_STEPS = 10
-ARGUMENTS = [str(SCRIPT), "--optimizer", "adamw", "--epochs", str(EPOCHS), "--seed", "3"]
-ARGUMENTS += ["--size", str(SIZE), "--batch-size", str(BATCH)]
 
 
 @dataclass
@@ -90,24 +87,27 @@ def counts(job: job_pb2.Job) -> dict[str, int]:
     return {worker.worker_id: worker.ests.end - worker.ests.start for worker in members}
 
 
-def run(folder: Path, est_seconds: float, steps: int) -> Outcome:
+def run(folder: Path, est_seconds: float, steps: int, *, ests: int = ESTS, epochs: int = EPOCHS) -> Outcome:
     """Run the job and the reference. steps: that each figure is taken of."""
-    settings = job_pb2.JobSettings(ests=ESTS, workers_min=2, workers_max=WORKERS, audit_samples=True)
+    even = ests // WORKERS
+    arguments = [str(SCRIPT), "--optimizer", "adamw", "--epochs", str(epochs), "--seed", "3"]
+    arguments += ["--size", str(ests * BATCH * PER_EPOCH), "--batch-size", str(BATCH)]
+    settings = job_pb2.JobSettings(ests=ests, workers_min=2, workers_max=WORKERS, audit_samples=True)
     settings.join_window.FromMilliseconds(500)
     slowed_by, seen = folder / "slowed", Steps()
     environment = {"BUSY_SECONDS": str(est_seconds)}
-    with local_cluster(folder / "elastic", settings, ARGUMENTS, environment=environment) as cluster:
+    with local_cluster(folder / "elastic", settings, arguments, environment=environment) as cluster:
         cluster.on_job = seen.look
         for number in range(WORKERS):
             is_slow = f"w{number}" == SLOW
             cluster.add_worker(environment={"SLOWED_BY": str(slowed_by)} if is_slow else {})
-        first = _wait(cluster, "four workers", lambda hosted: set(hosted.values()) == {4})
+        first = _wait(cluster, "four workers", lambda hosted: set(hosted.values()) == {even})
         begin = first.step + SETTLE_STEPS
         cluster.wait_for_step(begin + steps)
         figures = cluster.client.worker_figures(cluster.job, [f"w{number}" for number in range(WORKERS)])
         est = statistics.median(one.est_seconds for one in figures.values())
         slowed_by.touch()
-        changed = _wait(cluster, "fewer ESTs for the straggler", lambda hosted: hosted.get(SLOW, 4) < 4)
+        changed = _wait(cluster, "fewer ESTs for the straggler", lambda hosted: hosted.get(SLOW, even) < even)
         again = changed.step + SETTLE_STEPS
         cluster.wait_for_step(again + steps)
         cluster.add_worker(STANDBY)
@@ -127,7 +127,7 @@ def run(folder: Path, est_seconds: float, steps: int) -> Outcome:
         (seen.stall(changed.step - 5, again), seen.stall(out.step - 5, last)),
         tuple(len(event.members) for event in told if isinstance(event, history.RingAnnounced)),
         told,
-        _differences(folder, cluster.reports, audit),
+        _differences(folder, arguments, ests, cluster.reports, audit),
     )
 
 
@@ -135,10 +135,13 @@ def _wait(cluster: LocalCluster, what: str, condition: Callable[[dict[str, int]]
     return cluster.wait_for(lambda job: condition(counts(job)), what=what)
 
 
-def _differences(folder: Path, reports: Path, audit: list) -> tuple[str, ...]:
-    stock = run_stock_ddp(folder / "stock", ARGUMENTS, processes=ESTS)
-    elastic = read_elastic(reports, audit, ESTS, steps_per_epoch=PER_EPOCH, dataset_size=SIZE)
-    compared = compare_outcomes(read_stock(stock, ESTS), elastic)
+def _differences(
+    folder: Path, arguments: list[str], ests: int, reports: Path, audit: list
+) -> tuple[str, ...]:
+    stock = run_stock_ddp(folder / "stock", arguments, processes=ests)
+    size = ests * BATCH * PER_EPOCH
+    elastic = read_elastic(reports, audit, ests, steps_per_epoch=PER_EPOCH, dataset_size=size)
+    compared = compare_outcomes(read_stock(stock, ests), elastic)
     return (*compared.audit.violations, *(row.name for row in compared.rows if not row.equal))
 
 

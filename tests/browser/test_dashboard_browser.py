@@ -16,6 +16,7 @@ from integration.dashboard_support import NASTY, create_job, dashboard_master, t
 from integration.master_support import Worker, master_process
 from integration.security_support import entry, token_of
 from integration.test_master_sessions import RING, SIGNATURE, get_job
+from slow import slow
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
@@ -111,6 +112,7 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         assert watched.faults == [] and watched.hosts == {base.removeprefix("http://")}
 
 
+@slow
 async def test_phone_dark_and_without_javascript(tmp_path: Path) -> None:
     async with dashboard_master(tmp_path) as (_, channel, base), chromium() as browser:
         await create_job(channel, "a-job-whose-name-is-as-long-as-those-of-pipelines-2026-11-22")

@@ -14,6 +14,7 @@ from elastane_common.storage import Folder
 from integration.dashboard_support import NASTY, dashboard_master
 from integration.scripted_runner import ScriptedRunner
 from integration.test_training_service import train, until
+from slow import slow
 
 pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
 
@@ -82,6 +83,7 @@ async def test_priority_is_changed_where_the_run_waits(tmp_path: Path) -> None:
         assert watched.faults == []
 
 
+@slow
 async def test_runs_on_a_phone_in_the_dark_and_without_javascript(tmp_path: Path) -> None:
     async with (
         dashboard_master(tmp_path) as (_, channel, base),

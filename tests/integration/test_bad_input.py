@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,18 +25,14 @@ def settings(**values: object) -> job_pb2.JobSettings:
     return job_pb2.JobSettings(**{"ests": 2, "workers_min": 1, "workers_max": 2, **values})  # type: ignore[arg-type]
 
 
-def run_script(
-    environment: dict[str, str],
-    *arguments: str,
-    script: Sequence[str] = tuple(CONFIG.arguments),
-    timeout_seconds: float = 60.0,
-) -> subprocess.CompletedProcess[str]:
+def run_fresh(*command: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run `python COMMAND`, which changes what others import, in an interpreter of its own."""
     return patience.run(
-        [sys.executable, *script, *arguments],
+        [sys.executable, *command],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=timeout_seconds,
+        timeout=300,
         check=False,
     )
 
@@ -127,7 +122,7 @@ def test_bad_environment_names_the_variable() -> None:
 @slow
 def test_of_two_processes_with_one_worker_id_the_later_one_stays(tmp_path: Path) -> None:
     # The first one would take minutes, so that the other is there long before its end.
-    with local_cluster(tmp_path, settings(), [*CONFIG.arguments, "--busy-seconds", "10"]) as cluster:
+    with local_cluster(tmp_path, settings(), [*CONFIG.arguments, "--busy-seconds", "2"]) as cluster:
         cluster.add_worker()
         cluster.wait_for(lambda job: job.step >= 1, what="a step")
         environment = {
@@ -136,7 +131,7 @@ def test_of_two_processes_with_one_worker_id_the_later_one_stays(tmp_path: Path)
             "ELASTANE_ESTS": "2",
             "ELASTANE_WORKER_ID": "w0",
         }
-        later = run_script(environment, timeout_seconds=300.0)
+        later = run_forked(*CONFIG.arguments, environment=environment, timeout_seconds=300.0)
         assert later.returncode == 0, later.stderr
         first = cluster.workers["w0"].wait(120.0)
         assert first is not None and first.returncode == EXIT_REFUSED, cluster.last_lines()
@@ -183,7 +178,7 @@ def test_a_worker_of_another_release_is_refused_in_words_or_trains_along(
 ) -> None:
     other = tmp_path / "other.py"
     other.write_text(ANOTHER_RELEASE.format(change=change))
-    busy = "10" if code else "0"  # who is not disturbed is not waited for
+    busy = "2" if code else "0"  # who is not disturbed is not waited for
     with local_cluster(tmp_path, settings(), [*CONFIG.arguments, "--busy-seconds", busy]) as cluster:
         if code:
             cluster.add_worker()
@@ -195,7 +190,7 @@ def test_a_worker_of_another_release_is_refused_in_words_or_trains_along(
             "ELASTANE_ESTS": "2",
             "ELASTANE_WORKER_ID": "other",
         }
-        result = run_script(environment, script=(str(other), *CONFIG.arguments), timeout_seconds=300.0)
+        result = run_fresh(str(other), *CONFIG.arguments, environment=environment)
         assert result.returncode == code, result.stderr
         assert says in result.stderr and "Traceback" not in result.stderr
         job = cluster.get_job()

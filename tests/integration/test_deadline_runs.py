@@ -15,7 +15,7 @@ from elastane_proto.v1 import job_pb2
 from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
-ESTS, BATCH, EPOCHS, SIZE = 4, 4, 3, 1600
+ESTS, BATCH, EPOCHS, SIZE = 4, 4, 3, 960
 PER_EPOCH = SIZE // ESTS // BATCH
 EST_SECONDS = 0.05
 COLD_SECONDS = 20.0

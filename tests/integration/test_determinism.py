@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,10 @@ from elastane_common.determinism import Level, process_environment
 from elastane_common.errors import EXIT_REFUSED
 from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
-from slow import slow
+from integration.forkserver import all_forked, fork_servers
+from slow import further, slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_levels.py"
-SOURCES = Path(__file__).parents[2]
-PATH = os.pathsep.join(
-    str(SOURCES / root) for root in ("common", "proto", "shard_service", "scheduler", "master", "worker")
-)
 ESTS, STEPS_PER_EPOCH, EPOCHS = 2, 4, 2
 #: What torch says of the instruction set when nothing is pinned.
 OWN = torch.backends.cpu.get_cpu_capability()
@@ -61,7 +59,13 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shell of the tests pins nothing."""
     for name in process_environment(Level.D2, 1):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTHONPATH", PATH)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_server_for_each_environment() -> Iterator[None]:
+    """Of which there are many here; the seed of string hashes does not matter."""
+    with fork_servers(per_environment=1) as servers, all_forked(servers):
+        yield
 
 
 @functools.cache
@@ -138,7 +142,7 @@ def test_at_d1_the_unlike_worker_is_refused_in_words(tmp_path: Path) -> None:
         assert [one.worker_id for one in cluster.client.get_job(cluster.job).workers] == ["first"]
 
 
-@slow
+@further  # unit/test_determinism_levels.py: what a process says; refused: the test above
 def test_at_d2_workers_started_by_hand_are_told_what_to_set(tmp_path: Path) -> None:
     with local_cluster(tmp_path, settings(Level.D2), [str(SCRIPT)]) as cluster:
         cluster.add_worker("unlike", OLDER | {"ATEN_CPU_CAPABILITY": "default"})

@@ -18,7 +18,7 @@ import pytest
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from integration.forkserver import ForkedProcess, ForkServers
-from slow import slow
+from slow import further, slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROBE = str(SCRIPTS / "probe_process.py")
@@ -46,16 +46,16 @@ def run_probe(launch: Callable[..., ChildProcess], folder: Path, what: str) -> t
 @pytest.mark.parametrize(
     ("what", "status"),
     [
-        ("exit", 7),
+        pytest.param("exit", 7, marks=further),
         ("raise", 1),
-        ("kill", -signal.SIGKILL),
+        pytest.param("kill", -signal.SIGKILL, marks=further),
     ],
 )
 def test_is_like_a_fresh_process(servers: ForkServers, tmp_path: Path, what: str, status: int) -> None:
     forked, fresh = (run_probe(launch, tmp_path, what) for launch in (servers.launch, ChildProcess))
-    for seen, further, errors, ended in (forked, fresh):
+    for seen, more, errors, ended in (forked, fresh):
         assert ended == ExitStatus(status)
-        assert further == []
+        assert more == []
         assert errors[0] == "to stderr"
         assert (errors[-1] == "RuntimeError: as asked") == (what == "raise")
         assert seen["arguments"] == [PROBE, what]

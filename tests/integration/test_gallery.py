@@ -17,7 +17,7 @@ from elastane_cli.verify.run import REPEAT_CHECK_VARIABLE, Verdict, VerifyResult
 from elastane_common.errors import reason_of
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers
-from slow import slow, slow_except
+from slow import further, slow, slow_except
 
 GALLERY = Path(__file__).parent / "gallery"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -70,15 +70,28 @@ EXACT = {
 }
 #: Those that `make test` shows: one of each kind.
 QUICK = (
-    "find_unused_parameters",
     "fp16 autocast, GradScaler",
     "accumulation, bucket view, data workers",
-    "moving averages",
     "early stopping, carried values",
-    "DistributedSampler, init function",
     "stream, iterator's state",
-    "validation",
     "once a step",
+)
+#: Those whose parts other items or unit tests show.
+FURTHER = (
+    "convolution",  # with data workers: "convolution, data workers"; without: "tied weights" and others
+    "buckets",  # "gradient_as_bucket_view"
+    "bucket_cap_mb",  # test_collective_reducer.py
+    "bf16 parameters",  # test_collective_reducer.py; "bf16 autocast, checkpointing"
+    "accumulation",  # "accumulation, bucket view, data workers"
+    "registered",  # "registered, data workers"
+    "seeded in each epoch",  # unit/runtime: test_the_same_seed_for_all_is_the_same_state_for_all
+    "shuffle with a generator, drop_last",  # unit/data/test_data_samplers.py, test_data_parity.py
+    "sequential, pinned",  # unit/data/test_data_options.py
+    "replacement, drop_last",  # unit/data/test_data_samplers.py, which has each sampler
+    "RandomSampler with a generator",  # the same; "weighted, persistent"
+    "batch_sampler",  # "batch_sampler with set_epoch"
+    "stream, iterator's state, no data worker",  # "stream, iterator's state"; unit/data/test_data_iterable.py
+    "stream, dataset's state",  # "stream, dataset's state, data workers"
 )
 #: Case of refused.py -> words that say what is wrong and what to do.
 REFUSED = {
@@ -165,7 +178,7 @@ def verify(
     )
 
 
-@pytest.mark.parametrize("item", slow_except(EXACT, *QUICK))
+@pytest.mark.parametrize("item", slow_except(EXACT, *QUICK, further=FURTHER))
 def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, item: str) -> None:
     result = verify(servers, tmp_path, EXACT[item])
     assert result.verdict is Verdict.EQUAL, result.as_json()
@@ -177,7 +190,7 @@ def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: 
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(f"{EXAMPLES}/digits_cnn.py --epochs 1", id="digits_cnn", marks=slow),
+        pytest.param(f"{EXAMPLES}/digits_cnn.py --epochs 1", id="digits_cnn", marks=further),
         pytest.param(f"{EXAMPLES}/char_gpt.py", id="char_gpt", marks=slow),
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import patience
-from slow import slow, slow_except
+from slow import further, slow, slow_except
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 DRY = ["--device", "cpu", "--models", "tiny", "--picture-size", "16", "--batch-size", "4"]
@@ -56,7 +56,7 @@ def test_time_sliced_workers_have_the_bits_of_stock_ddp(tmp_path: Path, run: Cal
     assert {"weights", "optimizer", "buffers", "logged values"} <= case["sha256"].keys()
 
 
-@slow
+@further  # a benchmark; it runs at all: the test above
 def test_memory_of_both_sides_is_measured(tmp_path: Path):
     ended = _run("memory.py", *DRY, "--counts", "2", "--json", str(tmp_path / "found"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -67,7 +67,7 @@ def test_memory_of_both_sides_is_measured(tmp_path: Path):
     assert 0 < case["elastic"]["device_bytes"] < case["stock"]["device_bytes"]
 
 
-@slow
+@further  # a benchmark; it runs at all: the test above
 def test_the_switch_is_timed(tmp_path: Path, run: Callable[..., int]):
     arguments = ["--counts", "2", "--repeats", "1", "--json", str(tmp_path / "found")]
     assert run("context_switch.py", *DRY, *arguments) == 0
@@ -78,7 +78,7 @@ def test_the_switch_is_timed(tmp_path: Path, run: Callable[..., int]):
     assert case["k"] == 2
 
 
-@pytest.mark.parametrize("name", slow_except(["resnet50", "vit"], "vit"))
+@pytest.mark.parametrize("name", slow_except(["resnet50", "vit"], "vit", further=("resnet50",)))
 def test_the_models_learn_from_every_parameter(name: str, monkeypatch: pytest.MonkeyPatch):
     import torch
 

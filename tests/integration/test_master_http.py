@@ -19,8 +19,10 @@ import patience
 from elastane_master.app import Master
 from elastane_master.decisions.events import SuspendRequested
 from elastane_master.errors import CannotListen
+from elastane_master.http import routes
 from elastane_master.http.port import HttpPort
 from elastane_master.http.routes import Access
+from elastane_master.metrics.figures import Samples
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.errors import InsecureListen
 from elastane_master.security.settings import SecuritySettings
@@ -396,7 +398,13 @@ async def _drip(writer: asyncio.StreamWriter) -> None:
             writer.write(b"x")
 
 
-async def test_a_client_that_does_not_read_its_answers_is_ended() -> None:
+async def test_a_client_that_does_not_read_its_answers_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def gather(*_: object) -> Samples:
+        return Samples()
+
+    # Answers of a mebibyte: the buffers between the two are full soon.
+    monkeypatch.setattr(routes, "gather", gather)
+    monkeypatch.setattr(routes, "render", lambda *_: (bytes(1 << 20), "text/plain"))
     async with small_port(4, 0.5) as (served, host, port):
         with socket.create_connection((host, port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -409,6 +417,7 @@ async def test_a_client_that_does_not_read_its_answers_is_ended() -> None:
                         await loop.sock_sendall(client, request)
                         await asyncio.sleep(0.001)
         assert served.measures.http.refused == 1
+        assert {status for _, status in served.measures.http.requests} == {200}
 
 
 # ---------------------------------------------------------------- the end

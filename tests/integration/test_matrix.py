@@ -23,7 +23,7 @@ from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
-from slow import slow, slow_except
+from slow import further, slow, slow_except
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
 SIZE, BATCH = 200, 5
@@ -151,18 +151,21 @@ PATHS = {
 }
 
 
-@pytest.mark.parametrize("path", slow_except(PATHS, "1->4"))
+#: The others: with data workers, below.
+@pytest.mark.parametrize("path", slow_except(PATHS, "1->4", further=set(PATHS) - {"1->4"}))
 def test_path_with_four_ests(tmp_path: Path, path: str) -> None:
     run_and_compare(tmp_path, Config(4), PATHS[path])
 
 
 @slow
-@pytest.mark.parametrize(("path", "optimizer"), [("4->1->3->2", "adamw"), ("2->3->2", "sgd")])
+@pytest.mark.parametrize(
+    ("path", "optimizer"), [("4->1->3->2", "adamw"), pytest.param("2->3->2", "sgd", marks=further)]
+)
 def test_path_with_data_workers(tmp_path: Path, path: str, optimizer: str) -> None:
     run_and_compare(tmp_path, Config(4, optimizer, data_workers=2), PATHS[path])
 
 
-@pytest.mark.parametrize("data_workers", slow_except([0, 2], 0))
+@pytest.mark.parametrize("data_workers", slow_except([0, 2], 0, further=(2,)))
 def test_three_ests_uneven(tmp_path: Path, data_workers: int) -> None:
     churn = Churn(2, [(5, "add"), (11, "kill"), (20, "add")])
     run_and_compare(tmp_path, Config(3, "sgd", data_workers), churn)
@@ -178,14 +181,18 @@ POINTS = ["forward", "all_reduce", "prepared", "applied"]
 
 @pytest.mark.parametrize(
     ("point", "data_workers"),
-    [*((point, 0) for point in POINTS), *(pytest.param(point, 2, marks=slow) for point in POINTS[::3])],
+    [
+        *((point, 0) for point in POINTS[1::2]),
+        *(pytest.param(point, 0, marks=slow) for point in POINTS[::2]),
+        *(pytest.param(point, 2, marks=slow) for point in POINTS[::3]),
+    ],
 )
 def test_sigkill_inside_a_step(tmp_path: Path, point: str, data_workers: int) -> None:
     cluster = run_and_compare(tmp_path, Config(4, data_workers=data_workers), Churn(3, kill=f"{point}:7"))
     assert str(cluster.workers["w2"].status) == "ended by SIGKILL"
 
 
-@pytest.mark.parametrize("step", slow_except([9, 10, 11], 10))
+@pytest.mark.parametrize("step", slow_except([9, 10, 11], 10, further=(9,)))
 def test_sigkill_around_the_end_of_an_epoch(tmp_path: Path, step: int) -> None:
     run_and_compare(tmp_path, Config(4), Churn(2, kill=f"prepared:{step - 1}"))
 

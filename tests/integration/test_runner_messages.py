@@ -17,6 +17,7 @@ from elastane_common import layout
 from elastane_common.errors import RefusedError
 from elastane_common.storage import Folder
 from elastane_proto.v1 import training_pb2
+from elastane_runner import runner
 from elastane_runner.launching import LaunchSettings
 from elastane_runner.process_engine import ProcessEngine
 from elastane_runner.rank_logs import last_line
@@ -137,15 +138,18 @@ async def test_a_runner_says_of_a_long_preparation_that_it_gets_on_and_only_then
 
     monkeypatch.setattr(Folder, "size", lambda *_: 1)
     monkeypatch.setattr(Folder, "reading", lambda *_: contextlib.nullcontext(Source()))
+    monkeypatch.setattr(runner, "PREPARE_SECONDS_DEFAULT", 3600.0)  # the master's counts
     async with attended(tmp_path, prepare_seconds=0.4) as (master, _):
         message = prepare(tmp_path, "true", code={"archive_sha256": "ab" * 32})
         master.send(prepare=message)
-        for size in (1, 2):
-            pieces.put(bytes(1 << 20))
-            status = await master.rank("PENDING")
-            assert status.reason == f"downloads the code: {size} MiB are there"
-        await asyncio.sleep(0.5)  # for as long as a master would wait
-        pieces.put(b"")
+        try:
+            for size in (1, 2):
+                pieces.put(bytes(1 << 20))
+                status = await master.rank("PENDING")
+                assert status.reason == f"downloads the code: {size} MiB are there"
+            await asyncio.sleep(0.5)  # for as long as a master would wait
+        finally:  # whose thread would wait for ever
+            pieces.put(b"")
         failed = (await master.next("launch_failed")).launch_failed
         assert "another sha256" in failed.reason and failed.permanent
 

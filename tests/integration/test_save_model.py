@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import patience
+from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.artifacts import ArtifactManifest, local_files, verify, write_artifacts
 from integration.forked_cli import ForkedCommands
 from slow import slow
@@ -25,7 +25,6 @@ PATH = os.pathsep.join(
     str(SOURCES / root) for root in ("common", "proto", "shard_service", "scheduler", "master", "worker")
 )
 ELASTIC = ("run", "--ests", "2", "--workers", "2")
-DDP = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
 @pytest.fixture
@@ -50,6 +49,11 @@ def variables_of(tmp_path: Path) -> dict[str, str]:
 def saved_by(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> tuple[ArtifactManifest, str]:
     """The model that is there after a training, and what was written to the terminal."""
     assert done.returncode == 0, done.stdout + done.stderr
+    return saved_in(tmp_path), done.stdout + done.stderr
+
+
+def saved_in(tmp_path: Path) -> ArtifactManifest:
+    """The model that is there; nothing else is."""
     url = str(tmp_path / "model")
     manifest = verify(url)
     (entry,) = manifest.located()
@@ -57,7 +61,7 @@ def saved_by(tmp_path: Path, done: subprocess.CompletedProcess[str]) -> tuple[Ar
     assert list(torch.load(io.BytesIO(data), weights_only=True)) == ["weight", "bias"]
     files = sorted(path.name for path in Path(url).rglob("*") if path.is_file())
     assert files == ["manifest.json", "weights.pt"]  # nothing is left of earlier models
-    return manifest, done.stdout + done.stderr
+    return manifest
 
 
 def test_each_epochs_model_replaces_the_one_before(tmp_path: Path, elastic) -> None:
@@ -79,13 +83,16 @@ def test_a_leader_that_dies_while_it_uploads_costs_no_model(tmp_path: Path, when
 def test_stock_ddp_saves_the_same_files_once(tmp_path: Path, elastic) -> None:
     for name in ("ddp", "elastic"):
         (tmp_path / name).mkdir()
-    done = patience.run(
-        [sys.executable, *DDP, str(SCRIPT), str(tmp_path / "ddp"), "after"],
-        env={**os.environ, "PYTHONPATH": PATH, "ELASTANE_MODE": "ddp", **variables_of(tmp_path / "ddp")},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    stock, said = saved_by(tmp_path / "ddp", done)
-    assert said.count("the model is saved") == 1 and said.count("saved: ''") == 1
+    lines: list[str] = []
+    run_stock_ddp(
+        tmp_path / "stock",
+        [str(SCRIPT), str(tmp_path / "ddp"), "after"],
+        processes=2,
+        environment=variables_of(tmp_path / "ddp"),
+        on_line=lines.append,
+    )
+    stock, said = saved_in(tmp_path / "ddp"), "\n".join(lines)
+    assert said.count("saved: '") == 2 and said.count("saved: ''") == 1, "one rank has saved it"
     assert stock == elastic(tmp_path / "elastic", "after")[0]
 
 

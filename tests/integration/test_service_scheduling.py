@@ -13,11 +13,12 @@ from pathlib import Path
 
 import patience
 from elastane_cli.rehearse.local_service import LocalService, local_service
-from elastane_common.artifacts import read_record
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.artifacts import read_manifest, read_record
 from elastane_common.client import RequestRefusedError
 from elastane_common.run_record import RunRecord
 from elastane_proto.v1 import training_pb2
-from slow import slow
+from slow import further, slow
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
 LYING_MASTER = Path(__file__).parent / "lying_master"
@@ -44,10 +45,22 @@ def slow_script(folder: Path) -> Path:
     return script
 
 
+def stock(folder: Path, code: Path, ests: int) -> str:
+    """The weights of the same training under stock DDP, outside the service; in it: test_service_bits."""
+    script, url = code / "digits_ddp.py", str(folder / "stock-model")
+    variables = {"SEED": "7", "MODEL_URL": url}
+    run_stock_ddp(
+        folder / "stock", [str(script), "--epochs", str(EPOCHS)], processes=ests, environment=variables
+    )
+    manifest = read_manifest(url)
+    assert manifest is not None
+    return manifest.content_hash
+
+
 def submit(service: LocalService, *arguments: object) -> int:
     """Submit a run as a user does; return its id."""
     command = [sys.executable, "-m", "elastane_cli", "submit", "--master", service.address, "--detach"]
-    of_all = ["--json", "--model", "m", "--instances", "4", "--grace", "20"]
+    of_all = ["--json", "--model", "m", "--grace", "20"]
     done = patience.run(
         [*command, *of_all, *map(str, arguments)], capture_output=True, text=True, timeout=100
     )
@@ -90,17 +103,15 @@ def wait_for_workers(service: LocalService, counts: dict[int, int]) -> None:
 
 @slow
 def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp(tmp_path: Path) -> None:
-    script, go = slow_script(tmp_path / "code"), tmp_path / "go"
-    with local_service(tmp_path / "service", slots=4, variables=SETTINGS) as service:
-        ddp = ["--framework", "pytorch", "--param", "SEED=7", script.with_name("digits_ddp.py")]
-        reference = record_of(service, submit(service, *ddp, "--epochs", EPOCHS))
-
-        elastic = ["--seed", "7", script, "--epochs", EPOCHS]
+    script, shared, go = slow_script(tmp_path / "code"), tmp_path / "shared", tmp_path / "go"
+    with local_service(tmp_path / "service", slots=2, variables=SETTINGS) as service:
+        elastic = ["--param", "STEP_SECONDS=1", "--param", f"UNTIL={shared}"]
+        elastic += ["--instances", 2, "--seed", "7", script, "--epochs", EPOCHS]
         hold = ["--param", f"HOLD_UNTIL={go}", "--param", f"HOLD_EPOCH={EPOCHS - 1}"]
-        first = submit(service, "--param", "STEP_SECONDS=1", *hold, *elastic)
-        wait_for_workers(service, {first: 4})
-        second = submit(service, "--param", "STEP_SECONDS=0.3", *elastic)
-        wait_for_workers(service, {first: 2, second: 2})
+        first = submit(service, *hold, *elastic)
+        wait_for_workers(service, {first: 2})
+        second = submit(service, *elastic)
+        wait_for_workers(service, {first: 1, second: 1})
 
         # A master that is killed leaves all where it is; its successor has the same targets.
         ranks, before = service.ranks(), service.training.get_scheduling(first).decisions
@@ -109,17 +120,18 @@ def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp
         assert service.ranks() == ranks
         assert list(service.training.get_scheduling(first).decisions)[: len(before)] == list(before)
 
+        shared.touch()
         of_second = record_of(service, second)
-        service.wait_for(lambda: running(service, first) == 4, "its slots", WAIT_SECONDS)
+        service.wait_for(lambda: running(service, first) == 2, "its slots", WAIT_SECONDS)
         go.touch()
         of_first = record_of(service, first)
         told = service.training.get_scheduling(first)
-    assert of_first.weights_sha256 == of_second.weights_sha256 == reference.weights_sha256 != ""
+    assert of_first.weights_sha256 == of_second.weights_sha256 == stock(tmp_path, script.parent, 2) != ""
     assert of_first.attempts == of_second.attempts == 1
     kinds = training_pb2.SchedulingDecision
     changes = [(one.kind, one.slots_after) for one in told.decisions if one.kind != kinds.KIND_DECLINED]
-    assert changes[0] == changes[-1] == (kinds.KIND_GRANTED, 4)
-    assert (kinds.KIND_TAKEN, 2) in changes
+    assert changes[0] == changes[-1] == (kinds.KIND_GRANTED, 2)
+    assert (kinds.KIND_TAKEN, 1) in changes
     assert told.policy == "maxmin" and all(f"run {first}" in one.reason for one in told.decisions)
 
 
@@ -140,7 +152,7 @@ def wait_for_changes(service: LocalService, runs: list[int]) -> None:
     service.wait_for(lambda: changed(6, 2), "further workers, and some that leave", WAIT_SECONDS)
 
 
-@slow
+@further  # service_sim: test_a_policy_that_lies_costs_time_only; the bits: the test above
 def test_a_scheduler_that_lies_costs_time_and_no_bit(tmp_path: Path) -> None:
     script, lies, go = slow_script(tmp_path / "code"), tmp_path / "lies", tmp_path / "go"
     variables = {
@@ -151,15 +163,15 @@ def test_a_scheduler_that_lies_costs_time_and_no_bit(tmp_path: Path) -> None:
         "LIES": str(lies),
     }
     with local_service(tmp_path / "service", slots=4, variables=variables) as service:
-        ddp = ["--framework", "pytorch", "--param", "SEED=7", script.with_name("digits_ddp.py")]
-        reference = record_of(service, submit(service, *ddp, "--epochs", EPOCHS))
-
         steps = ["--param", "STEP_SECONDS=1", "--param", f"UNTIL={go}"]
-        runs = [submit(service, *steps, "--seed", "7", script, "--epochs", EPOCHS) for _ in range(2)]
+        runs = [
+            submit(service, *steps, "--instances", 4, "--seed", "7", script, "--epochs", EPOCHS)
+            for _ in range(2)
+        ]
         wait_for_changes(service, runs)
         service.wait_for(
             lambda: set(lies.read_text().splitlines()) == LIES, "every kind of lie", WAIT_SECONDS
         )
         go.touch()
         records = [record_of(service, run_id) for run_id in runs]
-    assert {record.weights_sha256 for record in records} == {reference.weights_sha256} != {""}
+    assert {record.weights_sha256 for record in records} == {stock(tmp_path, script.parent, 4)} != {""}

@@ -20,7 +20,7 @@ from elastane_cli.rehearse.watcher import Watcher
 from elastane_cli.verify.run import RunFailed, Verdict, VerifyResult, run_verify
 from integration.forked_cli import ForkedCommands
 from integration.forkserver import ForkServers
-from slow import slow
+from slow import further, slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FLAWED = str(SCRIPTS / "flawed.py")
@@ -73,7 +73,7 @@ def test_equal_under_three_paths_with_kills(prove, tmp_path: Path) -> None:
     assert not list((tmp_path / "verify").rglob("trace"))
 
 
-@slow
+@further  # unit/verify/test_verify_plan.py
 def test_the_same_seed_makes_the_same_churn(prove) -> None:
     result = prove(FLAWED, steps=8, seed="again", kills=1)
     assert result.equal and result.steps == 8
@@ -200,8 +200,8 @@ def test_the_command_shows_the_difference(forked_elastane) -> None:
 
 
 @slow
-def test_the_command_shows_a_failure(tmp_path: Path) -> None:
-    ran = elastane("--ests", "2", *flawed("raises"))
+def test_the_command_shows_a_failure(forked_elastane) -> None:
+    ran = forked_elastane("--ests", "2", *flawed("raises"))
     assert ran.returncode == 11
     assert "the disk with the weather is full" in ran.stderr
 
@@ -235,7 +235,10 @@ def test_churn_that_does_not_fit_is_bad_usage(forked_elastane) -> None:
 @slow
 @pytest.mark.parametrize(
     ("number", "code", "mode"),
-    [(signal.SIGTERM, 143, "ddp"), (signal.SIGINT, 130, "elastic")],
+    [
+        pytest.param(signal.SIGTERM, 143, "ddp", marks=further),  # the same with the other signal
+        (signal.SIGINT, 130, "elastic"),
+    ],
 )
 def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int, mode: str) -> None:
     """Sent while the script trains on the given side; it tells so through a pipe."""

@@ -23,7 +23,7 @@ from elastane_cli.verify.reference import (
 from elastane_cli.verify.run import Verdict, VerifyResult, run_verify
 from elastane_common.determinism import Level
 from integration.forkserver import ForkServers
-from slow import slow
+from slow import further, slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -76,7 +76,7 @@ def test_the_two_scripts_of_the_readme_have_the_same_bits(prove) -> None:
     assert (result.ests, result.steps) == (2, 160)
 
 
-@slow
+@further  # unit/verify/test_verify_original.py
 def test_another_seed_is_a_fault_of_the_conversion(prove) -> None:
     result = prove(ORIGINAL, "--fault", "seed")
     assert result.verdict is Verdict.DIFFERS
@@ -103,7 +103,11 @@ def test_an_average_that_prepare_does_not_know_ends_the_run_with_its_name(prove)
             9,
             "0.weight is float32 9x6 in the reference",
         ),
-        (f"{ORIGINAL} --epochs 3", (), {}, OtherStepsError, 10, "made 15 steps, the converted script 10"),
+        pytest.param(
+            *(f"{ORIGINAL} --epochs 3", (), {}),
+            *(OtherStepsError, 10, "made 15 steps, the converted script 10"),
+            marks=further,  # the same of another comparison
+        ),
         (ALONE, (), {"ests": 3}, OriginalRanksError, 8, "1 ranks, --ests is 3"),
     ],
 )

@@ -11,10 +11,12 @@ import pytest
 from integration.forkserver import ForkServers
 from parity import fuzz
 from parity.cases import Case, Habits, random_case
-from slow import slow
+from slow import further, slow
 
 #: Chosen for variety: see `test_the_sample_is_varied`.
 SAMPLE = (2, 7, 25, 50, 52, 59)
+FURTHER = (2, 25, 59)
+"""The larger ones of these: each part is in the gallery, or in a smaller one."""
 ONCE_FAILED = (
     6167,  # donors whose optimizers had used their parameters in another order sent stripes that did not fit
 )
@@ -25,7 +27,13 @@ ONCE_FAILED_BESIDES = (
 
 
 @slow
-@pytest.mark.parametrize("seed", [*SAMPLE, *ONCE_FAILED, *ONCE_FAILED_BESIDES])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(pytest.param(seed, marks=further if seed in FURTHER else ()) for seed in SAMPLE),
+        *(*ONCE_FAILED, *ONCE_FAILED_BESIDES),
+    ],
+)
 def test_random_script_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, seed: int) -> None:
     case = random_case(seed)
     if seed in ONCE_FAILED:

@@ -13,6 +13,9 @@ from slow import slow_except
 
 #: The one that `make test` shows.
 QUICK = [recipe for recipe in RECIPES if recipe.name == "nanogpt"]
+#: Those that `make test-slow` shows: small, and unlike one another.
+SLOW = ("imagenet", "multigpu", "nlp_example", "vae")
+FURTHER = [recipe for recipe in RECIPES if recipe not in QUICK and recipe.name not in SLOW]
 #: Most of a run is waiting for its processes.
 AT_ONCE = 3
 
@@ -42,7 +45,9 @@ def _beside(place: Ground, recipe: Recipe, ests: int) -> Outcome:
     return place.converted(recipe, expected, ests, seed=1, kill_count=1)
 
 
-@pytest.mark.parametrize("recipe", slow_except(RECIPES, *QUICK), ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    "recipe", slow_except(RECIPES, *QUICK, further=FURTHER), ids=lambda recipe: recipe.name
+)
 def test_recipe_has_the_bits_of_its_original(outcome_of: Callable[[Recipe], Outcome], recipe: Recipe) -> None:
     outcome = outcome_of(recipe)
     assert outcome.verdict == "equal", outcome.said

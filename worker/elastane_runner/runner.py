@@ -107,6 +107,7 @@ class Runner:
         #: How launches get on that are being prepared or started.
         self._progress: dict[LaunchKey, Progress] = {}
         self._prepare_seconds = PREPARE_SECONDS_DEFAULT
+        self._welcomed = asyncio.Event()
         #: Held while the code of a launch is unpacked, which its ranks share.
         self._unpacking: dict[LaunchKey, asyncio.Lock] = {}
         #: Ranks for which something is being done, and who does it.
@@ -232,6 +233,7 @@ class Runner:
         self._storage = ServiceStorage(welcome.artifact_url, welcome.artifact_mark)
         if welcome.HasField("prepare"):
             self._prepare_seconds = welcome.prepare.ToTimedelta().total_seconds()
+        self._welcomed.set()
         _log.info("attends", ranks=sum(len(launch.ranks) for launch in self._launches.values()))
 
     def _received(self, message: Response) -> None:
@@ -407,6 +409,7 @@ class Runner:
 
     async def _tell_progress(self) -> None:
         """Say of what takes long to prepare or to start that it gets on, so that the master waits."""
+        await self._welcomed.wait()  # how often depends on the master
         while True:
             await asyncio.sleep(self._prepare_seconds / TELLS)
             said = {key: words for key, one in self._progress.items() if (words := one.take())}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from elastane.data import BatchSource, DataError, current, set_epoch, stock_loader
 from elastane.data.pool import DataWorkerPool
 from elastane_common.errors import UnsupportedError
-from slow import slow, slow_except
+from slow import further, slow, slow_except
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic, run_stock_ranks
 
 ESTS = 3
@@ -200,7 +200,7 @@ FURTHER = (
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=slow if case in FURTHER else ()) for case in CASES]
+    "case", [pytest.param(case, marks=further if case in FURTHER else ()) for case in CASES]
 )
 def test_iterables_give_the_stock_batches(case: str) -> None:
     build = CASES[case]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from slow import slow
+from slow import further, slow
 from unit.data.elastic_runs import Setup, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -83,9 +83,9 @@ def test_options_beside_stock(case: str) -> None:
         ({}, 4),
         ({"num_workers": 2}, 2),
         ({"num_workers": 2, "persistent_workers": True}, 4),
-        pytest.param({}, 2, marks=slow),
-        pytest.param({"num_workers": 2}, 4, marks=slow),
-        pytest.param({"num_workers": 2, "persistent_workers": True}, 2, marks=slow),
+        pytest.param({}, 2, marks=further),
+        pytest.param({"num_workers": 2}, 4, marks=further),
+        pytest.param({"num_workers": 2, "persistent_workers": True}, 2, marks=further),
     ],
 )
 def test_accumulated_steps_and_the_epoch_s_rest(options: dict[str, Any], accumulation_steps: int) -> None:

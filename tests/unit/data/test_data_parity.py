@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
 
 from elastane.data import BatchSource
-from slow import slow, slow_except
+from slow import further, slow, slow_except
 from unit.data.loader_runs import (
     DrawingDataset,
     Record,
@@ -96,7 +96,7 @@ FOUR = ("in process, in order, drop_last", "three, deep prefetch", "persistent, 
 @pytest.mark.parametrize(
     ("case", "ests"),
     [
-        *(pytest.param(case, 3, marks=slow if case in FURTHER else ()) for case in CASES),
+        *(pytest.param(case, 3, marks=further if case in FURTHER else ()) for case in CASES),
         *(pytest.param(case, 4, marks=slow) for case in FOUR),
     ],
 )

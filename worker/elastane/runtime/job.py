@@ -19,12 +19,18 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.tracking.tracker import parse_specs
 from elastane_common import determinism
-from elastane_common.errors import StepError
+from elastane_common.errors import StepError, UnsupportedError
 
 if TYPE_CHECKING:
     from elastane.runtime.prepared_objects import PreparedObjects
 
 _log = structlog.get_logger(__name__)
+
+
+class PipelineTrainingError(UnsupportedError):
+    """The script trains a model that is divided into units, which this release cannot."""
+
+    code = "ELA398"
 
 
 class Job(abc.ABC):
@@ -67,6 +73,17 @@ class Job(abc.ABC):
         gradient_as_bucket_view, bucket_cap_mb, accumulation_steps, steps_per_epoch). Raises UnsupportedError
         for anything that would change the bits.
         """
+
+    def prepare_pipeline(self, units: Any, optimizer: Any, loader: Any, *extras: Any, **options: Any) -> Any:
+        """Prepare a model that is divided into units: so far only for `elastane profile`.
+
+        Raises PipelineTrainingError: units are measured and planned, and not trained yet.
+        """
+        raise PipelineTrainingError(
+            "job.prepare_pipeline: this release measures and plans pipelines, and does not train them yet",
+            hint="`elastane profile SCRIPT` and `elastane plan --profile` work; to train, pass the whole "
+            "model to job.prepare",
+        )
 
     def register(self, name: str, value: Any) -> None:
         """Keep a separate state of `value` for every EST, as stock ranks do; call it before `prepare`.

@@ -132,7 +132,7 @@ async def test_figures_are_the_last_that_a_worker_sent(tmp_path: Path) -> None:
         silent, worker = Worker(channel, "w1"), Worker(channel, "w0")
         await silent.hello()
         await worker.hello()
-        too_large = ring_pb2.WorkerFigures(step=9, step_counts=[1] * 9999)
+        too_large = ring_pb2.WorkerFigures(step=9, step_counts=[1] * 20_001)
         for figures in (ring_pb2.WorkerFigures(step=4), too_large, None):
             await worker.send(heartbeat=ring_pb2.Heartbeat(figures=figures))
         await wait_for_figures(w0=4)

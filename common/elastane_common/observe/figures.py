@@ -60,6 +60,10 @@ class WorkerFigures:
     usual_data_wait_seconds: float = 0.0
     usual_all_reduce_wait_seconds: float = 0.0
     usual_between_seconds: float = 0.0
+    first_unit: int = 0
+    unit_forward_seconds: list[float] = field(default_factory=list)
+    unit_backward_seconds: list[float] = field(default_factory=list)
+    memory_bytes: int = 0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from time import monotonic
 
@@ -60,7 +60,7 @@ class Steps:
 class Outcome:
     """What a run has shown. Seconds of a step: clean, slowed, and after each remedy; est: of one EST.
 
-    shares: of the ring after the first remedy. sizes: of all rings since the first. differences: from stock
+    shares: of the ring after the first remedy. sizes: of all rings since the first full one. differences: from stock
     DDP, in words.
     """
 
@@ -125,10 +125,16 @@ def run(folder: Path, est_seconds: float, steps: int, *, ests: int = ESTS, epoch
         seen.seconds(last, last + steps),
         tuple(counts(changed).values()),
         (seen.stall(changed.step - 5, again), seen.stall(out.step - 5, last)),
-        tuple(len(event.members) for event in told if isinstance(event, history.RingAnnounced)),
+        _sizes(told),
         told,
         _differences(folder, arguments, ests, cluster.reports, audit),
     )
+
+
+def _sizes(told: Sequence[history.HistoryEvent]) -> tuple[int, ...]:
+    """Return the sizes of the rings from the first full one on: at the start workers come one by one."""
+    sizes = (len(event.members) for event in told if isinstance(event, history.RingAnnounced))
+    return tuple(dropwhile(lambda size: size < WORKERS, sizes))
 
 
 def _wait(cluster: LocalCluster, what: str, condition: Callable[[dict[str, int]], bool]) -> job_pb2.Job:

@@ -62,12 +62,15 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
     known, seconds = record.est_seconds, event.est_seconds
     is_measured = event.est_steps >= EST_STEPS_MIN and _is_time(seconds)
     is_soon = known > 0 and ctx.now < record.measured_at + UPDATE_SECONDS
-    if is_measured and not is_soon and abs(seconds - known) > CHANGE_FRACTION_MIN * known:
+    has_changed = is_measured and not is_soon and abs(seconds - known) > CHANGE_FRACTION_MIN * known
+    if has_changed:
         ctx.touch()
         record.est_seconds, record.measured_at = seconds, ctx.now
     _measured_memory(ctx, record, min(event.ests_max, ctx.state.settings.ests), is_soon)
+    # Steps are as long as at first until a worker has become faster or slower, which is news anyway.
     if (
-        event.ring_generation == ctx.state.ring.generation != record.step_generation
+        event.ring_generation == ctx.state.ring.generation
+        and (has_changed or record.step_generation != event.ring_generation)
         and event.ring_steps >= RING_STEPS_MIN
         and _is_time(event.ring_step_seconds)
     ):
@@ -177,8 +180,14 @@ def announced(state: JobState, members: Sequence[Member], now: float, *, planned
     if reverts:
         book.backoff_seconds = min(2 * book.backoff_seconds, SECONDS_MAX) or BACKOFF_SECONDS
         book.backoff_until = now + book.backoff_seconds
-    elif (seconds := ring_step_seconds(state)) is not None:
-        book.tried, book.tried_generation, book.tried_seconds = ring.members, ring.generation + 1, seconds
+    elif ring_step_seconds(state) is not None:
+        # Of the member that says the most: a straggler's figures show first how slow the ring has become.
+        told = [
+            record.step_seconds
+            for record in state.active_members()
+            if record.step_generation == ring.generation
+        ]
+        book.tried, book.tried_generation, book.tried_seconds = ring.members, ring.generation + 1, max(told)
 
 
 def same_workers(one: Sequence[Member], other: Sequence[Member]) -> bool:

@@ -122,6 +122,20 @@ def test_a_worker_a_third_slower_counts_by_itself_only_as_a_straggler() -> None:
     assert job.counts["c"] == 3
 
 
+def test_a_remedy_after_a_good_start_is_judged_by_the_steps_that_had_become_slow() -> None:
+    job = Job()
+    job.beats()
+    job.go_on()
+    job.beats("c")
+    job.go_on(balance.LOOK_STEPS)
+    assert job.counts["c"] == 2
+    job.now += balance.PAUSE_SECONDS_MAX
+    job.beats("c", ring_step_seconds=5.4 * C)
+    job.go_on(2 * balance.LOOK_STEPS)
+    assert job.counts["c"] == 2, "steps were shorter before the straggler, and are shorter than with it"
+    assert job.state.balance.backoff_seconds == 0.0
+
+
 def test_one_that_recovers_gets_as_many_as_the_others_again() -> None:
     job = Job()
     job.beats("c")

@@ -60,8 +60,8 @@ class Steps:
 class Outcome:
     """What a run has shown. Seconds of a step: clean, slowed, and after each remedy; est: of one EST.
 
-    shares: of the ring after the first remedy. sizes: of all rings since the first full one. differences: from stock
-    DDP, in words.
+    shares: of the ring after the first remedy. sizes: of all rings since the first full one. differences:
+    from stock DDP, in words.
     """
 
     est: float

@@ -209,7 +209,7 @@ def _best(state: JobState) -> int:
     """
     steps = {held_state.usable_step(state, record) for record in state.active_members()}
     whole = [step for step in steps if not _lacks(state, step)]
-    return max(whole or steps)
+    return max(whole or steps, default=-1)
 
 
 def _lacks(state: JobState, step: int) -> bool:

@@ -119,8 +119,10 @@ def _check(world: World, machine: JobMachine, events: list[HistoryEvent]) -> Non
     settings, most, book = state.settings, _most(state), state.scaling
     for event in events:
         bar = book.autoscaler.barred.get(event.workers) if isinstance(event, JobAutoscaled) else None
-        # Where bounds or memory leave one number alone, it is taken, barred or not.
-        is_free = len(rungs_within(autoscaling.bounds(state, state.settings))) > 1
+        # Where bounds or memory leave one number alone, it is taken, barred or not. Memory is known of the
+        # members of the ring that was, which the decision may have changed.
+        is_alone = isinstance(event, JobAutoscaled) and "is the only number within the bounds" in event.why
+        is_free = len(rungs_within(autoscaling.bounds(state, state.settings))) > 1 and not is_alone
         if bar is not None and bar.until > book.autoscaler.now and is_free:
             world.fail("scaling", f"{event} until {bar.until}, it is {book.autoscaler.now}")
     # In a ring of another size nothing is verified yet: it has steps from before the change.

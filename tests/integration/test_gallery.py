@@ -78,13 +78,8 @@ QUICK = (
 )
 #: Those whose parts other items or unit tests show.
 FURTHER = (
-    "convolution",  # with data workers: "convolution, data workers"; without: "tied weights" and others
-    "buckets",  # "gradient_as_bucket_view"
-    "bucket_cap_mb",  # test_collective_reducer.py
-    "bf16 parameters",  # test_collective_reducer.py; "bf16 autocast, checkpointing"
     "accumulation",  # "accumulation, bucket view, data workers"
     "registered",  # "registered, data workers"
-    "seeded in each epoch",  # unit/runtime: test_the_same_seed_for_all_is_the_same_state_for_all
     "shuffle with a generator, drop_last",  # unit/data/test_data_samplers.py, test_data_parity.py
     "sequential, pinned",  # unit/data/test_data_options.py
     "replacement, drop_last",  # unit/data/test_data_samplers.py, which has each sampler

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 import patience
-from slow import further, slow
+from slow import slow
 
 DEMO = [sys.executable, "-m", "elastane_cli", "demo", "service", "--epochs", "6"]
 
@@ -25,7 +25,7 @@ def left(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@further  # test_service_bits
+@slow
 def test_every_line_says_yes(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     command = [*DEMO, "--json", str(result), "--keep", str(tmp_path / "kept")]

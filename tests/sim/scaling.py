@@ -10,7 +10,7 @@ and a rung that was left is not asked for while it is barred.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,9 +86,11 @@ def hurried(world: World, taken: list[int]) -> Iterator[None]:
 
     def looked_at(machine: JobMachine, event: Any, now: float) -> Any:
         old = machine.state.scaling.target
+        possible = _rungs(machine.state) if machine.state.settings.scaling else ()
         decision = handle(machine, event, now)
         if decision.durable and machine.state.settings.scaling:
-            _check(world, machine, [note.event for note in decision.effects if isinstance(note, Note)])
+            noted = [note.event for note in decision.effects if isinstance(note, Note)]
+            _check(world, machine, noted, possible)
             if machine.state.scaling.target != old:
                 taken.append(machine.state.scaling.target)
         return decision
@@ -114,15 +116,19 @@ def _most(state: JobState) -> int:
     return state.settings.workers_most
 
 
-def _check(world: World, machine: JobMachine, events: list[HistoryEvent]) -> None:
+def _rungs(state: JobState) -> Sequence[int]:
+    return rungs_within(autoscaling.bounds(state, state.settings))
+
+
+def _check(world: World, machine: JobMachine, events: list[HistoryEvent], possible: Sequence[int]) -> None:
+    """Check what was decided. possible: numbers of workers before, as memory of that ring allowed."""
     state = machine.state
     settings, most, book = state.settings, _most(state), state.scaling
     for event in events:
         bar = book.autoscaler.barred.get(event.workers) if isinstance(event, JobAutoscaled) else None
-        # Where bounds or memory leave one number alone, it is taken, barred or not. Memory is known of the
-        # members of the ring that was, which the decision may have changed.
-        is_alone = isinstance(event, JobAutoscaled) and "is the only number within the bounds" in event.why
-        is_free = len(rungs_within(autoscaling.bounds(state, state.settings))) > 1 and not is_alone
+        # Where bounds or memory leave one number alone, it is taken, barred or not. A decision that changes
+        # the ring also changes of whose memory is known.
+        is_free = len(possible) > 1 and len(_rungs(state)) > 1
         if bar is not None and bar.until > book.autoscaler.now and is_free:
             world.fail("scaling", f"{event} until {bar.until}, it is {book.autoscaler.now}")
     # In a ring of another size nothing is verified yet: it has steps from before the change.

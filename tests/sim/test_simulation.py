@@ -20,7 +20,7 @@ from sim.simulation import simulate, simulate_cuts, simulate_takeover
 from sim.takeovers import CLOCK, CUT, Cut
 from slow import further, slow
 
-SEEDS = 30
+SEEDS = 50
 HUNTED_SEEDS_MAX = 40
 CUTS = 24
 TAKEN_OVER = (14, 9, 15)

@@ -18,17 +18,33 @@ from elastane_master.decisions.stages import StageOnWorkers, StagePlan
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_planner.errors import PlanError
 from elastane_proto.history import events as history
-from elastane_proto.job_settings import DEFAULTS
+from elastane_proto.job_settings import DEFAULTS, JobSettings
 
 UNITS_MAX = 10_000
 WITHOUT = {"scaling": "--auto", "sentinel_steps": "--sentinel"}
 """Settings that are off for pipelines, by the option that sets them."""
+STAGED = {
+    "pipeline_stages_min": "--pipeline",
+    "pipeline_stages_max": "--pipeline",
+    "pipeline_shadows": "--shadow",
+}
+"""Settings of pipelines alone, by the option that sets them."""
 
 
-def require_model(signature: Signature, worker: str) -> None:
-    """Raise Rejection if a worker's units cannot be true, or are too many."""
+def require_model(settings: JobSettings, signature: Signature, worker: str) -> None:
+    """Raise Rejection if a worker's units cannot be true, are too many, or are asked for and missing."""
     model = signature.pipeline
     if model is None:
+        asked = {
+            option for name, option in STAGED.items() if getattr(settings, name) != getattr(DEFAULTS, name)
+        }
+        if asked:
+            raise Rejection(
+                "mismatch",
+                f"{worker}: the script has no pipeline, for which the job has {' and '.join(sorted(asked))}",
+                hint="leave the option out: the script calls job.prepare, and trains the whole model",
+                worker=worker,
+            )
         return
     if len(model.units) > UNITS_MAX:
         raise Rejection(

@@ -299,7 +299,7 @@ def _job_signature(state: JobState) -> Signature | None:
 def _require_signature(state: JobState, event: WorkerJoined) -> None:
     """Raise Rejection if a worker of this signature cannot be in the job's ring."""
     level, job = state.settings.determinism, _job_signature(state)
-    pipelines.require_model(event.signature, event.worker)
+    pipelines.require_model(state.settings, event.signature, event.worker)
     require_level(level, event.signature, event.worker)
     if job is not None:
         require_equal(job, event.signature, event.worker, level)

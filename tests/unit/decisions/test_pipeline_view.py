@@ -17,6 +17,8 @@ from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.pipeline_view import PipelineState
 from elastane_master.decisions.stages import StageOnWorkers, StagePlan
 from elastane_master.metrics import catalogue
+from elastane_master.metrics.counters import JobCounters
+from elastane_master.metrics.figures import JobFacts, Samples, add_job
 from elastane_master.servers.translate_job import job_message
 from elastane_scheduler.job_plan import job_plan
 
@@ -105,6 +107,11 @@ def test_elastane_plan_shows_the_stages_in_place_of_rungs() -> None:
     assert plain is not None and len(plain["stages"]) == 3 and plain["units"] == 6
 
 
-def test_metrics_of_stages_are_in_the_catalogue() -> None:
-    names = {metric.name for metric in catalogue.METRICS}
-    assert {"elastane_job_pipeline_stages", "elastane_job_pipeline_units_unshared"} <= names
+def test_stages_are_measured() -> None:
+    job, samples = measured(), Samples()
+    add_job(samples, job.machine, JobFacts(sessions=3), JobCounters(job.machine.state), job.now)
+    told, name = seen(job), ("job",)
+    assert samples.by_metric[catalogue.STAGES] == [(name, 3)]
+    assert samples.by_metric[catalogue.UNITS_ALONE] == [(name, 6)]
+    assert samples.by_metric[catalogue.STAGE_STEP_SECONDS] == [(name, told.step_seconds)]
+    assert samples.by_metric[catalogue.STAGE_BUBBLE] == [(name, told.bubble)]

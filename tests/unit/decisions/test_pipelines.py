@@ -425,6 +425,24 @@ def test_what_was_measured_may_differ() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"pipeline_stages_max": 3}, "--pipeline"),
+        ({"pipeline_stages_min": 2, "pipeline_stages_max": 3}, "--pipeline"),
+        ({"pipeline_shadows": 1}, "--shadow"),
+    ],
+)
+def test_a_script_without_a_pipeline_is_refused_where_stages_are_asked_for(
+    asked: dict[str, int], named: str
+) -> None:
+    job = JobDriver(settings(4, **asked))
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection, match=f"a: the script has no pipeline, for which the job has {named}$"):
+        job.join("a")
+    assert job.machine.snapshot() == before
+
+
+@pytest.mark.parametrize(
     "figures",
     [{"forward_seconds": float("nan")}, {"backward_seconds": -1.0}, {"parameter_bytes": -5}],
     ids=str,

@@ -187,8 +187,8 @@ def test_a_profile_that_is_no_text(tmp_path: Path) -> None:
         (["--micro-batches", 4], "--devices N and --cluster"),
         (["--devices", 2, "--micro-batches", 0], "--micro-batches"),
         (["--devices", 2, "--micro-batches", 4, "--stages", "3:2"], "--stages"),
-        (["--devices", 2, "--micro-batches", 4, "--memory", "much"], "no amount of bytes"),
-        (["--devices", 2, "--micro-batches", 4, "--bandwidth", "0"], "no amount of bytes"),
+        (["--devices", 2, "--micro-batches", 4, "--memory", "much"], "no size such as 512M"),
+        (["--devices", 2, "--micro-batches", 4, "--bandwidth", "0"], "no rate such as 1.25GB"),
         (["--devices", 2, "--micro-batches", 4, "--gantt", "/nowhere/at/all.svg"], "not a folder"),
         (["--devices", 2, "--micro-batches", 4, "job"], "without a job"),
     ],
@@ -233,7 +233,34 @@ def test_bad_plans_to_keep(profile: Path, tmp_path: Path, text: str, said: str) 
     assert found.exit_code == 2 and said in found.stderr
 
 
-@pytest.mark.parametrize("option", ["--devices", "--micro-batches", "--stages", "--memory", "--units-max"])
-def test_options_of_pipelines_need_a_profile(option: str) -> None:
-    found = _plan(option, "2")
-    assert found.exit_code == 2 and "with --profile" in found.stderr
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--devices", 2], ["--micro-batches", 2], ["--stages", 2], ["--memory", 2], ["--units-max", 2]),
+        *(["--bandwidth", "1GB"], ["--shadow", 0], ["--horizon", 5], ["--budget", 1]),
+        *(["--baselines"], ["--transfers"], ["--gantt", "step.svg"], ["--csv", "step.csv"]),
+    ],
+    ids=lambda words: words[0],
+)
+def test_options_of_pipelines_need_a_profile(words: list[object]) -> None:
+    found = _plan(*words)
+    assert found.exit_code == 2 and "with --profile" in found.stderr and str(words[0]) in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["--horizon", 5], "--keep"),
+        (["--transfers"], "--csv"),
+        (["--memory", "2GiB"], "--devices"),
+        (["--bandwidth", "1GB"], "--devices"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else words,
+)
+def test_options_that_say_nothing_without_another(
+    profile: Path, tmp_path: Path, words: list[object], needed: str
+) -> None:
+    cluster = tmp_path / "cluster.json"
+    cluster.write_bytes(Cluster.uniform([Device("a"), Device("b")], 1e9).to_json())
+    found = _plan("--profile", profile, "--cluster", cluster, "--micro-batches", 8, *words)
+    assert found.exit_code == 2 and f"is for a plan with {needed}" in found.stderr

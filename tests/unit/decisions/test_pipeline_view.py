@@ -51,7 +51,7 @@ def test_stages_are_shown_with_what_is_predicted_of_them() -> None:
     assert told.step_seconds > 2.4 and 0.2 < told.bubble < 0.5 and told.units == 6
     assert told.stages[0].load_seconds == pytest.approx(4 * 2 * 0.3)
     text = printed(job)
-    assert "a pipeline of 3 stages, 6 units" in text and "s a step are predicted" in text
+    assert "a pipeline of 3 stages, 6 units" in text and "per step predicted" in text and "kept" in text
     assert "planned by what was measured" in text
 
 

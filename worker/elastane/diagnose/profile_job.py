@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from elastane.diagnose.ending import end_script
-from elastane.diagnose.profile_report import ProfileReport, Sized, write_report
+from elastane.diagnose.profile_report import PROGRESS, ProfileReport, Sized, write_report
 from elastane.pipeline.profiling import STEPS_MIN, Measurement, ProfileError, profile_units, resized
 from elastane.pipeline.units import Units
 from elastane.rng import seed_all
@@ -25,7 +25,6 @@ from elastane.runtime.stock import LocalJob, LocalTask
 from elastane.state.unit_optimizer import UnitOptimizer
 
 _ESTS_DEFAULT: Final = 2
-TOLD: Final = "elastane profile: "
 """Begins the lines that tell `elastane profile` how far this process is."""
 
 
@@ -107,7 +106,7 @@ class ProfileJob(LocalJob):
         loss_fn: Callable[[Any, Any], torch.Tensor],
     ) -> Measurement:
         def told(unit: int) -> None:
-            sys.stderr.write(f"{TOLD}unit {unit + 1} of {units.count} ({units.names[unit]})\n")
+            sys.stderr.write(f"{PROGRESS}unit {unit + 1} of {units.count} ({units.names[unit]})\n")
             sys.stderr.flush()
 
         return profile_units(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from elastane_planner.profile import Profile
+
+#: Begins the lines of progress that the script's process writes to its stderr.
+PROGRESS: Final = "elastane profile: "
 
 
 class Sized(msgspec.Struct, frozen=True, kw_only=True):

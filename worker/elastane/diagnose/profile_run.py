@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from elastane.diagnose.examine import ScriptFailedError
-from elastane.diagnose.profile_report import ProfileReport, read_report
+from elastane.diagnose.profile_report import PROGRESS, ProfileReport, read_report
 from elastane_common.determinism import DEFAULT_LEVEL, process_environment
 from elastane_common.processes.child import ChildProcess, ExitStatus
 
 _LINES_KEPT: Final = 20
-_TOLD: Final = "elastane profile: "
 
 
 def profile_script(
@@ -36,9 +35,9 @@ def profile_script(
     lines: deque[str] = deque(maxlen=_LINES_KEPT)
 
     def line(name: str, stream: str, text: str) -> None:
-        if text.startswith(_TOLD):
+        if text.startswith(PROGRESS):
             if told is not None:
-                told(text.removeprefix(_TOLD))
+                told(text.removeprefix(PROGRESS))
         else:
             lines.append(text)
 

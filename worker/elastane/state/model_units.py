@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ class ModelUnits(Protocol):
     parameters: list[nn.Parameter]
 
     @property
-    def specs(self) -> tuple[Any, ...]: ...
+    def specs(self) -> tuple[ParameterForm, ...]: ...
     @property
     def count(self) -> int: ...
     @property

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
 
 import typer
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _JOBS_SHOWN = 20
+_SIZE: Final = re.compile(r"([1-9][0-9]*)([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 Parameters = ParamSpec("Parameters")
 
@@ -185,3 +188,10 @@ def worker_limits(text: str, named: str = "--workers") -> tuple[int, int]:
     if not 1 <= limits[0] <= limits[1]:
         raise typer.BadParameter(f"{text!r}: MIN is at least 1 and at most MAX", param_hint=named)
     return limits
+
+
+def size_bytes(text: str, option: str) -> int:
+    """Parse a size as 512M or 8GiB; the units are powers of 1024. Raises BadParameter."""
+    if (found := _SIZE.fullmatch(text)) is None:
+        raise typer.BadParameter(f"{text!r} is no size such as 512M or 8G", param_hint=option)
+    return int(found[1]) * _UNITS[found[2].upper()]

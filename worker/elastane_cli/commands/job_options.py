@@ -41,7 +41,8 @@ PipelineOption = Annotated[
         "--pipeline",
         "MIN:MAX",
         "Of a script with prepare_pipeline: minimum and maximum number of stages, or one number for both. "
-        "There are fewer than MIN only where there are fewer workers or units.",
+        "There are fewer than MIN only where there are fewer workers or units. This release does not train "
+        "pipelines yet (ELA398).",
         _PANELS["job"],
         show_default="as many as pay",
     ),

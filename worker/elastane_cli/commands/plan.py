@@ -36,6 +36,13 @@ JOBS_ASKED_MAX: Final = 50
 
 
 _PIPELINE = "Plan a pipeline from a profile, without a master"
+#: Options that say nothing without another.
+_NEEDS: Final = {
+    "--bandwidth": "--devices",
+    "--memory": "--devices",
+    "--horizon": "--keep",
+    "--transfers": "--csv",
+}
 
 
 def _file(option: str, text: str, *, reads: bool) -> Any:
@@ -54,6 +61,7 @@ def register(app: typer.Typer) -> None:
 
 @command
 def plan(
+    context: typer.Context,
     job: JobArgument = None,
     every: Annotated[
         bool, typer.Option("--all", help="Also numbers beyond --workers, and all of a long list.")
@@ -173,6 +181,7 @@ def plan(
     --micro-batches 8 --memory 2GiB --baselines; elastane plan --profile profile.json --cluster cluster.json
     --micro-batches 16 --gantt step.svg --json
     """
+    given = _given(context)
     if profile is not None:
         from elastane_cli.commands.plan_pipeline import PipelineRequest, plan_pipeline
 
@@ -180,6 +189,9 @@ def plan(
             raise typer.BadParameter("is for a plan without a job", param_hint="--profile")
         if micro_batches is None:
             raise typer.BadParameter("is needed with --profile", param_hint="--micro-batches")
+        for option, other in _NEEDS.items():
+            if option in given and other not in given:
+                raise typer.BadParameter(f"is for a plan with {other}", param_hint=option)
         request = PipelineRequest(
             profile=profile,
             devices=devices,
@@ -200,21 +212,8 @@ def plan(
         )
         plan_pipeline(request, as_json=as_json)
         return
-    for option, given in {
-        "--devices": devices,
-        "--cluster": cluster,
-        "--micro-batches": micro_batches,
-        "--stages": stages,
-        "--shadow": shadow,
-        "--keep": keep,
-        "--units-max": units_max,
-        "--memory": memory,
-        "--baselines": baselines,
-        "--gantt": gantt,
-        "--csv": csv,
-    }.items():
-        if given:
-            raise typer.BadParameter("is for a plan with --profile", param_hint=option)
+    if given:
+        raise typer.BadParameter("is for a plan with --profile", param_hint=min(given))
     from elastane_cli.views.plans import mixture_lines, plan_parts, plan_to_plain
     from elastane_cli.views.scaling import scaling_to_plain
     from elastane_cli.views.stages import stages_to_plain
@@ -233,6 +232,17 @@ def plan(
     out = console()
     for part in (*plan_parts(found, made, every=every), *mixture_lines(made, mixed)):
         out.print(part)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Return which options of pipelines the command line has."""
+    return {
+        parameter.opts[0]
+        for parameter in context.command.params
+        if getattr(parameter, "rich_help_panel", None) == _PIPELINE
+        and (source := context.get_parameter_source(parameter.name or "")) is not None
+        and source.name == "COMMANDLINE"
+    }
 
 
 def _is_bound(found: job_pb2.Job) -> bool:

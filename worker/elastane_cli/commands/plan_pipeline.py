@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import typer
 
-from elastane_cli.commands.common import console, fail, print_json, worker_limits
+from elastane_cli.commands.common import console, fail, print_json, size_bytes, worker_limits
 from elastane_common.errors import ElastaneError
 from elastane_common.exit_codes import CODE_FAILED, CODE_USAGE
 
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from elastane_planner.planner import Answer
     from elastane_planner.profile import Profile
 
-BUDGET_SECONDS: Final = 10.0
-_UNITS: Final = {"": 1, "B": 1, **{unit + "B": 1000**n for n, unit in enumerate("KMGT", 1)}}
-_SIZES: Final = _UNITS | {f"{unit}iB": 1024**n for n, unit in enumerate("KMGT", 1)}
+_RATES: Final = {
+    "B": 1,
+    **{unit + "B": 1000**n for n, unit in enumerate("KMGT", 1)},
+    **{unit + "iB": 1024**n for n, unit in enumerate("KMGT", 1)},
+}
 #: Codes of the planner for what a person typed or wrote into a file.
 _USAGE: Final = ("invalid_profile", "invalid_cluster", "invalid_plan", "invalid_request")
 
@@ -142,14 +144,11 @@ def _cluster(request: PipelineRequest) -> Cluster:
     if request.cluster is not None:
         return Cluster.from_json(_read(request.cluster, "--cluster"))
     assert request.devices is not None
-    memory = _size(request.memory, "--memory") if request.memory else None
+    memory = size_bytes(request.memory, "--memory") if request.memory else None
     width = len(str(request.devices - 1))  # so that the order of the names is that of the numbers
     return Cluster.uniform(
-        [
-            Device(f"device{index:0{width}}", memory_bytes=None if memory is None else int(memory))
-            for index in range(request.devices)
-        ],
-        _size(request.bandwidth, "--bandwidth"),
+        [Device(f"device{index:0{width}}", memory_bytes=memory) for index in range(request.devices)],
+        _rate(request.bandwidth, "--bandwidth"),
     )
 
 
@@ -220,16 +219,16 @@ def _write(path: Path, text: str, option: str) -> None:
         raise typer.BadParameter(f"{path} cannot be written: {error.strerror}", param_hint=option) from error
 
 
-def _size(text: str, option: str) -> float:
-    """Parse an amount of bytes: 1500, 2GiB, 1.25GB, 1.25GB/s."""
+def _rate(text: str, option: str) -> float:
+    """Parse bytes per second: 1500, 1.25GB, 1.25GB/s, 2GiB; as for links, GB is a power of 1000."""
     number = text.removesuffix("/s").strip()
     unit = number.lstrip("0123456789.eE+-").strip()
     try:
-        value = float(number.removesuffix(unit)) * _SIZES[unit] if unit else float(number)
+        value = float(number.removesuffix(unit)) * _RATES[unit] if unit else float(number)
     except (ValueError, KeyError):
         value = math.nan
     if not (math.isfinite(value) and value > 0):
-        raise typer.BadParameter(f"{text!r} is no amount of bytes, like 2GiB or 1.25GB", param_hint=option)
+        raise typer.BadParameter(f"{text!r} is no rate such as 1.25GB (per second)", param_hint=option)
     return value
 
 

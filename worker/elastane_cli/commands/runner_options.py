@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from elastane_cli.commands.common import size_bytes
 
 if TYPE_CHECKING:
     from elastane_runner.container_plan import ContainerOptions
@@ -16,21 +17,12 @@ if TYPE_CHECKING:
 _CONTAINERS: Final = "With --kind container"
 _PODS: Final = "With --kind kubernetes"
 _BOTH: Final = "With --kind container or kubernetes"
-_SIZE: Final = re.compile(r"([1-9][0-9]*)([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def runner_option(name: str, metavar: str | None, text: str, **more: Any) -> Any:
     """Declare an option of the runner and its variable, ELASTANE_RUNNER_ and the option's name."""
     variable = "ELASTANE_RUNNER_" + name.removeprefix("--").replace("-", "_").upper()
     return typer.Option(name, envvar=variable, metavar=metavar, help=text, **more)
-
-
-def size_bytes(text: str, option: str) -> int:
-    """Parse a size as 512M or 8GiB; the units are powers of 1024. Raises BadParameter."""
-    if (found := _SIZE.fullmatch(text)) is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 512M or 8G", param_hint=option)
-    return int(found[1]) * _UNITS[found[2].upper()]
 
 
 def _option(name: str, metavar: str | None, text: str, **more: Any) -> Any:

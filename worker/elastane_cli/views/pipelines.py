@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
+from elastane_cli.views.stages import STASHES, units_text
 from elastane_cli.views.text import counted, harmless
 from elastane_planner.amounts import bytes_text, seconds_text
 from elastane_planner.baselines import Baseline
@@ -171,21 +172,18 @@ def _stages_table(costs: Costs, names: Sequence[str], answer: Answer) -> Rendera
     columns = ["STAGE", "UNITS", "DEVICES", "MICRO-BATCHES EACH", "COMPUTES", "IN FLIGHT", "MEMORY", "STASH"]
     table = _table(*columns, *(["SHADOWS"] if shadowed else []))
     for index, stage in enumerate(plan.stages):
-        last = stage.end_unit - 1
         most = max((answer.memory[device] for device in stage.devices), key=lambda need: need.total)
         limits = [costs.cluster.devices[device].memory_bytes for device in stage.devices]
         limit = min((limit for limit in limits if limit is not None), default=None)
         table.add_row(
             str(index),
-            f"{stage.first_unit}-{last}" if last > stage.first_unit else str(last),
+            units_text(stage.first_unit, stage.end_unit),
             escape(names_of(names, stage.devices)),
             _each(micro_batches, stage.replicas),
             seconds_text(stage_seconds(costs, plan, index)) if answer.step_seconds else "?",
             str(answer.timeline.in_flight[index]),
             bytes_text(most.total) + (f" of {bytes_text(limit)}" if limit is not None else ""),
-            {"plain": "kept", "checkpoint": "recomputed", "swap": f"swapped ({bytes_text(most.host)})"}[
-                stage.memory
-            ],
+            STASHES[stage.memory] + (f" ({bytes_text(most.host)})" if stage.memory == "swap" else ""),
             *([escape(names_of(names, plan.shadows_of(index))) or "-"] if shadowed else []),
         )
     return table

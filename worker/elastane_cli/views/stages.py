@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from elastane_cli.views.text import harmless
+from elastane_cli.views.text import counted, harmless
+from elastane_planner.amounts import seconds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from elastane_proto.v1 import job_pb2
+
+
+STASHES: Final = {"plain": "kept", "checkpoint": "recomputed", "swap": "swapped"}
+"""What becomes of what a stage's backward needs, by the kind of its memory."""
+
+
+def units_text(first_unit: int, end_unit: int) -> str:
+    """Return units as "0-4", or "3" where there is one."""
+    return f"{first_unit}-{end_unit - 1}" if end_unit > first_unit + 1 else str(first_unit)
 
 
 def stages_to_plain(job: job_pb2.Job) -> dict[str, Any] | None:
@@ -30,26 +40,21 @@ def stage_parts(job: job_pb2.Job) -> list[RenderableType]:
     if not job.HasField("pipeline"):
         return []
     told = job.pipeline
-    count = len(told.stages)
-    line = f"a pipeline of {count} {'stage' if count == 1 else 'stages'}, {told.units} units"
+    line = f"a pipeline of {counted(len(told.stages), 'stage')}, {counted(told.units, 'unit')}"
     if told.step_seconds:
-        line += (
-            f": {told.step_seconds:.3g} s a step are predicted, {told.bubble:.0%} of it waiting for blocks"
-        )
+        line += f": {seconds_text(told.step_seconds)} per step predicted, {told.bubble:.0%} of it idle"
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("STAGE", "UNITS", "WORKERS", "SHADOWS", "MEMORY", "LOAD"):
+    for column in ("STAGE", "UNITS", "WORKERS", "SHADOWS", "STASH", "LOAD"):
         table.add_column(column, justify="right" if column in ("STAGE", "LOAD") else "left")
     for number, stage in enumerate(told.stages):
-        last = stage.end_unit - 1
-        units = f"{stage.first_unit}-{last}" if last > stage.first_unit else str(last)
         memory = pipeline_pb2.StageMemory.Name(stage.memory).removeprefix("STAGE_MEMORY_").lower()
         table.add_row(
             str(number),
-            units,
+            units_text(stage.first_unit, stage.end_unit),
             Text(harmless(", ".join(stage.replicas))),
             Text(harmless(", ".join(stage.shadows)) or "-"),
-            memory,
-            f"{stage.load_seconds:.3g} s" if stage.load_seconds else "?",
+            STASHES.get(memory, "?"),
+            seconds_text(stage.load_seconds) if stage.load_seconds else "?",
         )
     parts: list[RenderableType] = [line, table]
     if told.slowest_stage >= 0 and told.slowest_reason:

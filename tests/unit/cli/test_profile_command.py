@@ -54,13 +54,37 @@ def test_the_units_of_a_script(tmp_path: Path) -> None:
     assert [unit["class"] for unit in document["profiles"][0]["units"]] == ["Linear", "ReLU", "Linear"]
 
 
-def test_a_script_without_a_pipeline(tmp_path: Path) -> None:
+def test_the_units_as_a_table(tmp_path: Path) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "out.json"
+    script.write_text(SCRIPT)
+    found = _profile("-o", output, "--micro-batch-sizes", "2", script, 8)
+    assert found.exit_code == 0, found.output
+    for words in ("3 units on", "FORWARD", "ReLU", "SAMPLES", "written:", "next: elastane plan --profile"):
+        assert words in found.stdout, words
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("elastane.init(seed=1).prepare()", "the script calls job.prepare"),
+        ("elastane.init(seed=1)", "never called job.prepare_pipeline"),
+        ("elastane.init(seed=1); raise SystemExit(3)", "the script failed"),
+    ],
+)
+def test_a_script_without_a_pipeline(tmp_path: Path, text: str, said: str) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import elastane\nelastane.init(seed=1).prepare()\n")
+    script.write_text(f"import elastane\n{text}\n")
     found = _profile("-o", tmp_path / "out.json", script)
     assert found.exit_code == 11
-    assert "ELA412" in found.stderr and "job.prepare_pipeline" in found.stderr
+    assert "ELA412" in found.stderr and said in found.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_a_script_that_hangs_is_ended(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import threading\nthreading.Event().wait()\n")
+    found = _profile("-o", tmp_path / "out.json", "--timeout", 1, script)
+    assert found.exit_code == 11 and "was not through after 1 s" in found.stderr
 
 
 @pytest.mark.parametrize(

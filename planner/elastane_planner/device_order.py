@@ -8,10 +8,13 @@ A start and no more: the search swaps devices later. Ties are settled by rank, t
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import networkx
+from typing import TYPE_CHECKING
 
 from elastane_planner.cluster import Cluster
+
+# A quarter of a second of every master's start, if it was imported here.
+if TYPE_CHECKING:
+    import networkx
 
 
 def device_order(cluster: Cluster, ranked: Sequence[int]) -> tuple[int, ...]:
@@ -19,6 +22,8 @@ def device_order(cluster: Cluster, ranked: Sequence[int]) -> tuple[int, ...]:
 
     The bandwidth of a pair is that of its slower direction. Where all links are equal, the order is `ranked`.
     """
+    import networkx
+
     graph = networkx.Graph()
     graph.add_nodes_from(range(len(ranked)))
     for later, device in enumerate(ranked):
@@ -41,6 +46,8 @@ def device_order(cluster: Cluster, ranked: Sequence[int]) -> tuple[int, ...]:
 
 def groups(cluster: Cluster) -> list[list[int]]:
     """Return the groups of devices with links in both directions between them; one if all can meet."""
+    import networkx
+
     graph = networkx.DiGraph()
     graph.add_nodes_from(range(len(cluster.devices)))
     for source, row in enumerate(cluster.bandwidth):
@@ -50,6 +57,8 @@ def groups(cluster: Cluster) -> list[list[int]]:
 
 def _halves(graph: networkx.Graph, part: list[int]) -> list[list[int]] | None:
     """Return the two sides of the least cut, that of the first device first; None if no cut is better."""
+    import networkx
+
     inner = networkx.Graph()
     inner.add_nodes_from(part)
     inner.add_edges_from(

@@ -267,7 +267,7 @@ MUTANTS = (
     Mutant(
         "the resume step is the lowest of the members'",
         f"{DECISIONS}.ring",
-        "return max(whole or steps)",
+        "return max(whole or steps, default=-1)",
         "return min((step for step in steps if step >= 0), default=-1)",
     ),
     Mutant(

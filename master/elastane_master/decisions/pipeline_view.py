@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import msgspec
 
 from elastane_master.decisions import unit_holders
@@ -23,6 +26,9 @@ class StageState(msgspec.Struct, frozen=True):
     shadows: tuple[str, ...]
     memory: StageMemory
     load_seconds: float
+
+
+Held = TypeVar("Held", StageOnWorkers, StageState)
 
 
 class PipelineState(msgspec.Struct, frozen=True):
@@ -80,16 +86,22 @@ def _why_slowest(state: JobState, plan: StagePlan, slowest: int) -> str:
 
 def _risk(state: JobState, plan: StagePlan) -> str:
     """Say what the death of a worker costs."""
-    alone = [stage for stage in plan.stages if len(stage.replicas) + len(stage.shadows) == 1]
+    alone = held_once(plan.stages)
     if not alone:
         return "every unit has a second holder: a death costs the step in flight"
     saved = state.checkpoints.saved_step
     source = f"the checkpoint of step {saved}" if saved >= 0 else "the initial state: no checkpoint is saved"
-    workers = ", ".join(dict.fromkeys(stage.replicas[0] for stage in alone))
+    workers = " or ".join(dict.fromkeys(stage.replicas[0] for stage in alone))
     units = unit_holders.units_text(
         unit_holders.ranges_of(unit for stage in alone for unit in range(stage.first_unit, stage.end_unit))
     )
-    return f"{units} have one holder each: if {workers} dies, the job goes back to {source} (--shadow 1)"
+    each = "has one holder" if len(alone) == 1 and _is_one(alone[0]) else "have one holder each"
+    return f"{units} {each}: if {workers} dies, the job goes back to {source} (--shadow 1)"
+
+
+def held_once(stages: Iterable[Held]) -> list[Held]:
+    """Return the stages whose units one worker alone holds."""
+    return [stage for stage in stages if len(stage.replicas) + len(stage.shadows) == 1]
 
 
 def _units(stage: StageOnWorkers) -> tuple[UnitRange, ...]:

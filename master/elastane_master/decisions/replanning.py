@@ -24,9 +24,6 @@ from elastane_master.decisions.stage_plans import Question
 from elastane_master.decisions.stages import StagePlan
 from elastane_master.decisions.state import JobState
 
-STEPS_LEFT_UNKNOWN = 1000
-"""Assumed of a script that does not say how many steps it makes."""
-
 
 def question(state: JobState, now: float) -> Question | None:
     """Return what is to be asked of the planner for the ring that trains; None: nothing, or not now."""
@@ -77,9 +74,8 @@ def due(state: JobState) -> StagePlan | None:
 
 
 def _pays(state: JobState, old_seconds: float, new_seconds: float) -> bool:
-    left = state.total_steps - state.steps.current if state.total_steps else STEPS_LEFT_UNKNOWN
     gain = old_seconds - new_seconds
-    worth_it = left * gain > balance.COST_FACTOR * state.balance.change_seconds
+    worth_it = stage_plans.steps_left(state) * gain > balance.COST_FACTOR * state.balance.change_seconds
     return worth_it and gain >= balance.GAIN_FRACTION_MIN * old_seconds
 
 

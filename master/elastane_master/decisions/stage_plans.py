@@ -33,6 +33,8 @@ LINK_BYTES_PER_SECOND = 1.25e9
 """Assumed of every link: 10 Gbit/s."""
 UNITS_AT_ONCE_MAX, WORKERS_AT_ONCE_MAX, BATCHES_AT_ONCE_MAX = 12, 4, 32
 """Larger cases are not planned within a decision, for which the whole master waits: some 20 ms."""
+STEPS_LEFT_UNKNOWN = 1000
+"""Assumed of a script that does not say how many steps it makes."""
 SIMULATIONS_AT_ONCE_MAX = 20
 BLOCKS_SIMULATED_MAX = 4096
 """Blocks of a step up to which a plan's step is simulated, to be shown."""
@@ -80,6 +82,11 @@ def profile_of(model: PipelineModel, measured: Sequence[UnitSeconds] = ()) -> Pr
     return Profile(tuple(units))
 
 
+def steps_left(state: JobState) -> int:
+    """Return how many steps the job still makes, as far as its script says."""
+    return state.total_steps - state.steps.current if state.total_steps else STEPS_LEFT_UNKNOWN
+
+
 def question(state: JobState) -> Question:
     """Return what a plan for the members of the ring is to be made for."""
     model = state.signature.pipeline if state.signature else None
@@ -88,7 +95,6 @@ def question(state: JobState) -> Question:
     profile = profile_of(model, state.pipeline.measured)
     workers = tuple(record.worker for record in records)
     most = min(settings.pipeline_stages_max or len(workers), len(workers), len(profile.cuts) + 1)
-    left = state.total_steps - state.steps.current if state.total_steps else 1000
     plan = state.pipeline.plan
     return Question(
         profile=profile,
@@ -104,15 +110,17 @@ def question(state: JobState) -> Question:
             for record in records
             if record.holds_state
         },
-        horizon_steps=max(1, left),
+        horizon_steps=max(1, steps_left(state)),
     )
 
 
 def decide(state: JobState) -> StagePlan:
     """Return the plan of the ring that goes now, with what is predicted of it. Called once for each Go."""
     asked = question(state)
-    found = _proposed(state, asked) or _kept(state, asked) or _planned(asked) or _cut(state, asked)
-    return with_figures(found, asked)
+    found, problem = _proposed(state, asked) or _kept(state, asked), ""
+    if found is None:
+        found, problem = _planned(asked)
+    return with_figures(found or _cut(state, asked, problem), asked)
 
 
 def answer(asked: Question, **bounds: object) -> StagePlan:
@@ -169,7 +177,10 @@ def in_ring(plan: StagePlan, workers: Sequence[str]) -> PipelinePlan:
 
 def fits(state: JobState, plan: StagePlan) -> bool:
     """True if a plan shares out all units of the model among the members of the ring that may get some."""
-    asked = question(state)
+    return _fits(question(state), plan)
+
+
+def _fits(asked: Question, plan: StagePlan) -> bool:
     if plan.workers != asked.workers or not _named(plan) <= set(plan.workers):
         return False
     place = {worker: index for index, worker in enumerate(plan.workers)}
@@ -185,24 +196,12 @@ def same_stages(one: StagePlan | None, other: StagePlan | None) -> bool:
     return (one.stages if one else None) == (other.stages if other else None)
 
 
-def stages_text(plan: StagePlan) -> str:
-    """Return a plan in a line: "units 0 to 3 on a; units 4 and 5 on b, c, shadow a"."""
-    texts = []
-    for stage in plan.stages:
-        units = unit_holders.units_text(unit_holders.ranges_of(range(stage.first_unit, stage.end_unit)))
-        text = f"{units} on {', '.join(stage.replicas)}"
-        text += f", {stage.memory}" if stage.memory != "plain" else ""
-        text += f", shadow {', '.join(stage.shadows)}" if stage.shadows else ""
-        texts.append(text)
-    return "; ".join(texts)
-
-
 # ------------------------------------------------------------------ where plans come from
 
 
 def _proposed(state: JobState, asked: Question) -> StagePlan | None:
     plan = state.pipeline.proposed
-    return plan if plan is not None and fits(state, plan) else None
+    return plan if plan is not None and _fits(asked, plan) else None
 
 
 def _kept(state: JobState, asked: Question) -> StagePlan | None:
@@ -212,31 +211,36 @@ def _kept(state: JobState, asked: Question) -> StagePlan | None:
     return msgspec.structs.replace(plan, workers=asked.workers)
 
 
-def _planned(asked: Question) -> StagePlan | None:
-    """Ask the planner, where that is done soon; None: it does not answer."""
+def _planned(asked: Question) -> tuple[StagePlan | None, str]:
+    """Ask the planner, where that is done soon. Returns None if it has no plan, and why, if it was asked."""
     is_small = (
         len(asked.profile.units) <= UNITS_AT_ONCE_MAX
         and len(asked.workers) <= WORKERS_AT_ONCE_MAX
         and asked.micro_batches <= BATCHES_AT_ONCE_MAX
     )
     if not (is_small and asked.profile.measured):
-        return None
+        return None, ""
     try:
-        return answer(asked, simulations_max=SIMULATIONS_AT_ONCE_MAX)
-    except Exception:  # noqa: BLE001 - no job may wait for a bug in the planner, and there is another plan
-        return None
+        return answer(asked, simulations_max=SIMULATIONS_AT_ONCE_MAX), ""
+    except Exception as error:  # noqa: BLE001 - no job may wait for a bug in the planner: there is another plan
+        return None, str(error) or type(error).__name__
 
 
-def _cut(state: JobState, asked: Question) -> StagePlan:
-    """Cut the plan before down to the workers that are there, or else the model evenly."""
+def _cut(state: JobState, asked: Question, problem: str) -> StagePlan:
+    """Cut the plan before down to the workers that are there, or else the model evenly.
+
+    problem: why the planner has no plan; empty: it was not asked.
+    """
+    because = f"; the planner has none: {problem}" if problem else ""
     before = state.pipeline.plan
     stages = _cut_down(before, asked) if before is not None else None
     if stages is not None:
-        return StagePlan(stages, asked.workers, reason="the stages before, on the workers that are left")
+        reason = f"the stages before, on the workers that are left{because}"
+        return StagePlan(stages, asked.workers, reason=reason)
     reason = "an even cut"
     if not asked.profile.measured:
         reason += ": nothing is measured yet"
-    return StagePlan(_even(asked), asked.workers, reason=reason)
+    return StagePlan(_even(asked), asked.workers, reason=reason + because)
 
 
 def _cut_down(before: StagePlan, asked: Question) -> tuple[StageOnWorkers, ...] | None:

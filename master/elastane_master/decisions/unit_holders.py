@@ -128,8 +128,13 @@ def lost_without(state: JobState, workers: Collection[str]) -> tuple[UnitRange, 
 
 
 def unasked(state: JobState) -> list[WorkerRecord]:
-    """Return workers that claim to hold the state, and have not been asked yet which units they hold."""
+    """Return workers that claim to hold the state, and have not been asked yet which units they hold.
+
+    None in a job whose model is not cut.
+    """
     generation = state.ring.generation
+    if not state.unit_count:
+        return []
     return [
         record
         for record in state.ring_workers()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from elastane_master.decisions import quarantine, stragglers
+from elastane_master.decisions import pipeline_view, quarantine, stragglers
 from elastane_master.decisions.amounts import NANOS
 from elastane_master.decisions.cost import CostView
 from elastane_master.decisions.machine import JobMachine
@@ -166,7 +166,7 @@ def add_job(
     if view.pipeline is not None:
         stages = view.pipeline.stages
         add(known.STAGES, len(stages), job)
-        alone = [stage for stage in stages if len(stage.replicas) + len(stage.shadows) == 1]
+        alone = pipeline_view.held_once(stages)
         add(known.UNITS_ALONE, sum(stage.end_unit - stage.first_unit for stage in alone), job)
         if view.pipeline.step_seconds:
             add(known.STAGE_STEP_SECONDS, view.pipeline.step_seconds, job)

@@ -34,8 +34,8 @@ logger = structlog.get_logger(__name__)
 
 EVENTS_AT_ONCE = 500
 HELLO_SECONDS = 10.0
-FIGURES_BYTES_MAX = 20_000
-"""Limit of the figures kept for a worker, a thousand units of a pipeline included; larger are ignored."""
+FIGURES_BYTES_MAX = 1000
+"""Limit of the figures kept for a worker, three times what they can have; larger ones are ignored."""
 
 Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 
@@ -174,5 +174,10 @@ def _keep_figures(
     if kind not in ("heartbeat", "bye"):
         return
     figures = getattr(request, kind).figures
+    if figures.unit_forward_seconds or figures.unit_backward_seconds:  # for decisions alone
+        told, figures = figures, ring_pb2.WorkerFigures()
+        figures.CopyFrom(told)
+        figures.ClearField("unit_forward_seconds")
+        figures.ClearField("unit_backward_seconds")
     if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
         server.keep_figures(session, figures.SerializeToString())

@@ -433,7 +433,7 @@ def _(event: e.UnitsLost) -> str:
 
 @_says(e.PipelineWithout)
 def _(event: e.PipelineWithout) -> str:
-    return f"the script is a pipeline, for which {event.options} is off"
+    return f"the script is a pipeline, which runs without {event.options}"
 
 
 # ------------------------------------------------------------------ the history of steps

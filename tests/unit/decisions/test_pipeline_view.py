@@ -58,7 +58,7 @@ def test_stages_are_shown_with_what_is_predicted_of_them() -> None:
 def test_the_risk_of_a_death_is_told_before_it_happens() -> None:
     job = three()
     assert seen(job).risk == (
-        "units 0 to 5 have one holder each: if a, b, c dies, the job goes back to the initial state: no "
+        "units 0 to 5 have one holder each: if a or b or c dies, the job goes back to the initial state: no "
         "checkpoint is saved (--shadow 1)"
     )
     job.state.checkpoints.saved_step = 2

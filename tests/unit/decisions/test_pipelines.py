@@ -462,7 +462,7 @@ def test_what_no_pipeline_has_is_off_and_said() -> None:
     job.join("a")
     assert job.state.settings.scaling == "" and job.state.settings.sentinel_steps == 0
     assert job.noted("pipeline_without")[0].reason == (
-        "the script is a pipeline, for which --auto and --sentinel is off"
+        "the script is a pipeline, which runs without --auto and --sentinel"
     )
     with pytest.raises(Rejection, match="does not scale by itself"):
         job.do(events.ScaleRequested("r1", 0, 0, "efficiency"))

@@ -254,6 +254,7 @@ def test_a_planner_that_raises_leaves_an_even_cut(monkeypatch: pytest.MonkeyPatc
     job = PipelineDriver(of=model(forward_seconds=0.1))
     job.train("a", "b", until=0)
     assert job.stages() == [(0, 3, ["a"]), (3, 6, ["b"])]
+    assert job.state.pipeline.plan.reason == "an even cut; the planner has none: a bug"
 
 
 def test_what_is_predicted_of_a_plan_is_kept_with_it() -> None:

@@ -83,6 +83,7 @@ class Seen:
     openmetrics: str
     agent: Scrape
     job: job_pb2.Job
+    measured: Mapping[str, ring_pb2.WorkerFigures]
     ended: job_pb2.Job
     last: Mapping[str, ring_pb2.WorkerFigures]
     killed: str
@@ -122,14 +123,19 @@ def told_by_agent(address: str, job: job_pb2.Job) -> Scrape:
     raise AssertionError(f"the workers did not tell of generation {job.generation} in a minute")
 
 
-def wait_for_measured_steps(client: MasterClient, workers: Iterable[str], generation: int) -> None:
-    """Wait until each worker has measured several steps of its ring; figures are older than the steps."""
+def measured_by(
+    client: MasterClient, workers: Iterable[str], generation: int
+) -> Mapping[str, ring_pb2.WorkerFigures]:
+    """The figures, once each worker has measured several steps of its ring.
+
+    Not the last ones: when steps have become twice as long or short, a worker counts anew.
+    """
     limit = Patience(60.0)
     while limit.left():
-        figures = client.worker_figures(JOB, workers).values()
-        measured = [one.ring_steps for one in figures if one.generation >= generation]
+        figures = client.worker_figures(JOB, workers)
+        measured = [one.ring_steps for one in figures.values() if one.generation >= generation]
         if len(measured) == 2 and min(measured) >= MEASURED_STEPS:
-            return
+            return figures
         time.sleep(0.1)
     raise AssertionError("the workers did not measure the steps of their ring in a minute")
 
@@ -173,7 +179,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, forked_commands: ForkedComman
             joined = wait_for(client, first.step, members=2, generation=first.generation + 2)
             job = wait_for(client, joined.step + 60, members=2, generation=joined.generation)
             agent = told_by_agent(agent_address, job)
-            wait_for_measured_steps(client, workers, job.generation)
+            measured = measured_by(client, workers, job.generation)
             client.scale_job_by_itself(JOB, "deadline=+2h", 2, 2)
             for told_of in client.watch_job(JOB):
                 if told_of.scaling.HasField("predicted_finish"):
@@ -184,7 +190,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, forked_commands: ForkedComman
             client.cancel_job(JOB)
             assert run.end() == 0, run.said()
             ended, last = client.get_job(JOB), client.worker_figures(JOB, workers)
-        yield Seen(before, after, told[0], agent, job, ended, last, killed, survivor)
+        yield Seen(before, after, told[0], agent, job, measured, ended, last, killed, survivor)
     finally:
         if run is not None:
             run.close()
@@ -245,7 +251,7 @@ def test_what_workers_did_since_their_last_heartbeats_is_not_lost(seen: Seen) ->
 
 
 def test_each_worker_has_measured_its_device(seen: Seen) -> None:
-    survivor, replacement = seen.last[seen.survivor], seen.last[seen.killed]
+    survivor, replacement = seen.measured[seen.survivor], seen.measured[seen.killed]
     assert survivor.device_type == replacement.device_type != ""
     for figures in (survivor, replacement):
         assert (figures.ring_workers, figures.ests) == (2, 1)

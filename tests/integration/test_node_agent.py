@@ -72,7 +72,9 @@ def test_a_notice_of_the_node_drains_its_worker(node: Callable[..., Node], tmp_p
     notice = tmp_path / "notice"
     started = node("--spot", f"none,file:{notice}", "--spot-poll", "0.02")
     assert started.line() == "up"
-    notice.write_text('{"seconds": 15}')
+    beside = tmp_path / "beside"
+    beside.write_text('{"seconds": 15}')
+    beside.rename(notice)  # whole at once: an empty file is a notice, too
     assert started.line() in ("left 15 True", "left 14 True")
     assert started.process.wait(30) == 81
 

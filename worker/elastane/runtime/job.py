@@ -68,6 +68,43 @@ class Job(abc.ABC):
         for anything that would change the bits.
         """
 
+    @abc.abstractmethod
+    def prepare_pipeline(
+        self,
+        units: Any,
+        optimizer: Any,
+        loader: Any,
+        *extras: Any,
+        loss_fn: Any,
+        scheduler: Any = None,
+        split: Any = None,
+        memory: str | int | None = None,
+        profile: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Train a model that no worker need hold whole: in place of `prepare`, once.
+
+            pipe, optimizer, loader = job.prepare_pipeline(units, optimizer, loader, loss_fn=...)
+            for epoch in job.epochs(10):
+                for batch in loader:
+                    loss = pipe(batch)
+                    optimizer.step()
+
+        The result is that of the same units in one nn.Sequential under `prepare`. Each turn of the loop is one
+        global step in every mode; gradients are zeroed by `pipe(batch)`.
+
+        units: an nn.Sequential (nested ones are flattened), a list of modules or of functions that build them
+        (only then does no worker hold the whole model at its start), or a model that
+        torch.distributed.pipelining has split. optimizer: function of the parameters that returns one
+        optimizer; they have `.named()`, too. loader: the training DataLoader. extras: objects with state_dict
+        and load_state_dict that are the same on all ranks. loss_fn: function of the last unit's output and the
+        target. scheduler: function of the optimizer; the result is returned as a fourth object. split: function
+        of a mini-batch that returns (input, target); without it a mini-batch is such a pair. memory: that this
+        worker's stage may use, in bytes or like "2GiB". profile: file written by `elastane profile`. options:
+        accumulation_steps, steps_per_epoch, bucket_cap_mb, as of `prepare`. Raises UnsupportedError for
+        anything that would change the bits. See `elastane.runtime.pipelines.pipe` for what is returned.
+        """
+
     def register(self, name: str, value: Any) -> None:
         """Keep a separate state of `value` for every EST, as stock ranks do; call it before `prepare`.
 

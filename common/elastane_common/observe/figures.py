@@ -27,7 +27,7 @@ class WorkerFigures:
     steps done again. all_reduce_wait_seconds: from the end of backward until the sums are complete.
     prepared_wait_seconds: from then until the master lets the step be applied. data_wait_seconds: waiting for
     batches. ring_change_seconds: from Go until the ring trains, hand-over included. device_type and all that
-    follow it: written by `StepSpeed`.
+    follow it: written by `StepSpeed`, in a pipeline by `PipelineSpeed`.
     """
 
     step: int = 0
@@ -60,6 +60,10 @@ class WorkerFigures:
     usual_data_wait_seconds: float = 0.0
     usual_all_reduce_wait_seconds: float = 0.0
     usual_between_seconds: float = 0.0
+    first_unit: int = 0
+    unit_forward_seconds: list[float] = field(default_factory=list)
+    unit_backward_seconds: list[float] = field(default_factory=list)
+    memory_bytes: int = 0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

@@ -4,8 +4,8 @@
     elastane run --ests 4 --workers 3 --pipeline 2:3 --shadow 1 examples/char_gpt_pipeline.py
     python examples/char_gpt_pipeline.py                                     plain single process
 
-Everything is stock PyTorch but the lines marked `(elastane)`. The text is made up here, so that the example runs
-anywhere and within seconds.
+Everything is stock PyTorch but the lines marked `(elastane)`. The text is made up here, so that the example
+runs anywhere and within seconds.
 """
 
 import argparse
@@ -18,7 +18,22 @@ from torch.utils.data import DataLoader, Dataset
 
 import elastane
 
-WORDS = "the a small large red old new cat dog tree river house sees likes finds near and then slowly".split()
+WORDS = (
+    "the",
+    "a",
+    "small",
+    "red",
+    "old",
+    "cat",
+    "dog",
+    "tree",
+    "river",
+    "sees",
+    "likes",
+    "near",
+    "and",
+    "then",
+)
 
 
 class Text(Dataset):
@@ -57,7 +72,8 @@ class Block(nn.Module):
         self.heads = heads
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down, self.drop = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.drop = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape

@@ -20,7 +20,7 @@ from elastane.runtime.epoch_values import EpochValues
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.pipelines.assembly import build_pipeline_trainer
+from elastane.runtime.pipeline_assembly import build_pipeline_trainer
 from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.parts import PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline

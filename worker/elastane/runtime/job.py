@@ -90,19 +90,20 @@ class Job(abc.ABC):
                     loss = pipe(batch)
                     optimizer.step()
 
-        The result is that of the same units in one nn.Sequential under `prepare`. Each turn of the loop is one
-        global step in every mode; gradients are zeroed by `pipe(batch)`.
+        The result is that of the same units in one nn.Sequential under `prepare`. Each turn of the loop is
+        one global step in every mode; gradients are zeroed by `pipe(batch)`.
 
         units: an nn.Sequential (nested ones are flattened), a list of modules or of functions that build them
         (only then does no worker hold the whole model at its start), or a model that
         torch.distributed.pipelining has split. optimizer: function of the parameters that returns one
         optimizer; they have `.named()`, too. loader: the training DataLoader. extras: objects with state_dict
-        and load_state_dict that are the same on all ranks. loss_fn: function of the last unit's output and the
-        target. scheduler: function of the optimizer; the result is returned as a fourth object. split: function
-        of a mini-batch that returns (input, target); without it a mini-batch is such a pair. memory: that this
-        worker's stage may use, in bytes or like "2GiB". profile: file written by `elastane profile`. options:
-        accumulation_steps, steps_per_epoch, bucket_cap_mb, as of `prepare`. Raises UnsupportedError for
-        anything that would change the bits. See `elastane.runtime.pipelines.pipe` for what is returned.
+        and load_state_dict that are the same on all ranks. loss_fn: function of the last unit's output and
+        the target. scheduler: function of the optimizer; the result is returned as a fourth object. split:
+        function of a mini-batch that returns (input, target); without it a mini-batch is such a pair. memory:
+        that this worker's stage may use, in bytes or like "2GiB". profile: file written by `elastane
+        profile`. options: accumulation_steps, steps_per_epoch, bucket_cap_mb, as of `prepare`. Raises
+        UnsupportedError for anything that would change the bits. What is returned: see
+        `elastane.runtime.pipelines.pipe`.
         """
 
     def register(self, name: str, value: Any) -> None:

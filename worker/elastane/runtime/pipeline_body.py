@@ -4,8 +4,8 @@
           ─▶ computed: the script may log values ─▶ begin_apply: report, wait until all contexts are durable
           ─▶ end
 
-A step is reported once its sums are complete. So if all have reported, every worker can apply the step without
-the others' help, and does, even if one of them dies (see `protocol`).
+A step is reported once its sums are complete. So if all have reported, every worker can apply the step
+without the others' help, and does, even if one of them dies (see `protocol`).
 """
 
 from __future__ import annotations

@@ -168,7 +168,8 @@ class StepBody(Generic[T]):
         failure, lost = self._actions.failure, not state.in_flight
         await self.give_up()
         if failure is None and not lost:
-            raise StepError(f"the loop body of step {state.step} ended without optimizer.step()", hint=self.hint)
+            said = f"the loop body of step {state.step} ended without optimizer.step()"
+            raise StepError(said, hint=self.hint)
         return False
 
     async def give_up(self) -> None:

@@ -73,7 +73,7 @@ class Actions(Protocol):
         """True if the script's code between epochs runs before `step`."""
 
     async def all_wait(self) -> bool:
-        """Wait until the script's code between epochs needs nothing of other members any more, in any of them.
+        """Wait until no member's code between epochs needs anything of the others any more.
 
         False if the ring has changed meanwhile.
         """

@@ -187,7 +187,7 @@ class LocalJob(Job):
     ) -> LocalLoader:
         """Intercept the prepared objects' methods, so that they take effect once a step.
 
-        zeroing: zero_grad and clipping too; None: if the body runs for each of several mini-batches of a step.
+        zeroing: zero_grad and clipping too; None: if the body runs for several mini-batches of a step.
         """
         try:
             batches = options.steps_per_epoch or len(loader)

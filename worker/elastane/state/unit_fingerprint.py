@@ -1,7 +1,7 @@
 """Fingerprints of a pipeline's state, in pieces: each worker has those of its units.
 
-A piece is the sha256 of one item by the rule of `fingerprint`. Pieces of all workers together are those of the
-whole model, which a process that holds it all has alone: so a pipeline is compared with stock DDP.
+A piece is the sha256 of one item by the rule of `fingerprint`. Pieces of all workers together are those of
+the whole model, which a process that holds it all has alone: so a pipeline is compared with stock DDP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ Pieces = dict[str, dict[str, str]]
 def pieces(state: UnitState) -> Pieces:
     """Return the digests of what is held here: of active units, and of what all workers have."""
     units = state.units
-    weights, optimizer, buffers, extras = dict[str, str](), dict[str, str](), dict[str, str](), dict[str, str]()
+    weights, optimizer, buffers, extras = (
+        dict[str, str](),
+        dict[str, str](),
+        dict[str, str](),
+        dict[str, str](),
+    )
     for unit in sorted(state.active):
         prefix = units.prefix(unit)
         for name, parameter in units.owned_parameters(unit).items():

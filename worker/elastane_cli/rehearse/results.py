@@ -56,7 +56,7 @@ class Taken:
 class Outcome:
     """Result of one run. steps: global steps done; fingerprint: sha256 by part of the state.
 
-    taken: tensor by tensor, if requested.
+    taken: tensor by tensor, if requested. is_pipeline: its workers hold units of the model.
     """
 
     steps: int
@@ -64,6 +64,7 @@ class Outcome:
     values: Values
     audit: AuditResult | None = None
     taken: Taken | None = None
+    is_pipeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def read_stock(reports: Path, ests: int) -> Outcome:
     values: Values = {}
     steps = set()
     first: dict[str, str] = {}
+    is_pipeline = False
     for rank in range(ests):
         path = reports / f"ddp-{rank}.json"
         if not path.exists():
@@ -119,12 +121,13 @@ def read_stock(reports: Path, ests: int) -> Outcome:
         for step, logged in enumerate(report["logged"]):
             values |= {(step, rank, name): float(value).hex() for name, value in logged.items()}
         first = first or fingerprint_of([report])
+        is_pipeline = "pieces" in report
     if len(steps) != 1:
         raise ResultError(
             f"the ranks of the reference made {', '.join(map(str, sorted(steps)))} steps",
             hint="every rank must call optimizer.step() equally often",
         )
-    return Outcome(steps.pop(), first, values)
+    return Outcome(steps.pop(), first, values, is_pipeline=is_pipeline)
 
 
 def read_elastic(
@@ -149,15 +152,16 @@ def read_elastic(
     steps = int(leader["step"])
     taken = Taken.of({**leader["taken"], "steps": steps}) if leader.get("taken") else None
     audited = audit_history(history, ests, steps_per_epoch, dataset_size)
-    fingerprint = fingerprint_of([leader, *last]) if "pieces" in leader else leader["fingerprint"]
-    return Outcome(steps, fingerprint, values, audited, taken)
+    is_pipeline = "pieces" in leader
+    fingerprint = fingerprint_of([leader, *last]) if is_pipeline else leader["fingerprint"]
+    return Outcome(steps, fingerprint, values, audited, taken, is_pipeline)
 
 
 def fingerprint_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a run's fingerprint by part of the state, put together from its workers' reports.
 
-    Of a pipeline each report has the digests of its worker's units, piece by piece: the fingerprint of a part is
-    the sha256 of them all. Raises ResultError if two workers that hold the same piece have other bits in it.
+    Of a pipeline each report has the digests of its worker's units, piece by piece: the fingerprint of a part
+    is the sha256 of them all. Raises ResultError if two workers that hold the same piece have other bits.
     """
     if "pieces" not in reports[0]:
         whole: dict[str, str] = reports[0]["fingerprint"]

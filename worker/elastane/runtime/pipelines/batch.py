@@ -20,8 +20,9 @@ class PipelineBatch:
     those that follow.
     """
 
-    def __init__(self, step: int, first: Any = None, others: Iterator[Any] = iter(())) -> None:
-        self.step, self.first, self.others = step, first, others
+    def __init__(self, step: int, first: Any = None, others: Iterator[Any] | None = None) -> None:
+        self.step, self.first = step, first
+        self.others: Iterator[Any] = iter(()) if others is None else others
         self.used = False
 
     def use(self) -> None:

@@ -1,10 +1,12 @@
-"""A pipeline trainer's actions at a step boundary: units are handed over, read and released by its ring's plan.
+"""A pipeline trainer's actions at a step boundary. Units move and are released by the ring's plan:
 
-    form     the group; then every member sends the units that others lack, and takes those that it lacks, from
-             members, a checkpoint or the script's initial values. A member of the ring before puts them in place
-             at once, beside those it had: they are released after the first step of the new ring
+    form     the group; then every member sends the units that others lack, and takes those that it lacks,
+             from members, a checkpoint or the script's initial values. A member of the ring before puts them
+             in place at once, beside those it had: they are released after the first step of the new ring
     receive, adopt   a newcomer puts in place what has come, with what is common to all workers
     enter    the executor gets the plan
+
+Every action ends before it returns: coroutines block the script's thread and never suspend.
 """
 
 from __future__ import annotations
@@ -90,8 +92,10 @@ class PipelineBoundaryActions(RingActions):
         self._saver.write_snapshot(message, snapshot)
 
     async def restore(self, message: ring_pb2.Load) -> VerifiedCheckpoint | None:
-        """Find the newest usable checkpoint, and put in place what is common to all workers; units come later,
-        to each worker its own."""
+        """Find the newest usable checkpoint, and put in place what is common to all workers.
+
+        Units come later, to each worker its own.
+        """
         self._change_began = perf_counter()
         found = verify_for(message, num_ests=self._num_ests)
         if found is not None:
@@ -190,7 +194,5 @@ class PipelineBoundaryActions(RingActions):
     def _claimed(self) -> frozenset[int]:
         """Return the units that this worker holds at its step, as it says in Ready."""
         return frozenset(
-            unit
-            for units in self._session.protocol.units
-            for unit in range(units.first_unit, units.end_unit)
+            unit for units in self._session.protocol.units for unit in range(units.first_unit, units.end_unit)
         )

@@ -1,17 +1,17 @@
 """Evaluation between two epochs: the model's outputs, through the stages of whoever holds them.
 
-The script's code between epochs runs in every worker at its own pace, in some perhaps not at all: a worker that
-has just joined, or one that does not lead, may already wait for its next step. So all members meet in rounds,
-one that evaluates with every few mini-batches, one that waits with nothing to ask:
+The script's code between epochs runs in every worker at its own pace, in some perhaps not at all: a worker
+that has just joined, or one that does not lead, may already wait for its next step. So all members meet in
+rounds, one that evaluates with every few mini-batches, one that waits with nothing to ask:
 
     told       every member says where it is: in which call of `evaluate`, how far; or that it waits
     nobody     evaluates: those who wait go on to the next step
     somebody   is furthest behind: that one's mini-batches go through the stages, and what `fn` makes of the
                outputs is told to all. Others at the same place have the same mini-batches, and take it too
 
-A round that a change of the ring cuts off is begun again in the new ring: no step has been made meanwhile, so the
-weights are the same. If the job has gone back to a checkpoint, this process cannot know what the script would do
-with the answer, and a new one takes its place.
+A round that a change of the ring cuts off is begun again in the new ring: no step has been made meanwhile, so
+the weights are the same. If the job has gone back to a checkpoint, this process cannot know what the script
+would do with the answer, and a new one takes its place.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Group:
 class Evaluation:
     """Evaluation in one worker. Used by the script's thread. num_ests: N.
 
-    settle: takes part in a change of the ring while the script's code between epochs runs. refusal: returns why
-    the script may not evaluate now; empty: it may.
+    settle: takes part in a change of the ring while the script's code between epochs runs. refusal: returns
+    why the script may not evaluate now; empty: it may.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class Evaluation:
         self._settle()
         if self._protocol.applied_step != step:
             _log.error(
-                f"the job went from step {step} to {self._protocol.applied_step} while the script evaluated: a"
-                " new process must start"
+                f"the job went from step {step} to {self._protocol.applied_step} while the script evaluated:"
+                " a new process must start"
             )
             raise SystemExit(EXIT_START_ANEW)
 

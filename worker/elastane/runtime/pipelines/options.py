@@ -30,10 +30,10 @@ _POWERS: Final = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 class PipelineOptions:
     """Options of `prepare_pipeline`.
 
-    loss_fn: (output of the last unit, target) -> scalar loss. split: mini-batch -> (input, target). scheduler:
-    constructor, called with the optimizer. memory_bytes: that this worker's stage may use; 0: not known.
-    profile: times of the units; None: they are measured while the job trains. train: those of `prepare` that
-    pipelines have, too.
+    loss_fn: (output of the last unit, target) -> scalar loss. split: mini-batch -> (input, target).
+    scheduler: constructor, called with the optimizer. memory_bytes: that this worker's stage may use; 0: not
+    known. profile: times of the units; None: they are measured while the job trains. train: those of
+    `prepare` that pipelines have, too.
     """
 
     loss_fn: Callable[[Any, Any], Tensor]
@@ -140,8 +140,8 @@ def check_extras(extras: Sequence[Any]) -> None:
             )
         if isinstance(extra, torch.nn.Module):
             raise PipelineOptionError(
-                f"a {type(extra).__name__} was prepared beside the units: no worker has all weights that it is"
-                " made of",
+                f"a {type(extra).__name__} was prepared beside the units: no worker has all weights that it"
+                " is made of",
                 hint="put what is trained into a unit; averages of weights need job.prepare",
             )
         if isinstance(extra, torch.optim.Optimizer):

@@ -42,8 +42,8 @@ LOSS = "loss"
 class PipelineRunner:
     """Runs the steps of one worker. Used by the script's thread.
 
-    device: of the units. Set by the assembly: settle, which takes part in a change of the ring; rest, which takes
-    part in other members' evaluation until none is left, False if the ring has changed.
+    device: of the units. Set by the assembly: settle, which takes part in a change of the ring; rest, which
+    takes part in other members' evaluation until none is left, False if the ring has changed.
     """
 
     def __init__(self, parts: PipelineParts, device: torch.device) -> None:
@@ -286,12 +286,12 @@ class PipelineRunner:
         if self._parts.states() != self._before:
             raise PipelineBodyError(
                 f"random numbers were drawn {where}, in step {self._state.step}",
-                hint="draw them in the dataset, in split= or in a unit: there each EST has its own; or inside "
-                "`with job.isolated_rng():`",
+                hint="draw them in the dataset, in split= or in a unit, where each EST has its own; or inside"
+                " `with job.isolated_rng():`",
             )
 
     def _check_items(self, before: Parts) -> None:
-        """Raise PipelineBodyError for a registered item that a unit has changed: it does not travel with it."""
+        """Raise PipelineBodyError for a registered item that a unit has changed: it does not travel."""
         now = self._parts.source.registry.capture()
         if changed := [name for name, state in now.items() if before.get(name) != state]:
             raise PipelineBodyError(

@@ -57,5 +57,3 @@ class PipelineSpeed:
                 unit_forward_seconds=[found[unit][0] for unit in order],
                 unit_backward_seconds=[found[unit][1] for unit in order],
             )
-
-

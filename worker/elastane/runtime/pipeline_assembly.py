@@ -104,9 +104,7 @@ def build_pipeline_trainer(
     runner.rest = evaluation.serve
 
     def boundary(member: RingMember) -> StepBoundary:
-        actions = PipelineBoundaryActions(
-            parts, runner, saver, interval, member, evaluation, ests, device
-        )
+        actions = PipelineBoundaryActions(parts, runner, saver, interval, member, evaluation, ests, device)
         protocol = worker_session.protocol
         boundaries.append(StepBoundary(environment.worker_id, protocol, parts.contexts, initial, actions))
         return boundaries[0]
@@ -126,7 +124,7 @@ def build_pipeline_trainer(
 
 
 def pipeline_model(prepared: PreparedPipeline) -> pipeline_pb2.PipelineModel:
-    """Return the units as the master plans with them; times and sizes of a step only if they were profiled."""
+    """Return the units as the master plans with them; what a step takes only if it was profiled."""
     units, profile = prepared.units, prepared.options.profile
     model = pipeline_pb2.PipelineModel(waves=prepared.options.train.accumulation_steps)
     for unit in range(units.count):

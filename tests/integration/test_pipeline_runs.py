@@ -16,7 +16,7 @@ import pytest
 
 from compared_runs import compare_runs
 from elastane.runtime.rehearsal import Gate, Rehearsal
-from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
+from elastane_cli.rehearse.cluster import ClusterError, LocalCluster, local_cluster
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.errors import EXIT_START_ANEW
 from elastane_common.processes.child import ExitStatus
@@ -37,12 +37,13 @@ class Config:
     data_workers: int = 0
     modules: bool = False
     evaluate: str = "all"
+    disturbs: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
         found = [str(SCRIPT), "--epochs", str(self.epochs), "--accumulation", str(self.accumulation)]
         found += ["--size", str(SIZE), "--batch-size", str(BATCH), "--data-workers", str(self.data_workers)]
-        return [*found, "--evaluate", self.evaluate, *(["--modules"] if self.modules else [])]
+        return [*found, "--evaluate", self.evaluate, *(["--modules"] if self.modules else []), *self.disturbs]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -50,8 +51,8 @@ class Config:
 
     @property
     def of_bits(self) -> Config:
-        """The same with units as functions: what stock DDP is run with. Who evaluates decides what is drawn."""
-        return replace(self, modules=False)
+        """The same with units as functions, undisturbed: what stock DDP is run with."""
+        return replace(self, modules=False, disturbs=())
 
 
 @functools.cache
@@ -70,6 +71,8 @@ class Churn:
     checkpoint_steps: int = 0
     kills: dict[str, str] = field(default_factory=dict)
     acts: list[tuple[int, str]] = field(default_factory=list)
+    #: Held while the workers evaluate after epoch 1; a newcomer comes meanwhile.
+    evaluation: Gate | None = None
 
 
 def run(folder: Path, config: Config, churn: Churn) -> LocalCluster:
@@ -108,6 +111,11 @@ def run(folder: Path, config: Config, churn: Churn) -> LocalCluster:
             elif verb.startswith("drain"):
                 cluster.client.drain_worker(cluster.job, verb.split()[1])
             gate.open()
+        if churn.evaluation is not None:
+            cluster.wait_for(lambda job: job.step >= 2 * config.steps_per_epoch, what="epoch 1")
+            name = cluster.add_worker()
+            cluster.wait_for(lambda job, n=name: n in {w.worker_id for w in job.workers}, what=name)
+            churn.evaluation.open()
         job = cluster.wait_for_end()
         assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, f"{job.reason}\n{cluster.last_lines()}"
         history = list(cluster.client.audit_log(cluster.job))
@@ -200,3 +208,27 @@ def test_ways_to_write_a_script(tmp_path: Path, config: Config) -> None:
 def test_from_the_first_step_nothing_is_left(tmp_path: Path) -> None:
     """Without a checkpoint all begin anew."""
     run(tmp_path, Config(epochs=2), Churn(stages=(3, 3), kills={"w1": "prepared:1"}))
+
+
+@slow
+@pytest.mark.parametrize("worker", ["w0", "w1", "w2"])
+@pytest.mark.parametrize("shadows", [0, 1])
+def test_a_worker_dies_while_all_evaluate(tmp_path: Path, worker: str, shadows: int) -> None:
+    """With shadows the others evaluate again; without, new processes go on from the checkpoint."""
+    config = Config(disturbs=("--dies", worker))
+    cluster = run(tmp_path, config, Churn(stages=(3, 3), shadows=shadows, checkpoint_steps=3))
+    assert cluster.workers[worker].status == ExitStatus(-signal.SIGKILL), cluster.last_lines()
+
+
+@slow
+def test_a_newcomer_serves_evaluation(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "evaluation")
+    config = Config(disturbs=("--gate", str(tmp_path / "evaluation")))
+    run(tmp_path / "run", config, Churn(2, stages=(2, 3), evaluation=gate))
+
+
+@slow
+def test_mini_batches_of_an_evaluation_are_the_same_in_all_workers(tmp_path: Path) -> None:
+    config = Config(epochs=1, disturbs=("--noise", "0.1"))
+    with pytest.raises(ClusterError, match=r"workers evaluate with different mini-batches"):
+        run(tmp_path, config, Churn())

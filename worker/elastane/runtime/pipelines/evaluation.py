@@ -7,7 +7,7 @@ rounds, one that evaluates with every few mini-batches, one that waits with noth
     told       every member says where it is: in which call of `evaluate`, how far; or that it waits
     nobody     evaluates: those who wait go on to the next step
     somebody   is furthest behind: that one's mini-batches go through the stages, and what `fn` makes of the
-               outputs is told to all. Others at the same place have the same mini-batches, and take it too
+               outputs is told to all. Others at the same place, with the same mini-batches, take it too
 
 A round that a change of the ring cuts off is begun again in the new ring: no step has been made meanwhile, so
 the weights are the same. If the job has gone back to a checkpoint, this process cannot know what the script
@@ -27,12 +27,13 @@ from elastane.collective.ring_errors import RingError
 from elastane.runtime.pipelines.errors import EvaluationError
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.pipe import EvalMode
+from elastane.state.value_digests import digest_any
 from elastane_common.errors import EXIT_START_ANEW
 
 _log = structlog.get_logger(__name__)
 
-Place = tuple[int, int]
-"""Call of `evaluate` since the last epoch's end, and group of mini-batches in it."""
+Place = tuple[int, int, str]
+"""Call of `evaluate` since the last epoch's end, group of mini-batches in it, and their digest."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Evaluation:
             if not group:
                 return found
             inputs = [split(batch)[0] for batch in group]
-            found += self._answer(_Group((self._calls, number), group, inputs, fn), step)
+            place = self._calls, number, digest_any(group)
+            found += self._answer(_Group(place, group, inputs, fn), step)
         raise AssertionError("unreachable")
 
     def serve(self) -> bool:
@@ -119,6 +121,11 @@ class Evaluation:
             executor.flush()
             return None
         first = min(places)
+        if any(place[:2] == first[:2] and place != first for place in places):
+            raise EvaluationError(
+                "workers evaluate with different mini-batches: the answer would depend on who leads",
+                hint="evaluate without shuffling and random transforms, or `if job.is_leader:`",
+            )
         asks = told.index(first) == executor.me
         with EvalMode(parts.state.units.as_model()):
             outputs = executor.forward_only(group.inputs if asks else ())

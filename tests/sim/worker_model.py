@@ -505,6 +505,10 @@ class WorkerModel:
     def begins_epoch(self, step: int) -> bool:
         return self.loop.begins_epoch(step)
 
+    async def all_wait(self) -> bool:
+        """Nothing is evaluated between epochs."""
+        return True
+
     def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
         return self.interval.report(generation, step)
 

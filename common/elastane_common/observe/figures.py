@@ -27,7 +27,7 @@ class WorkerFigures:
     steps done again. all_reduce_wait_seconds: from the end of backward until the sums are complete.
     prepared_wait_seconds: from then until the master lets the step be applied. data_wait_seconds: waiting for
     batches. ring_change_seconds: from Go until the ring trains, hand-over included. device_type and all that
-    follow it: written by `StepSpeed`.
+    follow it: written by `StepSpeed`, in a pipeline by `PipelineSpeed`.
     """
 
     step: int = 0

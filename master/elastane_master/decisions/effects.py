@@ -100,12 +100,16 @@ class UnitSource(msgspec.Struct, frozen=True):
 
 
 class PipelinePlan(msgspec.Struct, frozen=True):
-    """How the units are run in one generation of the ring. step_seconds: predicted; 0.0: not known."""
+    """How the units are run in one generation of the ring.
+
+    step_seconds: predicted; 0.0: not known. checkpoint_url: folder of the sources' checkpoints.
+    """
 
     stages: tuple[PipelineStage, ...]
     sources: tuple[UnitSource, ...] = ()
     step_seconds: float = 0.0
     reason: str = ""
+    checkpoint_url: str = ""
 
 
 class Go(Message, frozen=True, tag=True):

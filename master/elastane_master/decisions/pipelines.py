@@ -100,7 +100,11 @@ def ring_goes(ctx: DecisionContext, resume_step: int, loaded: str | None) -> Non
     sources: tuple[UnitSource, ...] = unit_holders.sources(state, resume_step)
     if loaded is not None:
         sources = unit_holders.stored(state, loaded)
-    ring.plan = msgspec.structs.replace(stage_plans.in_ring(plan, ring.names()), sources=sources)
+    ring.plan = msgspec.structs.replace(
+        stage_plans.in_ring(plan, ring.names()),
+        sources=sources,
+        checkpoint_url=state.settings.checkpoint_url if loaded else "",
+    )
     if not stage_plans.same_stages(plan, before):
         ctx.note(_planned(plan, before, replanned=is_same))
 

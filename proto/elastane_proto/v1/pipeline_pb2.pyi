@@ -83,13 +83,15 @@ class UnitRange(_message.Message):
     def __init__(self, first_unit: _Optional[int] = ..., end_unit: _Optional[int] = ...) -> None: ...
 
 class PipelinePlan(_message.Message):
-    __slots__ = ("stages", "sources", "step_seconds", "reason")
+    __slots__ = ("stages", "sources", "step_seconds", "reason", "checkpoint_url")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[PipelineStage]
     sources: _containers.RepeatedCompositeFieldContainer[UnitSource]
     step_seconds: float
     reason: str
-    def __init__(self, stages: _Optional[_Iterable[_Union[PipelineStage, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+    checkpoint_url: str
+    def __init__(self, stages: _Optional[_Iterable[_Union[PipelineStage, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[UnitSource, _Mapping]]] = ..., step_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., checkpoint_url: _Optional[str] = ...) -> None: ...

@@ -33,7 +33,8 @@ class Saved:
 class Recorder:
     """Actions of a worker. restored: the checkpoint that `restore` finds. fails: raised by `form`.
 
-    superseded: another change of the ring is announced while state is received.
+    superseded: another change of the ring is announced while state is received. waits: how often the ring
+    changes while others evaluate.
     """
 
     protocol: WorkerProtocol
@@ -43,6 +44,7 @@ class Recorder:
     superseded: bool = False
     refusal: str = ""
     epochs_begin: bool = False
+    waits: int = 0
     done: list[str] = field(default_factory=list)
     sent: list[ring_pb2.AttendRequest] = field(default_factory=list)
 
@@ -65,6 +67,10 @@ class Recorder:
 
     def begins_epoch(self, step: int) -> bool:
         return self.epochs_begin
+
+    async def all_wait(self) -> bool:
+        self.waits -= 1
+        return self.waits < 0
 
     def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
         self.done.append("report the interval")
@@ -188,6 +194,14 @@ def test_checkpoints_are_saved_after_the_code_between_epochs_and_at_their_step_a
         actions.protocol.checkpoint = ring_pb2.Checkpoint(checkpoint=f"of-{step}", step=step)
         finish(boundary.settle())
     assert actions.done == ["report the interval", "start at 0", "save of-0"]
+
+
+def test_the_code_between_epochs_is_reported_when_nobody_evaluates_any_more() -> None:
+    actions, boundary, contexts = made()
+    actions.protocol.entered(2, 0, [])
+    contexts.now, actions.epochs_begin, actions.waits = {0: EstContext(0, 0)}, True, 1
+    finish(boundary.settle())
+    assert actions.waits == -1 and actions.done == ["report the interval", "start at 0"]
 
 
 def test_before_the_loop_the_code_between_epochs_has_not_ended() -> None:

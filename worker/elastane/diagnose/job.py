@@ -31,6 +31,10 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipelines.batch import steps as steps_of
+from elastane.runtime.pipelines.options import PipelineOptions
+from elastane.runtime.pipelines.prepared import PreparedPipeline
+from elastane.runtime.pipelines.stock_pipe import StockPipe
 from elastane.runtime.prepared_objects import PreparedObjects, check_modules, intercept
 from elastane.runtime.script_generators import roots_of
 from elastane.runtime.stock import LocalJob, LocalTask
@@ -111,11 +115,9 @@ class DoctorJob(LocalJob):
         """Upload nothing: a script that is examined has no trained model."""
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        if self._turns is not None:
-            raise StepError("prepare was called twice", hint="pass everything to one call")
-        self._book.stage("prepare")
+        self._begin_prepare("prepare")
         try:
-            prepared, self._options = PreparedObjects(objects), TrainOptions.of(options)
+            prepared, chosen = PreparedObjects(objects), TrainOptions.of(options)
         except ElastaneError as error:
             self._refused("prepare", error)
             self._end()
@@ -123,22 +125,60 @@ class DoctorJob(LocalJob):
             check_modules(prepared.model)
         except UnsupportedError as error:
             self._refused("prepare", error)  # the loop is examined all the same
-        self._prepared = prepared
+        turns, steps = self._examine(prepared, chosen, zeroing=chosen.accumulation_steps > 1)
+        loader = DoctorLoader(prepared.loader, turns, steps, self._loop_left)
+        result = tuple(loader if o is prepared.loader else o for o in objects)
+        return result[0] if len(result) == 1 else result
+
+    def prepare_pipeline(
+        self,
+        units: Any,
+        optimizer: Any,
+        loader: Any,
+        *extras: Any,
+        loss_fn: Any,
+        scheduler: Any = None,
+        split: Any = None,
+        memory: str | int | None = None,
+        profile: Any = None,
+        **options: Any,
+    ) -> Any:
+        self._begin_prepare("prepare_pipeline")
+        try:
+            chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
+            prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=False)
+        except ElastaneError as error:
+            self._refused("prepare", error, where="job.prepare_pipeline")
+            self._end()
+        turns, steps = self._examine(prepared.objects, chosen.train, zeroing=False)
+        self._book.fact("units of the pipeline", prepared.units.count)
+        pipe = StockPipe(prepared, prepared.objects.model, self._step_calls, lambda name, value: None)
+        own_loader = DoctorLoader(loader, steps_of(turns, lambda: self.step), steps, self._loop_left)
+        return prepared.returned(pipe, own_loader)
+
+    def _begin_prepare(self, name: str) -> None:
+        if self._turns is not None:
+            raise StepError(f"{name} was called in a prepared script", hint="pass everything to one call")
+        self._book.stage("prepare")
+
+    def _examine(
+        self, prepared: PreparedObjects, options: TrainOptions, *, zeroing: bool
+    ) -> tuple[Iterator[Any], int]:
+        """Return the mini-batches of the examination, and the steps of an epoch."""
+        self._prepared, self._options = prepared, options
         self._generators = Generators(_device(prepared.model))
         self._registry.freeze()
-        self._calls = self._step_calls = DoctorCalls(prepared.model, self._options.accumulation_steps, None)
+        self._calls = self._step_calls = DoctorCalls(prepared.model, options.accumulation_steps, None)
         self._watch = StepWatch(prepared.model, prepared.optimizers, self._generators)
         self._state = TrainState(prepared.model, prepared.optimizers, prepared.schedulers, prepared.extras)
-        intercept(prepared, self._step_calls, zeroing=self._options.accumulation_steps > 1)
+        intercept(prepared, self._step_calls, zeroing=zeroing)
         self._model = prepared.model
         if self._seed is not None:
             seed_all(self._seed + RANK)
         self._supply, steps = self._open_supply()
         self._facts(steps)
         self._turns = self._loop()
-        loader = DoctorLoader(prepared.loader, self._turns, steps, self._loop_left)
-        result = tuple(loader if o is prepared.loader else o for o in objects)
-        return result[0] if len(result) == 1 else result
+        return self._turns, steps
 
     def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         if self._turns is None:
@@ -211,12 +251,12 @@ class DoctorJob(LocalJob):
         self._book.fact("data workers", loader.num_workers)
         self._book.fact("registered", ", ".join(self._registry.names) or "nothing")
 
-    def _refused(self, kind: str, error: Exception) -> None:
+    def _refused(self, kind: str, error: Exception, where: str = "") -> None:
         text = str(error.args[0]) if error.args else type(error).__name__
         hint = getattr(error, "hint", "")
         if text.startswith("Caught "):  # in a data worker: torch's text with its traceback
             text = reason_of(text).partition(": ")[2] or text
-        where = {"data": "the DataLoader", "state": "job.prepare", "prepare": "job.prepare"}[kind]
+        where = where or {"data": "the DataLoader"}.get(kind, "job.prepare")
         self._book.add(Severity.REFUSED, kind, text, where=where, todo=hint)
 
     def _operator_warned(self, operator: str, where: str) -> None:

@@ -14,6 +14,7 @@ INTERFACE (for the runner; it changes only here, and by a commit of its own)
     executor.end_step(applied=True)                      adopts EST 0's buffers (False: those before the step)
     executor.drop()                                      the ring ended, or a unit raised: the step is lost
     outputs = executor.forward_only(inputs)              collective, between steps
+    values = executor.tell_all(value)                    collective, between steps; then executor.flush()
     executor.close()
 
 `links` is a `RingLinks` of the generation's transport; its owner closes it. What the executor needs of
@@ -531,6 +532,23 @@ class StepExecutor:
         """`any_member` as a generator."""
         values = yield from self._ring().tell_all(Kind.FLAGS, flag)
         return any(values)
+
+    def tell_all(self, value: Any) -> list[Any]:
+        """Return what every member has given, by member. Collective, between steps.
+
+        value: as in a frame: tensors, None, numbers, strings, tuples, lists and dicts of them.
+        """
+        values: list[Any] = drive(self._ring().tell_all(Kind.FLAGS, value), self._ring().links)
+        return values
+
+    def flush(self) -> None:
+        """Wait until all that was sent is out. Raises RingAborted, RingBroken."""
+        self._ring().links.settle()
+
+    @property
+    def me(self) -> int:
+        """This member's index in the ring."""
+        return self._ring().me
 
     def forward_only(self, inputs: Iterable[Any]) -> list[Any]:
         """Return the model's outputs for this member's inputs, in order: no gradients, buffers and generators

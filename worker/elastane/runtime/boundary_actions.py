@@ -8,23 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.transport import HANDOVER_TAG, RingTransport
 from elastane.runtime import probes
+from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.interval import Interval
 from elastane.runtime.protocol import Outcome
 from elastane.runtime.saving import CheckpointSaver, restore_newest
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_runner import StepRunner
+from elastane.runtime.worker_session import WorkerSession
 from elastane.state.checkpoint import LoadedCheckpoint
 from elastane.state.codec import Exported
 from elastane.state.handover import receive_state, send_state
 from elastane.state.stream import StreamLayout
 from elastane.state.train_state import TrainState
+from elastane_common.observe.figures import WorkerFigures
 from elastane_proto.v1 import ring_pb2
 
 
@@ -40,43 +43,32 @@ class RingMember(Protocol):
         loaded_step: the checkpoint's; None: they came from other members.
         """
 
-    def entered(self, step: int, received: Exported | None) -> None:
+    def entered(self, step: int, received: Any) -> None:
         """Start this worker's ESTs at `step`, from contexts that are in place.
 
         received: the state, if it came from other members since the last call.
         """
 
 
-class BoundaryActions:
-    """Actions of one worker's step boundary. interval: the script's code between epochs, as it ran here.
-
-    num_ests: of the job. device: holds the tensors of messages.
+class RingActions:
+    """Actions of a step boundary that are the same for every kind of job. interval: the script's code between
+    epochs, as it ran here. drop: gives up the step in flight.
     """
 
     def __init__(
         self,
-        parts: StepParts,
-        runner: StepRunner,
-        state: TrainState,
-        saver: CheckpointSaver,
+        session: WorkerSession,
+        contexts: HostedContexts,
+        figures: WorkerFigures,
         interval: Interval,
         member: RingMember,
-        num_ests: int,
-        device: torch.device,
+        drop: Callable[[], None],
     ) -> None:
-        self._session, self._reducer = parts.worker_session, parts.reducer
-        self._contexts, self._figures = parts.contexts, parts.figures
-        self._runner = runner
-        self._state = state
-        self._saver = saver
-        self._member = member
-        self._num_ests = num_ests
-        self._device = device
+        self._session, self._contexts, self._figures = session, contexts, figures
+        self._interval, self._member, self._drop = interval, member, drop
         self._transport: RingTransport | None = None
-        #: Received state: in staging memory, and in place but not yet reported to the member.
-        self._staged: Exported | None = None
-        self._received: Exported | None = None
-        self._interval = interval
+        #: State from other members that is in place and not yet reported to the member.
+        self._received: Any = None
         #: When the change of the ring, and the hand-over in it, began.
         self._change_began = self._handover_began = 0.0
 
@@ -105,10 +97,82 @@ class BoundaryActions:
     def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
         return self._interval.report(generation, step)
 
-    # ------------------------------------------------------------------ checkpoints
+    # ------------------------------------------------------------------ checkpoints and rings
 
     def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
         return self._session.take_checkpoint_request()
+
+    def loaded(self, loaded: ring_pb2.Loaded) -> None:
+        self._member.replaced(loaded.step)
+        self._session.spans.loaded(
+            loaded.generation,
+            perf_counter() - self._change_began,
+            step=loaded.step,
+            checkpoint=loaded.checkpoint,
+        )
+
+    def drop_step(self) -> None:
+        self._change_began = perf_counter()
+        self._drop()
+
+    async def form(self, go: ring_pb2.Go, me: int) -> None:
+        self._transport = self._session.form(go, me)
+        seconds = perf_counter() - self._change_began
+        self._session.spans.formed(go.generation, seconds, workers=len(go.members))
+
+    def start_ests(self, step: int, go: ring_pb2.Go | None) -> None:
+        received, self._received = self._received, None
+        self._member.entered(step, received)
+        if go is None:
+            return
+        figures = self._figures
+        figures.usual_steps, figures.ring_steps = 0, 0  # first: another thread reads them
+        figures.ring_step_seconds = 0.0
+        figures.generation, figures.step, figures.ests = go.generation, step, len(self._contexts.now)
+        figures.rings_formed += 1
+        figures.ring_change_seconds += perf_counter() - self._change_began
+        probes.reached("formed", step)
+
+    async def all_wait(self) -> bool:
+        """There is nothing that members do together between epochs."""
+        return True
+
+    def _note_handover(self, direction: str, go: ring_pb2.Go, size_bytes: int) -> None:
+        self._session.spans.handed_over(
+            direction,
+            go.generation,
+            perf_counter() - self._handover_began,
+            size_bytes=size_bytes,
+            donors=len(go.donors),
+            receivers=len(go.receivers),
+        )
+
+
+class BoundaryActions(RingActions):
+    """Actions of one worker's step boundary.
+
+    num_ests: of the job. device: holds the tensors of messages.
+    """
+
+    def __init__(
+        self,
+        parts: StepParts,
+        runner: StepRunner,
+        state: TrainState,
+        saver: CheckpointSaver,
+        interval: Interval,
+        member: RingMember,
+        num_ests: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(parts.worker_session, parts.contexts, parts.figures, interval, member, runner.drop)
+        self._reducer = parts.reducer
+        self._state = state
+        self._saver = saver
+        self._num_ests = num_ests
+        self._device = device
+        #: Received state in staging memory.
+        self._staged: Exported | None = None
 
     def save(self, message: ring_pb2.Checkpoint) -> None:
         """Copy this worker's shard now, and write it in the background."""
@@ -123,26 +187,9 @@ class BoundaryActions:
         self._change_began = perf_counter()
         return restore_newest(message, self._state, num_ests=self._num_ests)
 
-    def loaded(self, loaded: ring_pb2.Loaded) -> None:
-        self._member.replaced(loaded.step)
-        self._session.spans.loaded(
-            loaded.generation,
-            perf_counter() - self._change_began,
-            step=loaded.step,
-            checkpoint=loaded.checkpoint,
-        )
-
-    # ------------------------------------------------------------------ rings
-
-    def drop_step(self) -> None:
-        self._change_began = perf_counter()
-        self._runner.drop()
-
     async def form(self, go: ring_pb2.Go, me: int) -> None:
         self._staged = None
-        self._transport = self._session.form(go, me)
-        seconds = perf_counter() - self._change_began
-        self._session.spans.formed(go.generation, seconds, workers=len(go.members))
+        await super().form(go, me)
 
     async def send_state(self, go: ring_pb2.Go, donor: int) -> None:
         """Send this donor's stripe of the state to each receiver."""
@@ -197,19 +244,6 @@ class BoundaryActions:
             self._session.spans.entered(go.generation)
         return is_entered
 
-    def start_ests(self, step: int, go: ring_pb2.Go | None) -> None:
-        received, self._received = self._received, None
-        self._member.entered(step, received)
-        if go is None:
-            return
-        figures = self._figures
-        figures.usual_steps, figures.ring_steps = 0, 0  # first: another thread reads them
-        figures.ring_step_seconds = 0.0
-        figures.generation, figures.step, figures.ests = go.generation, step, len(self._contexts.now)
-        figures.rings_formed += 1
-        figures.ring_change_seconds += perf_counter() - self._change_began
-        probes.reached("formed", step)
-
     def _begin_handover(self, go: ring_pb2.Go) -> RingTransport:
         assert self._transport is not None
         self._handover_began = perf_counter()
@@ -218,13 +252,3 @@ class BoundaryActions:
             # The thread that hands over has a stream of its own.
             torch.cuda.current_stream(self._device).synchronize()
         return self._transport
-
-    def _note_handover(self, direction: str, go: ring_pb2.Go, size_bytes: int) -> None:
-        self._session.spans.handed_over(
-            direction,
-            go.generation,
-            perf_counter() - self._handover_began,
-            size_bytes=size_bytes,
-            donors=len(go.donors),
-            receivers=len(go.receivers),
-        )

@@ -20,6 +20,10 @@ from elastane.runtime.epoch_values import EpochValues
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipeline_assembly import build_pipeline_trainer
+from elastane.runtime.pipelines.options import PipelineOptions
+from elastane.runtime.pipelines.parts import PipelineState
+from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.prepared_objects import (
     PreparedObjects,
     check_modules,
@@ -28,7 +32,7 @@ from elastane.runtime.prepared_objects import (
     refuse_new_groups,
     refuse_other_scalers,
 )
-from elastane.runtime.report import write_elastic_report
+from elastane.runtime.report import write_elastic_report, write_pipeline_report
 from elastane.runtime.rng_watch import OutsideRank, RngWatch, refuse_rank_seed
 from elastane.runtime.sampler_epoch import watch_set_epoch
 from elastane.runtime.step_calls import ElasticCalls
@@ -36,6 +40,8 @@ from elastane.runtime.tasks import LeasedTask, TaskSession, lease_tasks
 from elastane.runtime.trainer import Trainer
 from elastane.runtime.wrapper_names import give_wrapper_names
 from elastane.script_source.places import place_of
+from elastane.state.train_state import TrainState
+from elastane.state.unit_fingerprint import pieces
 from elastane.tracking.process import TrackerProcesses
 from elastane_common.errors import ElastaneError, StepError, UnsupportedError
 
@@ -175,46 +181,90 @@ class ElasticJob(Job):
         return est_step.applied
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
-        if self._trainer is not None:
-            raise StepError("prepare was called twice", hint="pass everything to one call")
-        if self._task_session is not None:
-            raise StepError(
-                "job.prepare was called after job.tasks", hint="a job either trains or leases tasks, not both"
-            )
+        self._check_unprepared("prepare")
         self._watch.stop()
         try:
             prepared, chosen = PreparedObjects(objects), TrainOptions.of(options)
             check_modules(prepared.model)
             check_schedulers(prepared)
-            source = BatchSource(
-                prepared.loader,
-                self.num_ests,
-                registry=self._registry,
-                accumulation_steps=chosen.accumulation_steps,
-                steps_per_epoch=chosen.steps_per_epoch,
-            )
-            self._registry.freeze()
-            # Fork data workers before a gRPC channel exists: gRPC's threads and locks do not survive a fork,
-            # and the child may hang.
-            source.start()
+            source = self._open_source(prepared.loader, chosen)
             trainer = build_trainer(
                 self._environment, prepared, chosen, source, self._carried, seed=self._seed
             )
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
-        trainer.sampler_epoch = watch_set_epoch(prepared.loader)
         refuse_other_scalers(prepared)
-        intercept(prepared, ElasticCalls(trainer), zeroing=chosen.accumulation_steps > 1)
-        refuse_new_groups(prepared)
         give_wrapper_names(prepared.model)
+        self._install(trainer, prepared, source, zeroing=chosen.accumulation_steps > 1)
         loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)
+        result = tuple(loader if o is prepared.loader else o for o in objects)
+        return result[0] if len(result) == 1 else result
+
+    def prepare_pipeline(
+        self,
+        units: Any,
+        optimizer: Any,
+        loader: Any,
+        *extras: Any,
+        loss_fn: Any,
+        scheduler: Any = None,
+        split: Any = None,
+        memory: str | int | None = None,
+        profile: Any = None,
+        **options: Any,
+    ) -> Any:
+        self._check_unprepared("prepare_pipeline")
+        self._watch.stop()
+        try:
+            chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
+            prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=True)
+            source = self._open_source(loader, chosen.train)
+            built = build_pipeline_trainer(
+                self._environment, prepared, source, self._carried, seed=self._seed
+            )
+        except ElastaneError as error:
+            sys.stderr.write(f"elastane: {error.line()}\n")
+            raise SystemExit(error.exit_code) from error
+        self._install(built.trainer, prepared.objects, source, zeroing=False)
+        return prepared.returned(built.pipe, ElasticLoader(loader, built.trainer, source.steps_per_epoch))
+
+    def _check_unprepared(self, name: str) -> None:
+        if self._trainer is not None:
+            raise StepError(
+                f"{name} was called in a script that has been prepared already",
+                hint="call prepare or prepare_pipeline once, and pass everything to that call",
+            )
+        if self._task_session is not None:
+            raise StepError(
+                f"job.{name} was called after job.tasks", hint="a job either trains or leases tasks, not both"
+            )
+
+    def _open_source(self, loader: DataLoader[Any], options: TrainOptions) -> BatchSource:
+        source = BatchSource(
+            loader,
+            self.num_ests,
+            registry=self._registry,
+            accumulation_steps=options.accumulation_steps,
+            steps_per_epoch=options.steps_per_epoch,
+        )
+        self._registry.freeze()
+        # Fork data workers before a gRPC channel exists: gRPC's threads and locks do not survive a fork,
+        # and the child may hang.
+        source.start()
+        return source
+
+    def _install(
+        self, trainer: Trainer, prepared: PreparedObjects, source: BatchSource, *, zeroing: bool
+    ) -> None:
+        """Let the script's calls reach its trainer. zeroing: zero_grad and clipping too."""
+        trainer.sampler_epoch = watch_set_epoch(prepared.loader)
+        intercept(prepared, ElasticCalls(trainer), zeroing=zeroing)
+        refuse_new_groups(prepared)
         self._trainer = trainer
         self._epoch_values = EpochValues(prepared, source.registry.objects)
         self._note_schedules(prepared, source.steps_per_epoch)
         self._order_warning = source.order_warning()
-        result = tuple(loader if o is prepared.loader else o for o in objects)
-        return result[0] if len(result) == 1 else result
 
     def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         if self._trainer is None:
@@ -282,9 +332,13 @@ class ElasticJob(Job):
         if not trackers.finish(trainer.applied_step, meanwhile=trainer.finish):
             trackers.lead(trainer.is_leader)
             return False
-        if self._environment.report_dir:
-            write_elastic_report(
-                self._environment, trainer.state, step=trainer.applied_step, is_leader=trainer.is_leader
+        directory, step, leads = self._environment.report_dir, trainer.applied_step, trainer.is_leader
+        if directory and isinstance(trainer.state, TrainState):
+            write_elastic_report(self._environment, trainer.state, step=step, is_leader=leads)
+        elif directory and isinstance(trainer.state, PipelineState):
+            worker, found = self._environment.worker_id, pieces(trainer.state.units)
+            write_pipeline_report(
+                directory, f"elastic-{worker}", found, worker=worker, leader=leads, step=step
             )
         return True
 

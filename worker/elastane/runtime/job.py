@@ -19,18 +19,12 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.tracking.tracker import parse_specs
 from elastane_common import determinism
-from elastane_common.errors import StepError, UnsupportedError
+from elastane_common.errors import StepError
 
 if TYPE_CHECKING:
     from elastane.runtime.prepared_objects import PreparedObjects
 
 _log = structlog.get_logger(__name__)
-
-
-class PipelineTrainingError(UnsupportedError):
-    """The script trains a model that is divided into units, which this release cannot."""
-
-    code = "ELA398"
 
 
 class Job(abc.ABC):
@@ -74,16 +68,43 @@ class Job(abc.ABC):
         for anything that would change the bits.
         """
 
-    def prepare_pipeline(self, units: Any, optimizer: Any, loader: Any, *extras: Any, **options: Any) -> Any:
-        """Prepare a model that is divided into units: so far only for `elastane profile`.
+    @abc.abstractmethod
+    def prepare_pipeline(
+        self,
+        units: Any,
+        optimizer: Any,
+        loader: Any,
+        *extras: Any,
+        loss_fn: Any,
+        scheduler: Any = None,
+        split: Any = None,
+        memory: str | int | None = None,
+        profile: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Train a model that no worker need hold whole: in place of `prepare`, once.
 
-        Raises PipelineTrainingError: units are measured and planned, and not trained yet.
+            pipe, optimizer, loader = job.prepare_pipeline(units, optimizer, loader, loss_fn=...)
+            for epoch in job.epochs(10):
+                for batch in loader:
+                    loss = pipe(batch)
+                    optimizer.step()
+
+        The result is that of the same units in one nn.Sequential under `prepare`. Each turn of the loop is
+        one global step in every mode; gradients are zeroed by `pipe(batch)`.
+
+        units: an nn.Sequential (nested ones are flattened), a list of modules or of functions that build them
+        (only then does no worker hold the whole model at its start), or a model that
+        torch.distributed.pipelining has split. optimizer: function of the parameters that returns one
+        optimizer; they have `.named()`, too. loader: the training DataLoader. extras: objects with state_dict
+        and load_state_dict that are the same on all ranks. loss_fn: function of the last unit's output and
+        the target. scheduler: function of the optimizer; the result is returned as a fourth object. split:
+        function of a mini-batch that returns (input, target); without it a mini-batch is such a pair. memory:
+        that this worker's stage may use, in bytes or like "2GiB". profile: file written by `elastane
+        profile`. options: accumulation_steps, steps_per_epoch, bucket_cap_mb, as of `prepare`. Raises
+        UnsupportedError for anything that would change the bits. What is returned: see
+        `elastane.runtime.pipelines.pipe`.
         """
-        raise PipelineTrainingError(
-            "job.prepare_pipeline: this release measures and plans pipelines, and does not train them yet",
-            hint="`elastane profile SCRIPT` and `elastane plan --profile` work; to train, pass the whole "
-            "model to job.prepare",
-        )
 
     def register(self, name: str, value: Any) -> None:
         """Keep a separate state of `value` for every EST, as stock ranks do; call it before `prepare`.

@@ -10,6 +10,7 @@ from elastane.reference_hook.elastane_reference import held, script_frames, scri
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.prepared_objects import PreparedObjects
 from elastane.state.train_state import TrainState, fingerprint
+from elastane.state.unit_fingerprint import Pieces
 
 
 def write_elastic_report(
@@ -48,6 +49,14 @@ def write_stock_report(
             "logged": logged,
         },
     )
+
+
+def write_pipeline_report(directory: str, name: str, found: Pieces, **facts: Any) -> None:
+    """Write `<directory>/<name>.json` of a pipeline: digests of the units held here, piece by piece.
+
+    facts: as in the reports of other jobs.
+    """
+    _write(Path(directory) / f"{name}.json", {**facts, "pieces": found})
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -105,6 +105,9 @@ class StepBody(Generic[T]):
     None: the first backward shows whether it draws random numbers.
     """
 
+    #: How a loop body is written.
+    hint = "call backward() and optimizer.step() once for every mini-batch"
+
     def __init__(
         self,
         protocol: WorkerProtocol,
@@ -163,19 +166,22 @@ class StepBody(Generic[T]):
             self._complete()
             return True
         failure, lost = self._actions.failure, not state.in_flight
+        await self.give_up()
+        if failure is None and not lost:
+            said = f"the loop body of step {state.step} ended without optimizer.step()"
+            raise StepError(said, hint=self.hint)
+        return False
+
+    async def give_up(self) -> None:
+        """Give up the step in flight; if its ring has broken, return when the change is known."""
+        failure, step = self._actions.failure, self._state.step
         self._actions.lose_step()
         self._actions.drop()
         if failure is not None:
             why = str(failure)
-            self._actions.tell(lambda: self._protocol.broken(state.step, why))
+            self._actions.tell(lambda: self._protocol.broken(step, why))
             # No further step can run in a broken ring: wait for the change, or for an eviction.
             await self._actions.wait_for(lambda: not self._protocol.is_running)
-        elif not lost:
-            raise StepError(
-                f"the loop body of step {state.step} ended without optimizer.step()",
-                hint="call backward() and optimizer.step() once for every mini-batch",
-            )
-        return False
 
     # ------------------------------------------------------------------ the last backward
 

@@ -72,6 +72,12 @@ class Actions(Protocol):
     def begins_epoch(self, step: int, /) -> bool:
         """True if the script's code between epochs runs before `step`."""
 
+    async def all_wait(self) -> bool:
+        """Wait until no member's code between epochs needs anything of the others any more.
+
+        False if the ring has changed meanwhile.
+        """
+
     def interval_report(self, generation: int, step: int, /) -> ring_pb2.IntervalReport:
         """Build the report of the script's code before `step`."""
 
@@ -162,6 +168,8 @@ class StepBoundary:
 
         Also returns when the ring changes first. Raises IntervalError if the master refuses the draws.
         """
+        if not await self._actions.all_wait():
+            return
         protocol, step = self._protocol, self._protocol.applied_step
         report = self._actions.interval_report(protocol.generation, step)
         self._actions.tell(lambda: protocol.report_interval(report))

@@ -43,3 +43,10 @@ class StepParts:
     def states(self) -> Parts:
         """Capture the current states of generators and registered items."""
         return self.generators.capture() | self.source.registry.capture()
+
+    def close(self) -> None:
+        """End threads, hooks and files."""
+        self.fingerprints.close()
+        self.reducer.close()
+        if self.trace is not None:
+            self.trace.close()

@@ -211,6 +211,10 @@ class StepRunner:
         """True if backward() of the current mini-batch is done."""
         return self._reducer.backward_done
 
+    def rest(self) -> bool:
+        """There is nothing that members do together after the last epoch."""
+        return True
+
     def last_values(self) -> dict[str, float]:
         """Return the means of the last step's logged values over this worker's ESTs."""
         values: dict[str, list[float]] = {}

@@ -27,9 +27,14 @@ from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipelines.options import PipelineOptions
+from elastane.runtime.pipelines.prepared import PreparedPipeline
+from elastane.runtime.pipelines.stock_pipe import StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
-from elastane.runtime.report import write_stock_report
+from elastane.runtime.report import write_pipeline_report, write_stock_report
 from elastane.runtime.step_trace import StepTrace, open_trace
+from elastane.state.unit_fingerprint import pieces
+from elastane.state.unit_state import UnitState
 from elastane.tracking.process import TrackerProcesses
 from elastane_common.errors import StepError, UnsupportedError
 
@@ -177,8 +182,13 @@ class LocalJob(Job):
         model: torch.nn.Module,
         loader: DataLoader[Any],
         options: TrainOptions,
+        *,
+        zeroing: bool | None = None,
     ) -> LocalLoader:
-        """Intercept the prepared objects' methods, so that they take effect once a step."""
+        """Intercept the prepared objects' methods, so that they take effect once a step.
+
+        zeroing: zero_grad and clipping too; None: if the body runs for several mini-batches of a step.
+        """
         try:
             batches = options.steps_per_epoch or len(loader)
         except TypeError as error:  # an IterableDataset without a length
@@ -189,12 +199,47 @@ class LocalJob(Job):
         self._model = model
         self._steps_per_epoch = -(-batches // options.accumulation_steps)
         self._calls = LocalCalls(model, options.accumulation_steps, batches)
-        intercept(prepared, self._calls, zeroing=options.accumulation_steps > 1)
-        if model is not prepared.model and options.accumulation_steps > 1:
+        zeroing = options.accumulation_steps > 1 if zeroing is None else zeroing
+        intercept(prepared, self._calls, zeroing=zeroing)
+        if model is not prepared.model and zeroing:
             intercept_zero_grad(model, self._calls)  # the script holds DDP's wrapper
         self._note_schedules(prepared, self._steps_per_epoch)
         self._registry.freeze()
         return LocalLoader(loader, self, options)
+
+    def prepare_pipeline(
+        self,
+        units: Any,
+        optimizer: Any,
+        loader: Any,
+        *extras: Any,
+        loss_fn: Any,
+        scheduler: Any = None,
+        split: Any = None,
+        memory: str | int | None = None,
+        profile: Any = None,
+        **options: Any,
+    ) -> Any:
+        if self._calls is not None:
+            raise StepError("the script has been prepared already", hint="call one of the two, once")
+        chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
+        prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=False)
+        model, own_loader = self._wrap_pipeline(prepared)
+        mini_batches = self._control(prepared.objects, model, own_loader, chosen.train, zeroing=False)
+        assert self._calls is not None
+        pipe = StockPipe(prepared, model, self._calls, self._log_loss)
+        if self._seed is not None:
+            seed_all(self._seed + self.rank)
+        return prepared.returned(
+            pipe, StockPipelineLoader(mini_batches, self._steps_per_epoch, lambda: self.step)
+        )
+
+    def _log_loss(self, name: str, value: torch.Tensor) -> None:
+        self._pending.setdefault(name, value)
+
+    def _wrap_pipeline(self, prepared: PreparedPipeline) -> tuple[torch.nn.Module, DataLoader[Any]]:
+        """Hook for the mode: return the model that trains the units, and the loader of this rank."""
+        return prepared.objects.model, prepared.objects.loader
 
 
 class PlainJob(LocalJob):
@@ -236,13 +281,13 @@ class DdpJob(LocalJob):
         self.is_leader = self.rank == 0
         self._prepared: PreparedObjects | None = None
         self._loader: DataLoader[Any] | None = None
+        self._units: UnitState | None = None
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         prepared = self._prepared = PreparedObjects(objects)
         chosen = TrainOptions.of(options)
         self._trace = open_trace(f"ddp-{self.rank}", prepared, self._registry)
-        device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None
-        model = DistributedDataParallel(prepared.model, device_ids=device_ids, **chosen.ddp_arguments())
+        model = self._distributed(prepared.model, chosen)
         self._loader = stock_loader(
             prepared.loader, self.num_ests, self.rank, steps_per_epoch=chosen.steps_per_epoch
         )
@@ -250,6 +295,21 @@ class DdpJob(LocalJob):
         if self._seed is not None:
             seed_all(self._seed + self.rank)
         return _replaced(objects, {id(prepared.model): model, id(prepared.loader): loader})
+
+    def _wrap_pipeline(self, prepared: PreparedPipeline) -> tuple[torch.nn.Module, DataLoader[Any]]:
+        objects = self._prepared = prepared.objects
+        self._units = UnitState(prepared.units, prepared.optimizer, objects.schedulers, objects.extras)
+        self._units.active = prepared.units.held
+        options = prepared.options.train
+        self._trace = open_trace(f"ddp-{self.rank}", objects, self._registry)
+        self._loader = stock_loader(
+            objects.loader, self.num_ests, self.rank, steps_per_epoch=options.steps_per_epoch
+        )
+        return self._distributed(objects.model, options), self._loader
+
+    def _distributed(self, model: torch.nn.Module, options: TrainOptions) -> DistributedDataParallel:
+        device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None
+        return DistributedDataParallel(model, device_ids=device_ids, **options.ddp_arguments())
 
     def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         if self._prepared is None:
@@ -263,13 +323,12 @@ class DdpJob(LocalJob):
     def _end(self) -> None:
         super()._end()
         assert self._prepared is not None
-        if self._environment.report_dir:
-            write_stock_report(
-                self._environment.report_dir,
-                self._prepared,
-                rank=self.rank,
-                logged=self._logged,
-            )
+        directory, rank = self._environment.report_dir, self.rank
+        if directory and self._units is not None:
+            found, steps = pieces(self._units), len(self._logged)
+            write_pipeline_report(directory, f"ddp-{rank}", found, rank=rank, step=steps, logged=self._logged)
+        elif directory:
+            write_stock_report(directory, self._prepared, rank=rank, logged=self._logged)
         dist.barrier()
         dist.destroy_process_group()
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from elastane.runtime.blocking import finish
 from elastane.runtime.boundary_actions import RingMember
@@ -32,14 +32,14 @@ from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.est_step import EpochsClosed
 from elastane.runtime.interval import Interval
 from elastane.runtime.leaving import when_left
+from elastane.runtime.pipelines.parts import PipelineParts
+from elastane.runtime.pipelines.runner import PipelineRunner
 from elastane.runtime.sampler_epoch import SamplerEpoch
 from elastane.runtime.saving import CheckpointSaver
 from elastane.runtime.step_boundary import StepBoundary
 from elastane.runtime.step_parts import StepParts
 from elastane.runtime.step_runner import StepRunner
 from elastane.runtime.worker_session import Duties
-from elastane.state.codec import Exported
-from elastane.state.train_state import TrainState
 from elastane.tracking.process import TrackerProcesses
 from elastane_common.errors import LoaderUseError, StepError
 from elastane_proto.v1 import ring_pb2
@@ -47,6 +47,14 @@ from elastane_proto.v1 import ring_pb2
 _LOOK = "to inspect a batch, use a separate DataLoader: next(iter(DataLoader(dataset, ...)))"
 SENT_AWAY_SECONDS = 0.5
 """Time for which a drained worker waits for a file that is being written."""
+
+
+class CarriedState(Protocol):
+    """State that travels with the weights; `load` puts in place again what has come from other members."""
+
+    @property
+    def extras(self) -> dict[str, Any]: ...
+    def load(self, received: Any, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,10 @@ class TrainerParts:
     number of epochs and max_steps.
     """
 
-    steps: StepParts
-    runner: StepRunner
+    steps: StepParts | PipelineParts
+    runner: StepRunner | PipelineRunner
     boundary: Callable[[RingMember], StepBoundary]
-    state: TrainState
+    state: CarriedState
     saver: CheckpointSaver
     interval: Interval
     closed_epochs: EpochsClosed
@@ -94,7 +102,7 @@ class Trainer:
         self._looped_epoch = -1
         #: State received in the middle of an epoch's loader loop from workers that had already run its
         #: closing code.
-        self._closed_elsewhere: Exported | None = None
+        self._closed_elsewhere: Any = None
         self._trackers: TrackerProcesses | None = None
         self._progress: ProgressLine | None = None
         #: The loader is being iterated, or its loop was left early.
@@ -136,7 +144,7 @@ class Trainer:
         return self._protocol.fenced > self._protocol.generation
 
     @property
-    def state(self) -> TrainState:
+    def state(self) -> CarriedState:
         return self._state
 
     @property
@@ -229,6 +237,8 @@ class Trainer:
         while not self._protocol.all_ended:
             if self._protocol.changing:
                 finish(self._boundary.settle(in_loop=False))
+            if not self.steps.rest():
+                continue
             message = ring_pb2.EndEarly(
                 generation=self._protocol.generation, step=self.applied_step, epoch=self.epoch, place=place
             )
@@ -248,8 +258,10 @@ class Trainer:
         Returns False if that change took the job back to an earlier step, as when the store has lost the last
         steps and no other worker holds them: training must go on from there.
         """
-        through = finish(self._loop.finish())
-        self._worker_session.exits.finished = self.ended_early or through
+        exits = self._worker_session.exits
+        while (through := finish(self._loop.finish())) and not exits.finished and not self.steps.rest():
+            pass
+        exits.finished = self.ended_early or through
         return self._worker_session.exits.finished
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
@@ -257,12 +269,8 @@ class Trainer:
         # A drained worker's unfinished shard belongs to a checkpoint that the master has given up; waiting
         # for it could outlast the notice of the node.
         sent_away = bye is not None and bye.reason == ring_pb2.BYE_REASON_DRAINED
-        parts = self._parts.steps
-        parts.fingerprints.close()
         self._parts.saver.close(SENT_AWAY_SECONDS if sent_away else None)
-        parts.reducer.close()
-        if parts.trace is not None:
-            parts.trace.close()
+        self._parts.steps.close()
         self._worker_session.close(bye)
         self._source.close()
         if self._trackers is not None:
@@ -379,7 +387,7 @@ class Trainer:
         self._parts.steps.buffers.take()
         self._parts.steps.watch.replaced()
 
-    def entered(self, step: int, received: Exported | None) -> None:
+    def entered(self, step: int, received: Any) -> None:
         """Start this worker's ESTs from their new contexts at `step`.
 
         received: state that came from other members meanwhile.

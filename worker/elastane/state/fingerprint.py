@@ -48,10 +48,10 @@ def fingerprint(
     for index, optimizer in enumerate(optimizers):
         state = optimizer.state_dict()
         parts = {"state": state["state"], "param_groups": state["param_groups"]}
-        _add_value(optimizer_hash, str(index), parts)
+        add_value(optimizer_hash, str(index), parts)
     extras_hash = hashlib.sha256()
     for index, extra in enumerate(extras):
-        _add_value(extras_hash, str(index), extra.state_dict())
+        add_value(extras_hash, str(index), extra.state_dict())
     return {
         "extras": extras_hash.hexdigest(),
         "weights": _hash_named(dict(model.named_parameters(remove_duplicate=False))),
@@ -63,7 +63,7 @@ def fingerprint(
 def _hash_named(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        _add_tensor(digest, name, tensors[name])
+        add_tensor(digest, name, tensors[name])
     return digest.hexdigest()
 
 
@@ -71,24 +71,24 @@ def _add_line(digest: _Hash, *fields: object) -> None:
     digest.update(json.dumps(fields, separators=(",", ":")).encode("ascii") + b"\n")
 
 
-def _add_tensor(digest: _Hash, path: str, tensor: torch.Tensor) -> None:
+def add_tensor(digest: _Hash, path: str, tensor: torch.Tensor) -> None:
     _add_line(digest, "tensor", path, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
     rows = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if rows.numel():
         digest.update(rows.view(-1).view(torch.uint8).numpy().data)
 
 
-def _add_value(digest: _Hash, path: str, value: object) -> None:
+def add_value(digest: _Hash, path: str, value: object) -> None:
     if isinstance(value, torch.Tensor):
-        _add_tensor(digest, path, value)
+        add_tensor(digest, path, value)
     elif isinstance(value, Mapping):
         _add_line(digest, "dict", path, len(value))
         for key in sorted(value, key=lambda key: (type(key).__name__, key)):
-            _add_value(digest, f"{path}/{key}", value[key])
+            add_value(digest, f"{path}/{key}", value[key])
     elif isinstance(value, list | tuple):
         _add_line(digest, "list" if isinstance(value, list) else "tuple", path, len(value))
         for index, item in enumerate(value):
-            _add_value(digest, f"{path}/{index}", item)
+            add_value(digest, f"{path}/{index}", item)
     elif isinstance(value, float):
         _add_line(digest, "float", path, value.hex())
     elif value is None or isinstance(value, bool | int | str):

@@ -41,8 +41,7 @@ PipelineOption = Annotated[
         "--pipeline",
         "MIN:MAX",
         "Of a script with prepare_pipeline: minimum and maximum number of stages, or one number for both. "
-        "There are fewer than MIN only where there are fewer workers or units. This release does not train "
-        "pipelines yet (ELA398).",
+        "There are fewer than MIN only where there are fewer workers or units.",
         _PANELS["job"],
         show_default="as many as pay",
     ),

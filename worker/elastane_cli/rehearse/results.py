@@ -56,7 +56,7 @@ class Taken:
 class Outcome:
     """Result of one run. steps: global steps done; fingerprint: sha256 by part of the state.
 
-    taken: tensor by tensor, if requested.
+    taken: tensor by tensor, if requested. is_pipeline: its workers hold units of the model.
     """
 
     steps: int
@@ -64,6 +64,7 @@ class Outcome:
     values: Values
     audit: AuditResult | None = None
     taken: Taken | None = None
+    is_pipeline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def read_stock(reports: Path, ests: int) -> Outcome:
     values: Values = {}
     steps = set()
     first: dict[str, str] = {}
+    is_pipeline = False
     for rank in range(ests):
         path = reports / f"ddp-{rank}.json"
         if not path.exists():
@@ -118,13 +120,14 @@ def read_stock(reports: Path, ests: int) -> Outcome:
         steps.add(int(report["step"]))
         for step, logged in enumerate(report["logged"]):
             values |= {(step, rank, name): float(value).hex() for name, value in logged.items()}
-        first = first or report["fingerprint"]
+        first = first or fingerprint_of([report])
+        is_pipeline = "pieces" in report
     if len(steps) != 1:
         raise ResultError(
             f"the ranks of the reference made {', '.join(map(str, sorted(steps)))} steps",
             hint="every rank must call optimizer.step() equally often",
         )
-    return Outcome(steps.pop(), first, values)
+    return Outcome(steps.pop(), first, values, is_pipeline=is_pipeline)
 
 
 def read_elastic(
@@ -140,6 +143,7 @@ def read_elastic(
     steps_per_epoch, dataset_size: for the audit, if known. Raises ResultError without a leader's report.
     """
     leader = leader_report(reports)
+    last = [report for report in _elastic_reports(reports) if report["step"] == leader["step"]]
     values = {
         (entry.step, entry.virtual_rank, name): float(value).hex()
         for entry in history
@@ -148,13 +152,40 @@ def read_elastic(
     steps = int(leader["step"])
     taken = Taken.of({**leader["taken"], "steps": steps}) if leader.get("taken") else None
     audited = audit_history(history, ests, steps_per_epoch, dataset_size)
-    return Outcome(steps, leader["fingerprint"], values, audited, taken)
+    is_pipeline = "pieces" in leader
+    fingerprint = fingerprint_of([leader, *last]) if is_pipeline else leader["fingerprint"]
+    return Outcome(steps, fingerprint, values, audited, taken, is_pipeline)
+
+
+def fingerprint_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return a run's fingerprint by part of the state, put together from its workers' reports.
+
+    Of a pipeline each report has the digests of its worker's units, piece by piece: the fingerprint of a part
+    is the sha256 of them all. Raises ResultError if two workers that hold the same piece have other bits.
+    """
+    if "pieces" not in reports[0]:
+        whole: dict[str, str] = reports[0]["fingerprint"]
+        return whole
+    result = {}
+    for part in PARTS:
+        found: dict[str, str] = {}
+        for report in reports:
+            for name, digest in report["pieces"][part].items():
+                if found.setdefault(name, digest) != digest:
+                    raise ResultError(
+                        f"workers of the pipeline that hold the same {part}, {name}, have other bits in it",
+                        hint="this is a bug: report it with the job's events",
+                    )
+        digests = hashlib.sha256()
+        for name, digest in sorted(found.items()):
+            digests.update(f"{name} {digest}\n".encode())
+        result[part] = digests.hexdigest()
+    return result
 
 
 def leader_report(reports: Path) -> dict[str, Any]:
     """Return the report of the worker that hosted EST 0 at the end. Raises ResultError if there is none."""
-    found = [json.loads(path.read_text()) for path in sorted(reports.glob("elastic-*.json"))]
-    leaders = [report for report in found if report["leader"]]
+    leaders = [report for report in _elastic_reports(reports) if report["leader"]]
     if not leaders:
         raise ResultError(
             "no worker left a result",
@@ -162,6 +193,10 @@ def leader_report(reports: Path) -> dict[str, Any]:
         )
     last: dict[str, Any] = max(leaders, key=lambda report: int(report["step"]))
     return last
+
+
+def _elastic_reports(reports: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(reports.glob("elastic-*.json"))]
 
 
 def audit_history(

@@ -25,6 +25,8 @@ from elastane_proto.v1 import job_pb2
 _LINES_SHOWN = 30
 _EVENTS_SHOWN = 20
 _ANEW = "-anew"
+CHECKPOINT_STEPS = 3
+"""Between two checkpoints of a pipeline: few, because such runs are short."""
 
 
 class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
@@ -46,7 +48,7 @@ class ElasticRun:
 
     directory: in which the workers start; None: the current one. launch: creates a worker's process, with the
     arguments of `ChildProcess`. stages: of a pipeline: the fewest and the most, 0: as many as pay;
-    shadows: of each of them.
+    shadows: of each of them. has_checkpoints: save some, as where a death can lose a part of the model.
     """
 
     script: Sequence[str]
@@ -58,6 +60,7 @@ class ElasticRun:
     directory: Path | None = None
     stages: tuple[int, int] = (1, 0)
     shadows: int = 0
+    has_checkpoints: bool = False
 
     def run(self, folder: Path, plan: ChurnPlan, *, on_step: Callable[[int], None]) -> Outcome:
         """Execute the plan and return the result; all files of the run are left in `folder`.
@@ -77,6 +80,9 @@ class ElasticRun:
             pipeline_stages_max=self.stages[1],
             pipeline_shadows=self.shadows,
         )
+        if self.has_checkpoints:
+            settings.checkpoint_url = str((folder / "checkpoints").absolute())
+            settings.checkpoint_interval_steps = CHECKPOINT_STEPS
         # A joining worker waits at the master while the gate is held: the next boundary admits it.
         settings.join_window.FromMilliseconds(20)
         environment = {**self.environment, "ELASTANE_MODE": "elastic"}

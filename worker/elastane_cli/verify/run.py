@@ -301,7 +301,7 @@ class Proof:
         fingerprint = outcome.fingerprint
         for number, plan in enumerate(plans, 1):
             started = time.monotonic()
-            elastic = self._elastic(f"run-{number}", plan, traced=self.trace)
+            elastic = self._elastic(f"run-{number}", plan, traced=self.trace, pipeline=outcome.is_pipeline)
             comparison = self._compare(outcome, elastic)
             fingerprint = fingerprint or elastic.fingerprint
             done.append(RunResult(plan, comparison, time.monotonic() - started))
@@ -344,7 +344,11 @@ class Proof:
         """
         if reference.taken is None:
             return compare_outcomes(reference, found)
-        assert found.taken is not None
+        if found.taken is None:
+            raise PlanError(
+                "a pipeline cannot be compared with a command of your own",
+                hint="leave --reference out: the reference is then the script itself under stock DDP",
+            )
         words = unlike(reference.taken, found.taken)
         if words:
             raise OtherArchitectureError(
@@ -368,7 +372,8 @@ class Proof:
             difference = first_difference(read_traces(first), read_traces(again.trace))
             cause = likely_cause(difference, by_itself=True)
             return _Found(Verdict.NOT_DETERMINISTIC, difference, cause, "two runs of the reference")
-        return self._between_modes(again.trace, number, plan, comparison, "the reference")
+        pipeline = reference.outcome.is_pipeline
+        return self._between_modes(again.trace, number, plan, comparison, "the reference", pipeline=pipeline)
 
     def _search_original(
         self, reference: _Reference, number: int, plan: ChurnPlan, comparison: Comparison
@@ -406,13 +411,20 @@ class Proof:
         )
 
     def _between_modes(
-        self, stock: Path, number: int, plan: ChurnPlan, comparison: Comparison, named: str
+        self,
+        stock: Path,
+        number: int,
+        plan: ChurnPlan,
+        comparison: Comparison,
+        named: str,
+        *,
+        pipeline: bool = False,
     ) -> _Found:
         """Find where run `number` diverges from the traced stock run of the same script."""
         name = f"run-{number}"
         if not self.trace:
             name = f"run-{number}-traced"
-            self._elastic(name, plan, traced=True)
+            self._elastic(name, plan, traced=True, pipeline=pipeline)
         difference = first_difference(read_traces(stock), read_traces(self.folder / name / "trace"))
         cause = likely_cause(difference, findings=self.findings)
         if difference is None and "steps" in comparison.differing:
@@ -495,7 +507,7 @@ class Proof:
                 launch=launch,
             )
 
-    def _elastic(self, name: str, plan: ChurnPlan, *, traced: bool) -> Outcome:
+    def _elastic(self, name: str, plan: ChurnPlan, *, traced: bool, pipeline: bool = False) -> Outcome:
         path = " -> ".join(map(str, plan.path))
         self.watcher.stage(f"{name}: {path} workers{' (traced)' if traced else ''}", plan.steps)
         for line in plan.lines():
@@ -512,6 +524,7 @@ class Proof:
                 place.directory,
                 self.stages,
                 self.shadows,
+                has_checkpoints=pipeline,
             )
             try:
                 return elastic.run(folder, plan, on_step=self.watcher.step)

@@ -1,0 +1,234 @@
+"""Pipelines with real masters and workers, under churn, against stock DDP of N processes: every bit equal.
+
+Workers are killed at points inside a step, never at times.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from compared_runs import compare_runs
+from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane_cli.rehearse.cluster import ClusterError, LocalCluster, local_cluster
+from elastane_cli.rehearse.stock_run import run_stock_ddp
+from elastane_common.errors import EXIT_START_ANEW
+from elastane_common.processes.child import ExitStatus
+from elastane_proto.v1 import job_pb2
+from slow import slow
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_pipeline.py"
+SIZE, BATCH = 96, 4
+
+
+@dataclass(frozen=True)
+class Config:
+    """What decides the bits, and how the script is written."""
+
+    ests: int = 3
+    epochs: int = 3
+    accumulation: int = 1
+    data_workers: int = 0
+    modules: bool = False
+    evaluate: str = "all"
+    disturbs: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        found = [str(SCRIPT), "--epochs", str(self.epochs), "--accumulation", str(self.accumulation)]
+        found += ["--size", str(SIZE), "--batch-size", str(BATCH), "--data-workers", str(self.data_workers)]
+        return [*found, "--evaluate", self.evaluate, *(["--modules"] if self.modules else []), *self.disturbs]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-(SIZE // self.ests // BATCH) // self.accumulation)
+
+    @property
+    def of_bits(self) -> Config:
+        """The same with units as functions, undisturbed: what stock DDP is run with."""
+        return replace(self, modules=False, disturbs=())
+
+
+@functools.cache
+def reference(config: Config) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="elastane-pipeline-reference-"))
+    return run_stock_ddp(folder, config.arguments, processes=config.ests)
+
+
+@dataclass
+class Churn:
+    """What happens to the run. kills: by worker, "point:step"; acts: (step, verb), while the ring is held."""
+
+    start: int = 3
+    stages: tuple[int, int] = (1, 3)
+    shadows: int = 0
+    checkpoint_steps: int = 0
+    kills: dict[str, str] = field(default_factory=dict)
+    acts: list[tuple[int, str]] = field(default_factory=list)
+    #: Held while the workers evaluate after epoch 1; a newcomer comes meanwhile.
+    evaluation: Gate | None = None
+
+
+def run(folder: Path, config: Config, churn: Churn) -> LocalCluster:
+    """Run a pipeline, and compare it with stock DDP in everything: weights, optimizer, buffers, what was
+    logged, which samples, what was evaluated."""
+    settings = job_pb2.JobSettings(
+        ests=config.ests,
+        workers_min=churn.start,
+        workers_max=config.ests,
+        audit_samples=True,
+        pipeline_stages_min=churn.stages[0],
+        pipeline_stages_max=churn.stages[1],
+        pipeline_shadows=churn.shadows,
+    )
+    settings.join_window.FromMilliseconds(20)
+    if churn.checkpoint_steps:
+        settings.checkpoint_url = str(folder / "checkpoints")
+        settings.checkpoint_interval_steps = churn.checkpoint_steps
+    gates = folder / "gates"
+    held = [(step, verb, Gate(gates / str(step))) for step, verb in churn.acts]
+    with local_cluster(folder, settings, config.arguments) as cluster:
+        anew = _Anew(cluster, str(gates))
+        cluster.check = anew.start
+        for index in range(churn.start):
+            name = f"w{index}"
+            cluster.add_worker(
+                name, Rehearsal(gates=str(gates), kill=churn.kills.get(name, "")).environment()
+            )
+        cluster.wait_for(lambda job: job.generation > 0, what="the first ring")
+        cluster.client.scale_job(cluster.job, 1, config.ests)
+        for step, verb, gate in held:
+            cluster.wait_for_step(step)
+            if verb == "add":
+                name = cluster.add_worker(environment=Rehearsal(gates=str(gates)).environment())
+                cluster.wait_for(lambda job, n=name: n in {w.worker_id for w in job.workers}, what=name)
+            elif verb.startswith("drain"):
+                cluster.client.drain_worker(cluster.job, verb.split()[1])
+            gate.open()
+        if churn.evaluation is not None:
+            cluster.wait_for(lambda job: job.step >= 2 * config.steps_per_epoch, what="epoch 1")
+            name = cluster.add_worker()
+            cluster.wait_for(lambda job, n=name: n in {w.worker_id for w in job.workers}, what=name)
+            churn.evaluation.open()
+        job = cluster.wait_for_end()
+        assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, f"{job.reason}\n{cluster.last_lines()}"
+        history = list(cluster.client.audit_log(cluster.job))
+    stock = reference(config.of_bits)
+    steps = config.steps_per_epoch
+    found = compare_runs(
+        cluster.reports, stock, history, ests=config.ests, dataset_size=SIZE, steps_per_epoch=steps
+    )
+    assert found.values == 2 * config.ests * steps * config.epochs
+    assert found.audit is not None and found.audit.ok, found.violations
+    assert found.differing == []
+    if config.evaluate != "none":
+        compare_evaluations(cluster.reports, stock, config)
+    for name in churn.kills:
+        assert cluster.workers[name].status == ExitStatus(-signal.SIGKILL), cluster.last_lines()
+    return cluster
+
+
+def compare_evaluations(reports: Path, stock: Path, config: Config) -> None:
+    """Every answer is that of stock's rank 0, and every epoch was evaluated by somebody."""
+    right = json.loads((stock / "evaluated-rank0.json").read_text())
+    seen = set()
+    for path in reports.glob("evaluated-*.json"):
+        for epoch, values in json.loads(path.read_text()).items():
+            assert values == right[epoch], (path.name, epoch)
+            seen.add(epoch)
+    assert seen == set(right) and len(right) == config.epochs
+
+
+@dataclass
+class _Anew:
+    """Starts workers again that ask for it, as their agent does."""
+
+    cluster: LocalCluster
+    gates: str
+    started: set[str] = field(default_factory=set)
+
+    def start(self) -> None:
+        for name, status in self.cluster.statuses().items():
+            if status == ExitStatus(EXIT_START_ANEW) and name not in self.started:
+                self.started.add(name)
+                self.cluster.add_worker(f"{name}-anew", Rehearsal(gates=self.gates).environment())
+
+
+def test_stages_join_and_die_and_every_bit_is_stocks(tmp_path: Path) -> None:
+    """With shadows a death costs the step in flight; a newcomer takes units over."""
+    churn = Churn(2, shadows=1, kills={"w0": "prepared:12"}, acts=[(4, "add")])
+    run(tmp_path, Config(), churn)
+
+
+@slow
+@pytest.mark.parametrize("point", ["forward", "all_reduce", "prepared", "applied"])
+@pytest.mark.parametrize("worker", ["w0", "w1", "w2"])
+def test_any_stage_dies_anywhere_in_a_step(tmp_path: Path, point: str, worker: str) -> None:
+    """Units that only the dead worker held come from the checkpoint."""
+    run(tmp_path, Config(), Churn(stages=(3, 3), checkpoint_steps=3, kills={worker: f"{point}:10"}))
+
+
+@slow
+def test_two_die_at_once(tmp_path: Path) -> None:
+    kills = {"w0": "all_reduce:10", "w2": "all_reduce:10"}
+    run(tmp_path, Config(), Churn(stages=(3, 3), shadows=1, checkpoint_steps=3, kills=kills))
+
+
+@slow
+def test_who_alone_holds_units_hands_them_over_and_leaves(tmp_path: Path) -> None:
+    churn = Churn(stages=(3, 3), acts=[(4, "drain w0"), (9, "drain w1")])
+    run(tmp_path, Config(), churn)
+
+
+@slow
+@pytest.mark.parametrize("step", [7, 8])
+def test_a_death_at_the_end_of_an_epoch(tmp_path: Path, step: int) -> None:
+    """The others evaluate, or are about to."""
+    run(tmp_path, Config(), Churn(shadows=1, kills={"w1": f"applied:{step}"}))
+
+
+@slow
+@pytest.mark.parametrize(
+    "config",
+    [Config(accumulation=2), Config(data_workers=1), Config(modules=True), Config(evaluate="leader")],
+    ids=["accumulation", "data workers", "modules", "the leader evaluates"],
+)
+def test_ways_to_write_a_script(tmp_path: Path, config: Config) -> None:
+    churn = Churn(2, shadows=1, checkpoint_steps=4, kills={"w1": "all_reduce:9"}, acts=[(2, "add")])
+    run(tmp_path, config, churn)
+
+
+@slow
+def test_from_the_first_step_nothing_is_left(tmp_path: Path) -> None:
+    """Without a checkpoint all begin anew."""
+    run(tmp_path, Config(epochs=2), Churn(stages=(3, 3), kills={"w1": "prepared:1"}))
+
+
+@slow
+@pytest.mark.parametrize("worker", ["w0", "w1", "w2"])
+@pytest.mark.parametrize("shadows", [0, 1])
+def test_a_worker_dies_while_all_evaluate(tmp_path: Path, worker: str, shadows: int) -> None:
+    """With shadows the others evaluate again; without, new processes go on from the checkpoint."""
+    config = Config(disturbs=("--dies", worker))
+    cluster = run(tmp_path, config, Churn(stages=(3, 3), shadows=shadows, checkpoint_steps=3))
+    assert cluster.workers[worker].status == ExitStatus(-signal.SIGKILL), cluster.last_lines()
+
+
+@slow
+def test_a_newcomer_serves_evaluation(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "evaluation")
+    config = Config(disturbs=("--gate", str(tmp_path / "evaluation")))
+    run(tmp_path / "run", config, Churn(2, stages=(2, 3), evaluation=gate))
+
+
+@slow
+def test_mini_batches_of_an_evaluation_are_the_same_in_all_workers(tmp_path: Path) -> None:
+    config = Config(epochs=1, disturbs=("--noise", "0.1"))
+    with pytest.raises(ClusterError, match=r"workers evaluate with different mini-batches"):
+        run(tmp_path, config, Churn())

@@ -1,0 +1,161 @@
+"""Rounds of evaluation between epochs: members in threads, with messages in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from elastane.collective.ring_errors import RingBroken
+from elastane.runtime.pipelines.errors import EvaluationError
+from elastane.runtime.pipelines.evaluation import Evaluation
+from elastane_common.errors import EXIT_START_ANEW
+
+
+class Ring:
+    """Messages of one generation. breaks_at: by member, the collective in which it finds the ring broken."""
+
+    def __init__(self, members: int, breaks_at: dict[int, int] | None = None) -> None:
+        self._barrier = threading.Barrier(members, timeout=10)
+        self._told: list[Any] = [None] * members
+        self._breaks_at = breaks_at or {}
+        self._count = [0] * members
+
+    def meet(self, me: int, value: Any) -> list[Any]:
+        self._count[me] += 1
+        try:
+            self._told[me] = value
+            self._barrier.wait()
+            told = list(self._told)
+            self._barrier.wait()
+        except threading.BrokenBarrierError:
+            raise RingBroken("a member is gone") from None
+        if self._breaks_at.get(me) == self._count[me]:
+            self._barrier.abort()
+            raise RingBroken("connection closed")
+        return told
+
+
+class Member:
+    """A worker between two epochs. rings: one after the other; after: the step of each."""
+
+    def __init__(self, me: int, rings: Sequence[Ring], after: Sequence[int] = (7,)) -> None:
+        self.me, self.rings, self.after, self.at = me, list(rings), list(after), 0
+        self.asked = 0
+        self.protocol = SimpleNamespace(is_running=True, applied_step=after[0], broken=lambda *_: None)
+        session = SimpleNamespace(protocol=self.protocol, tell=self._tell, wait_for=lambda _: None)
+        model = torch.nn.Linear(1, 1)
+        parts: Any = SimpleNamespace(
+            worker_session=session,
+            executor=self,
+            state=SimpleNamespace(units=SimpleNamespace(as_model=lambda: model)),
+            prepared=SimpleNamespace(options=SimpleNamespace(split=lambda batch: (batch, None))),
+            states=dict,
+            put=lambda states: None,
+        )
+        self.refusal = ""
+        self.evaluation = Evaluation(parts, 2, self._settle, lambda: self.refusal)
+
+    def tell_all(self, value: Any) -> list[Any]:
+        return self.rings[self.at].meet(self.me, value)
+
+    def forward_only(self, inputs: Sequence[int]) -> list[int]:
+        given = self.rings[self.at].meet(self.me, list(inputs))
+        self.asked += len(inputs)
+        assert sum(map(bool, given)) == 1, "one member's mini-batches"
+        return [10 * value for value in inputs]
+
+    def flush(self) -> None: ...
+
+    def _tell(self, change: Callable[[], object]) -> None:
+        self.protocol.is_running = False
+
+    def _settle(self) -> None:
+        self.at += 1
+        self.protocol.applied_step = self.after[min(self.at, len(self.after) - 1)]
+        self.protocol.is_running = True
+
+    def serve(self) -> None:
+        """Wait for the next step, as the step boundary does."""
+        while not self.evaluation.serve():
+            self._settle()
+
+    def evaluate(self, values: Sequence[int], then_wait: bool = True) -> list[int]:
+        found = self.evaluation.run(values, lambda output, batch: output + batch)
+        if then_wait:
+            self.serve()
+        return found
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [future.result(20) for future in [threads.submit(call) for call in calls]]
+
+
+def members(count: int, *rings: Ring, after: Sequence[int] = (7,)) -> list[Member]:
+    return [Member(me, rings, after) for me in range(count)]
+
+
+def test_all_get_the_answers_of_one() -> None:
+    workers = members(3, Ring(3))
+    answers = together(*(lambda w=worker: w.evaluate([1, 2, 3, 4, 5]) for worker in workers))
+    assert answers == [[11, 22, 33, 44, 55]] * 3
+    assert [worker.asked for worker in workers] == [5, 0, 0]
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_those_who_wait_serve(who: int) -> None:
+    workers = members(3, Ring(3))
+    calls = [worker.serve for worker in workers]
+    calls[who] = lambda: workers[who].evaluate([1, 2, 3])  # type: ignore[assignment, return-value]
+    assert together(*calls)[who] == [11, 22, 33]
+
+
+def test_members_that_evaluate_unequally_often() -> None:
+    first, second = members(2, Ring(2))
+
+    def twice() -> list[int]:
+        return first.evaluate([1, 2, 3], then_wait=False) + first.evaluate([4])
+
+    assert together(twice, lambda: second.evaluate([1, 2, 3])) == [[11, 22, 33, 44], [11, 22, 33]]
+
+
+def test_a_round_that_is_cut_off_is_begun_again_in_the_new_ring() -> None:
+    for meeting in range(1, 7):  # three for each group of two; then all wait
+        for who in range(2):
+            workers = members(2, Ring(2, {who: meeting}), Ring(2))
+            answers = together(*(lambda w=worker: w.evaluate([1, 2, 3]) for worker in workers))
+            assert answers == [[11, 22, 33]] * 2, (meeting, who)
+
+
+def test_after_a_rewind_a_new_process_takes_over() -> None:
+    workers = members(2, Ring(2, {0: 2}), Ring(2), after=(7, 3))
+
+    def ended(worker: Member) -> object:
+        with pytest.raises(SystemExit) as raised:
+            worker.evaluate([1, 2, 3])
+        return raised.value.code
+
+    assert together(*(lambda w=worker: ended(w) for worker in workers)) == [EXIT_START_ANEW] * 2
+
+
+def test_different_mini_batches_are_refused_everywhere() -> None:
+    workers = members(2, Ring(2))
+
+    def refused(worker: Member, values: list[int]) -> None:
+        with pytest.raises(EvaluationError, match="different mini-batches"):
+            worker.evaluate(values)
+
+    together(lambda: refused(workers[0], [1, 2]), lambda: refused(workers[1], [2, 1]))
+
+
+def test_where_it_cannot_be_called() -> None:
+    worker = Member(0, [Ring(1)])
+    worker.refusal = "in the loader loop, in step 4"
+    with pytest.raises(EvaluationError, match=r"was called in the loader loop, in step 4"):
+        worker.evaluate([1])

@@ -1,0 +1,201 @@
+"""What `prepare_pipeline` takes and refuses, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.pipelines.errors import PipelineBodyError, PipelineOptionError
+from elastane.runtime.pipelines.options import parse_size
+from elastane.runtime.stock import PlainJob
+from elastane_common.errors import StepError
+from elastane_planner.profile import Profile, UnitProfile
+
+UNITS = [lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Dropout(0.5), lambda: nn.Linear(4, 2)]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def loader(size: int = 12) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.ones(size, 3), torch.zeros(size, dtype=torch.long)), 2)
+
+
+def job() -> PlainJob:
+    return PlainJob(WorkerEnvironment(mode="plain", progress=False), 1)
+
+
+def prepared(**options: Any) -> Any:
+    found = job()
+    return found, *found.prepare_pipeline(
+        UNITS, sgd, loader(), **{"loss_fn": nn.functional.cross_entropy, **options}
+    )
+
+
+def test_a_turn_of_the_loop_is_a_step_of_several_mini_batches() -> None:
+    found, pipe, optimizer, batches, scheduler = prepared(
+        accumulation_steps=4, scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 1)
+    )
+    assert len(batches) == 2
+    seen = []
+    for _ in found.epochs(2):
+        for batch in batches:
+            before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+            loss = pipe(batch)
+            assert not loss.requires_grad and pipe.losses == [loss]
+            optimizer.step()
+            scheduler.step()
+            after = optimizer.param_groups[0]["params"]
+            seen.append(any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)))
+    assert seen == [True] * 4 and found.step == 4
+
+
+def test_units_give_what_the_undivided_model_gives() -> None:
+    found, pipe, optimizer, batches = prepared()
+    for _ in found.epochs(1):
+        for batch in batches:
+            pipe(batch)
+            pipe.clip_grad_norm_(0.1)
+            optimizer.step()
+    other = job()
+    model = nn.Sequential(*(build() for build in UNITS))
+    stock = sgd(model.parameters())
+    model, stock, data = other.prepare(model, stock, loader())
+    for _ in other.epochs(1):
+        for given, target in data:
+            stock.zero_grad()
+            nn.functional.cross_entropy(model(given), target).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            stock.step()
+    state = pipe.state_dict()
+    assert list(state) == list(model.state_dict())
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert pipe.held == {0, 1, 2, 3}
+
+
+def test_evaluation_is_in_eval_mode_and_leaves_generators_alone() -> None:
+    _, pipe, _, _ = prepared()
+    data = loader(8)
+
+    def looked(output: torch.Tensor, batch: Any) -> tuple[bool, float, int]:
+        return output.requires_grad, torch.rand(()).item(), len(batch)
+
+    torch.manual_seed(4)
+    found = pipe.evaluate(data, looked)
+    after = torch.get_rng_state()
+    assert [(grad, length) for grad, _, length in found] == [(False, 2)] * 4
+    assert len({drawn for _, drawn, _ in found}) == 1, "what fn draws is undone"
+    torch.manual_seed(4)
+    for _ in data:
+        pass
+    assert torch.equal(torch.get_rng_state(), after), "iterating draws, as in stock"
+    assert pipe._module.training
+
+
+@pytest.mark.parametrize("name", ["find_unused_parameters", "static_graph", "gradient_as_bucket_view"])
+def test_options_of_ddp_that_pipelines_lack(name: str) -> None:
+    with pytest.raises(PipelineOptionError, match=f"a pipeline has no {name}"):
+        prepared(**{name: True})
+    prepared(**{name: False})
+
+
+def test_objects_that_need_the_whole_model() -> None:
+    loss = nn.functional.cross_entropy
+    model = nn.Linear(2, 2)
+    for extra, words in (
+        (torch.amp.GradScaler("cpu"), "no GradScaler"),
+        (torch.optim.swa_utils.AveragedModel(model), "AveragedModel was prepared beside the units"),
+        (sgd(model.parameters()), "second optimizer"),
+        (torch.optim.lr_scheduler.StepLR(sgd(model.parameters()), 1), "StepLR was given as an object"),
+    ):
+        with pytest.raises(PipelineOptionError, match=words):
+            job().prepare_pipeline(UNITS, sgd, loader(), extra, loss_fn=loss)
+    with pytest.raises(PipelineOptionError, match="loader of a pipeline was given as a list"):
+        job().prepare_pipeline(UNITS, sgd, [1, 2], loss_fn=loss)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"loss_fn": 3}, "loss_fn is a int"),
+        ({"loss_fn": None}, "no loss_fn"),
+        ({"scheduler": 3}, "scheduler is a int"),
+        ({"split": "x"}, "split is a str"),
+        ({"memory": "much"}, "memory is 'much'"),
+        ({"memory": -1}, "memory is -1"),
+        ({"memory": "0GiB"}, "memory is '0GiB'"),
+        ({"profile": "nowhere.json"}, r"nowhere.json cannot be read"),
+    ],
+)
+def test_arguments_that_are_none(option: dict[str, Any], words: str) -> None:
+    with pytest.raises(PipelineOptionError, match=words):
+        prepared(**option)
+
+
+def test_a_profile_is_of_the_same_units(tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    for names, words in (
+        (("0", "1"), "2 units, the model has 4"),
+        (("0", "1", "x", "3"), "unit 2 named 'x'"),
+    ):
+        file.write_bytes(Profile(tuple(UnitProfile(name) for name in names)).to_json())
+        with pytest.raises(PipelineOptionError, match=words):
+            prepared(profile=file)
+    file.write_bytes(Profile(tuple(UnitProfile(str(index)) for index in range(4))).to_json())
+    prepared(profile=file)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GiB", 2 << 30), ("1.5 kB", 1500), ("3M", 3_000_000), (17, 17), ("64KiB", 65536)]
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_script_is_prepared_once() -> None:
+    found = prepared()[0]
+    with pytest.raises(StepError, match="has been prepared already"):
+        found.prepare_pipeline(UNITS, sgd, loader(), loss_fn=nn.functional.cross_entropy)
+
+
+def test_bodies_that_do_not_fit() -> None:
+    found, pipe, _, batches = prepared()
+    epochs = found.epochs(1)
+    next(epochs)
+    steps = iter(batches)
+    batch = next(steps)
+    for read in (iter, len, lambda one: one[0]):
+        with pytest.raises(PipelineBodyError, match="reads a pipeline's batch"):
+            read(batch)
+    pipe(batch)
+    with pytest.raises(PipelineBodyError, match="called twice with the batch of step 0"):
+        pipe(batch)
+    next(steps)
+    with pytest.raises(PipelineBodyError, match=r"step 1 did not call pipe\(batch\)"):
+        next(steps)
+    with pytest.raises(PipelineBodyError, match="pipe was called with a Tensor"):
+        pipe(torch.ones(1))
+
+
+def test_a_mini_batch_is_divided_by_the_script() -> None:
+    data = DataLoader([{"x": torch.ones(3), "y": torch.tensor(1)}] * 4, 2)
+    loss = nn.functional.cross_entropy
+
+    def run(**options: Any) -> None:
+        found = job()
+        pipe, optimizer, batches = found.prepare_pipeline(UNITS, sgd, data, loss_fn=loss, **options)
+        for _ in found.epochs(1):
+            for batch in batches:
+                pipe(batch)
+                optimizer.step()
+
+    run(split=lambda batch: (batch["x"], batch["y"]))
+    with pytest.raises(PipelineBodyError, match="is a dict, not"):
+        run()

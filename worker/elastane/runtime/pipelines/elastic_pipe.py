@@ -1,0 +1,39 @@
+"""The pipe of a worker in a master's ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+
+from elastane.pipeline.units import Units
+from elastane.runtime.pipelines.batch import PipelineBatch
+from elastane.runtime.pipelines.evaluation import Evaluation
+from elastane.runtime.pipelines.pipe import Pipe, check_batch
+from elastane.runtime.pipelines.runner import PipelineRunner
+
+
+class ElasticPipe(Pipe):
+    """Runs steps in the stages of the ring's plan."""
+
+    def __init__(self, units: Units, runner: PipelineRunner, evaluation: Evaluation) -> None:
+        super().__init__(units)
+        self._runner, self._evaluation = runner, evaluation
+
+    def __call__(self, batch: PipelineBatch) -> Tensor:
+        mean = self._runner.compute(check_batch(batch))
+        self.losses = list(self._runner.losses)
+        return mean
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        return self._runner.clip(max_norm, norm_type, error_if_nonfinite, foreach)
+
+    def evaluate(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
+        return self._evaluation.run(batches, fn)

@@ -1,0 +1,23 @@
+"""What is refused of a script with a pipeline, each with its code."""
+
+from __future__ import annotations
+
+from elastane_common.errors import StepError, UnsupportedError
+
+
+class PipelineOptionError(UnsupportedError):
+    """`prepare_pipeline` was given what a pipeline cannot have."""
+
+    code = "ELA394"
+
+
+class PipelineBodyError(StepError):
+    """The loop body is not `loss = pipe(batch)`, once, and then `optimizer.step()`."""
+
+    code = "ELA395"
+
+
+class EvaluationError(StepError):
+    """`pipe.evaluate` was called where it cannot be answered."""
+
+    code = "ELA396"

@@ -1,0 +1,156 @@
+"""Evaluation between two epochs: the model's outputs, through the stages of whoever holds them.
+
+The script's code between epochs runs in every worker at its own pace, in some perhaps not at all: a worker
+that has just joined, or one that does not lead, may already wait for its next step. So all members meet in
+rounds, one that evaluates with every few mini-batches, one that waits with nothing to ask:
+
+    told       every member says where it is: in which call of `evaluate`, how far; or that it waits
+    nobody     evaluates: those who wait go on to the next step
+    somebody   is furthest behind: that one's mini-batches go through the stages, and what `fn` makes of the
+               outputs is told to all. Others at the same place, with the same mini-batches, take it too
+
+A round that a change of the ring cuts off is begun again in the new ring: no step has been made meanwhile, so
+the weights are the same. If the job has gone back to a checkpoint, this process cannot know what the script
+would do with the answer, and a new one takes its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from elastane.collective.ring_errors import RingError
+from elastane.runtime.pipelines.errors import EvaluationError
+from elastane.runtime.pipelines.parts import PipelineParts
+from elastane.runtime.pipelines.pipe import EvalMode
+from elastane.state.value_digests import digest_any
+from elastane_common.errors import EXIT_START_ANEW
+
+_log = structlog.get_logger(__name__)
+
+Place = tuple[int, int, str]
+"""Call of `evaluate` since the last epoch's end, group of mini-batches in it, and their digest."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Mini-batches that are evaluated together. Empty: this member waits."""
+
+    place: Place | None = None
+    batches: Sequence[Any] = ()
+    inputs: Sequence[Any] = ()
+    fn: Callable[[Any, Any], Any] | None = None
+
+
+class Evaluation:
+    """Evaluation in one worker. Used by the script's thread. num_ests: N.
+
+    settle: takes part in a change of the ring while the script's code between epochs runs. refusal: returns
+    why the script may not evaluate now; empty: it may.
+    """
+
+    def __init__(
+        self,
+        parts: PipelineParts,
+        num_ests: int,
+        settle: Callable[[], None],
+        refusal: Callable[[], str],
+    ) -> None:
+        self._parts, self._num_ests, self._settle, self._refusal = parts, num_ests, settle, refusal
+        self._protocol = parts.worker_session.protocol
+        self._calls, self._step = 0, -1
+
+    def run(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
+        """See `Pipe.evaluate`."""
+        if refusal := self._refusal():
+            raise EvaluationError(
+                f"pipe.evaluate was called {refusal}",
+                hint="call it in the loop over job.epochs, before or after the loop over the loader",
+            )
+        step = self._protocol.applied_step
+        if step != self._step:
+            self._calls, self._step = 0, step
+        self._calls += 1
+        found: list[Any] = []
+        split, taken = self._parts.prepared.options.split, iter(batches)
+        for number in itertools.count():
+            # As many at once as in a step, whatever the ring.
+            group = list(itertools.islice(taken, self._num_ests))
+            if not group:
+                return found
+            inputs = [split(batch)[0] for batch in group]
+            place = self._calls, number, digest_any(group)
+            found += self._answer(_Group(place, group, inputs, fn), step)
+        raise AssertionError("unreachable")
+
+    def serve(self) -> bool:
+        """Take part in others' evaluations while this worker waits; False if the ring has changed."""
+        try:
+            while self._protocol.is_running:
+                if self._round(_Group()) is None:
+                    return True
+        except RingError as error:
+            self._tell_broken(error)
+        return False
+
+    def _answer(self, group: _Group, step: int) -> list[Any]:
+        """Return what `fn` makes of the group's outputs."""
+        while True:
+            try:
+                if not self._protocol.is_running:
+                    self._change(step)
+                answer = self._round(group)
+                if answer is not None and answer[0] == group.place:
+                    return answer[1]
+            except RingError as error:
+                self._tell_broken(error)
+
+    def _round(self, group: _Group) -> tuple[Place, list[Any]] | None:
+        """Run one round; returns whose mini-batches it was about, and the results. None: nobody evaluates.
+
+        Raises RingAborted, RingBroken.
+        """
+        parts, executor = self._parts, self._parts.executor
+        told = executor.tell_all(group.place)
+        places = [place for place in told if place is not None]
+        if not places:
+            executor.flush()
+            return None
+        first = min(places)
+        if any(place[:2] == first[:2] and place != first for place in places):
+            raise EvaluationError(
+                "workers evaluate with different mini-batches: the answer would depend on who leads",
+                hint="evaluate without shuffling and random transforms, or `if job.is_leader:`",
+            )
+        asks = told.index(first) == executor.me
+        with EvalMode(parts.state.units.as_model()):
+            outputs = executor.forward_only(group.inputs if asks else ())
+            results = None
+            if asks:
+                assert group.fn is not None
+                before = parts.states()
+                results = [group.fn(out, batch) for out, batch in zip(outputs, group.batches, strict=True)]
+                parts.put(before)
+        answer = executor.tell_all(results)[told.index(first)]
+        executor.flush()
+        return first, answer
+
+    def _change(self, step: int) -> None:
+        """Take part in a change of the ring. Ends the process if the job goes on from another step."""
+        self._settle()
+        if self._protocol.applied_step != step:
+            _log.error(
+                f"the job went from step {step} to {self._protocol.applied_step} while the script evaluated:"
+                " a new process must start"
+            )
+            raise SystemExit(EXIT_START_ANEW)
+
+    def _tell_broken(self, error: RingError) -> None:
+        """Tell the master that the ring has broken, and wait until it changes."""
+        session, why = self._parts.worker_session, str(error)
+        session.tell(lambda: self._protocol.broken(self._protocol.applied_step, why))
+        session.wait_for(lambda: not self._protocol.is_running)

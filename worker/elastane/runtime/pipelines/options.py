@@ -1,0 +1,156 @@
+"""Keyword arguments of `job.prepare_pipeline`, and what a pipeline cannot have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from elastane.pipeline.refusals import check_loss
+from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipelines.batch import pair
+from elastane.runtime.pipelines.errors import PipelineOptionError
+from elastane_planner.errors import PlanError
+from elastane_planner.profile import Profile
+
+Split = Callable[[Any], tuple[Any, Any]]
+
+_DDP_ONLY: Final = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*")
+_POWERS: Final = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Options of `prepare_pipeline`.
+
+    loss_fn: (output of the last unit, target) -> scalar loss. split: mini-batch -> (input, target).
+    scheduler: constructor, called with the optimizer. memory_bytes: that this worker's stage may use; 0: not
+    known. profile: times of the units; None: they are measured while the job trains. train: those of
+    `prepare` that pipelines have, too.
+    """
+
+    loss_fn: Callable[[Any, Any], Tensor]
+    split: Split
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None
+    memory_bytes: int
+    profile: Profile | None
+    train: TrainOptions
+
+    @classmethod
+    def of(
+        cls,
+        loss_fn: Any,
+        scheduler: Any,
+        split: Any,
+        memory: str | int | None,
+        profile: str | Path | None,
+        others: Mapping[str, Any],
+    ) -> PipelineOptions:
+        """Build options from the arguments. Raises PipelineOptionError, UnitReachError, UnsupportedError."""
+        for name, value in (("loss_fn", loss_fn), ("split", split), ("scheduler", scheduler)):
+            if value is not None and not callable(value):
+                hint = {
+                    "loss_fn": "give a function of the model's output and the target",
+                    "split": "give a function of a mini-batch that returns (input, target)",
+                    "scheduler": "give a function of the optimizer: lambda optimizer: StepLR(optimizer, 10)",
+                }[name]
+                raise PipelineOptionError(f"{name} is a {type(value).__name__}, not a function", hint=hint)
+        if loss_fn is None:
+            raise PipelineOptionError(
+                "prepare_pipeline has no loss_fn", hint="give a function of the model's output and the target"
+            )
+        check_loss(loss_fn)
+        if asked := [name for name in _DDP_ONLY if others.get(name)]:
+            raise PipelineOptionError(
+                f"a pipeline has no {', '.join(asked)}",
+                hint="leave it out: every parameter of a unit takes part in every step's loss",
+            )
+        return cls(
+            loss_fn,
+            split if split is not None else pair,
+            scheduler,
+            0 if memory is None else parse_size(memory),
+            None if profile is None else read_profile(Path(profile)),
+            TrainOptions.of(others),
+        )
+
+    def check_profile(self, names: Sequence[str]) -> None:
+        """Raise PipelineOptionError if the profile is of other units."""
+        if self.profile is None:
+            return
+        found = [unit.name for unit in self.profile.units]
+        if found != list(names):
+            place = next((i for i, (a, b) in enumerate(zip(found, names, strict=False)) if a != b), None)
+            what = (
+                f"{len(found)} units, the model has {len(names)}"
+                if place is None
+                else f"unit {place} named {found[place]!r}, in the model it is {names[place]!r}"
+            )
+            raise PipelineOptionError(
+                f"the profile is of another model: it has {what}",
+                hint="measure this one: elastane profile train.py",
+            )
+
+
+def parse_size(given: str | int) -> int:
+    """Return bytes of "2GiB", "1500MB" (powers of 1000), or a number. Raises PipelineOptionError."""
+    match = _SIZE.fullmatch(str(given))
+    found = 0
+    if match is not None:
+        base = 1024 if match[3] else 1000
+        found = int(float(match[1]) * base ** _POWERS[match[2]])
+    if found <= 0:
+        raise PipelineOptionError(f"memory is {given!r}", hint='give bytes, as a number or like "2GiB"')
+    return found
+
+
+def read_profile(path: Path) -> Profile:
+    """Read the JSON of a profile. Raises PipelineOptionError."""
+    try:
+        return Profile.from_json(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineOptionError(f"the profile {path} cannot be read: {error}") from error
+    except PlanError as error:
+        raise PipelineOptionError(f"{path}: {error}", hint=error.hint) from error
+
+
+def check_loader(loader: Any) -> None:
+    """Raise PipelineOptionError for anything but torch's DataLoader."""
+    if not isinstance(loader, DataLoader):
+        raise PipelineOptionError(
+            f"the loader of a pipeline was given as a {type(loader).__name__}",
+            hint="prepare_pipeline takes units, the optimizer's constructor and the training DataLoader",
+        )
+
+
+def check_extras(extras: Sequence[Any]) -> None:
+    """Raise PipelineOptionError for objects that need the whole model."""
+    for extra in extras:
+        if isinstance(extra, torch.amp.GradScaler):
+            raise PipelineOptionError(
+                "a pipeline has no GradScaler",
+                hint="train in bfloat16, which needs none, or with job.prepare",
+            )
+        if isinstance(extra, torch.nn.Module):
+            raise PipelineOptionError(
+                f"a {type(extra).__name__} was prepared beside the units: no worker has all weights that it"
+                " is made of",
+                hint="put what is trained into a unit; averages of weights need job.prepare",
+            )
+        if isinstance(extra, torch.optim.Optimizer):
+            raise PipelineOptionError(
+                f"a second optimizer, {type(extra).__name__}, was prepared",
+                hint="one optimizer trains all units: give it groups of parameters",
+            )
+        if hasattr(extra, "optimizer") and hasattr(extra, "step"):
+            raise PipelineOptionError(
+                f"a {type(extra).__name__} was given as an object",
+                hint="give its constructor: scheduler=lambda optimizer: StepLR(optimizer, 10)",
+            )

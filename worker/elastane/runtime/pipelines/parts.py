@@ -1,0 +1,89 @@
+"""The objects that a pipeline worker's steps use, with the face that the trainer knows of other jobs.
+
+What compares workers, or the turns of one worker, has no place in a pipeline: each holds other units, and the
+loop body runs once a step. Those parts are `Off`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastane.data.source import BatchSource
+from elastane.pipeline.executor import StepExecutor
+from elastane.rng import Generators, Parts
+from elastane.runtime.frozen import FrozenParameters
+from elastane.runtime.hosted_contexts import HostedContexts
+from elastane.runtime.pipelines.prepared import PreparedPipeline
+from elastane.runtime.worker_session import WorkerSession
+from elastane.state.unit_state import Staged, UnitState
+from elastane_common.observe.figures import WorkerFigures
+
+
+class Off:
+    """A part of the trainer that pipelines do not have: each call does nothing."""
+
+    def begin_loop(self, *_: Any) -> None: ...
+    def check_between_epochs(self, step: int) -> None: ...
+    def take(self) -> None: ...
+    def replaced(self) -> None: ...
+    def look_closely(self) -> None: ...
+    def used(self, *_: Any) -> None: ...
+    def after_step(self) -> None: ...
+
+    def whole(self, *, modes: bool = True) -> int | None:
+        """There is no digest that all workers have alike."""
+        return None
+
+    def details(self) -> list[tuple[str, int, str]]:
+        return []
+
+
+class PipelineState:
+    """A pipeline worker's state as the trainer sees it: `UnitState`."""
+
+    def __init__(self, units: UnitState) -> None:
+        self.units = units
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        return self.units.extras
+
+    def load(self, received: Staged) -> None:
+        """Put again in place what came from other members, of the units that are still held."""
+        active = self.units.active
+        kept = {unit: saved for unit, saved in received.units.items() if unit in active}
+        self.units.adopt(active, Staged(kept, received.common, received.devices))
+
+
+@dataclass(frozen=True)
+class PipelineParts:
+    """The parts of one pipeline worker that its steps use."""
+
+    worker_session: WorkerSession
+    source: BatchSource
+    generators: Generators
+    prepared: PreparedPipeline
+    executor: StepExecutor
+    state: UnitState
+    frozen: FrozenParameters
+    figures: WorkerFigures
+    buffers: Off = field(default_factory=Off)
+    fingerprints: Off = field(default_factory=Off)
+    watch: Off = field(default_factory=Off)
+    repeats: Off = field(default_factory=Off)
+    contexts: HostedContexts = field(default_factory=HostedContexts)
+
+    def states(self) -> Parts:
+        """Capture the current states of generators and registered items."""
+        return self.generators.capture() | self.source.registry.capture()
+
+    def put(self, states: Mapping[str, bytes]) -> None:
+        """Put an EST's states in place."""
+        self.generators.exchange(states)
+        self.source.registry.exchange(states)
+
+    def close(self) -> None:
+        """End threads and hooks."""
+        self.executor.close()

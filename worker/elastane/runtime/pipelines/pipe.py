@@ -1,0 +1,113 @@
+"""The `pipe` of a script: runs a step's mini-batches through the units, in every mode by the same rules."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastane.pipeline.units import Units
+from elastane.runtime.pipelines.batch import PipelineBatch
+from elastane.runtime.pipelines.errors import PipelineBodyError
+
+
+class Pipe(abc.ABC):
+    """Returned by `Job.prepare_pipeline`.
+
+        for batch in loader:
+            loss = pipe(batch)
+            optimizer.step()
+
+    losses: of the last step, by EST; with accumulation, those of its last mini-batch. A process of stock DDP
+    knows its own only.
+    """
+
+    def __init__(self, units: Units) -> None:
+        self._units = units
+        self.losses: list[Tensor] = []
+
+    @abc.abstractmethod
+    def __call__(self, batch: PipelineBatch) -> Tensor:
+        """Run forward and backward of a step, and average gradients; returns the loss, detached.
+
+        It is the mean over all ESTs, added in their order; in a process of stock DDP the rank's own. Each
+        EST's own loss is logged as "loss" unless the script logs another value under that name; in `job.log`
+        the returned tensor stands for each EST's own loss. Raises PipelineBodyError; what a unit raises, with
+        notes that name EST and unit.
+        """
+
+    @abc.abstractmethod
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        """Clip the averages as `torch.nn.utils.clip_grad_norm_` of the whole model; returns the total norm.
+
+        Called between `pipe(batch)` and `optimizer.step()`, in every worker. The norm is NaN if the step is
+        lost meanwhile: it will be run again.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
+        """Return `fn(output, batch)` for each mini-batch, in order, with all units in eval mode.
+
+        Called between epochs. batches: divided into input and target as those of the training loader. fn: of
+        the model's output and the mini-batch, without effects on anything else; what it returns (numbers,
+        tensors, tuples, lists and dicts of them) is sent to all workers that call `evaluate`. Generators are
+        only changed by what iterating over `batches` draws. Raises EvaluationError.
+        """
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The units whose values are in this process now."""
+        return self._units.held
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the parameters and persistent buffers of the units held here, by stock's names."""
+        found: dict[str, Tensor] = {}
+        for unit in sorted(self._units.held):
+            found |= self._units.module(unit).state_dict(prefix=self._units.prefix(unit))
+        return found
+
+
+def check_batch(batch: Any) -> PipelineBatch:
+    """Raise PipelineBodyError for anything but what the prepared loader yields."""
+    if isinstance(batch, PipelineBatch):
+        return batch
+    raise PipelineBodyError(
+        f"pipe was called with a {type(batch).__name__}",
+        hint="iterate over the loader that prepare_pipeline returned, and pass on what it yields",
+    )
+
+
+def mean_of(losses: list[Tensor]) -> Tensor:
+    """Return the mean of the ESTs' losses, added in their order."""
+    total = losses[0].detach().clone()
+    for loss in losses[1:]:
+        total += loss.detach()
+    return total / len(losses)
+
+
+class EvalMode:
+    """Puts all modules into eval mode within a `with` block, and autograd to rest."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._training: list[torch.nn.Module] = []
+        self._no_grad = torch.no_grad()
+
+    def __enter__(self) -> None:
+        self._training = [module for module in self._model.modules() if module.training]
+        self._model.eval()
+        self._no_grad.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._no_grad.__exit__(*raised)
+        for module in self._training:
+            module.training = True

@@ -1,0 +1,65 @@
+"""What `prepare_pipeline` builds from the script's arguments, the same in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from elastane.pipeline.units import Units
+from elastane.runtime.pipelines.options import PipelineOptions, check_extras, check_loader
+from elastane.runtime.prepared_objects import PreparedObjects, check_modules, check_schedulers
+from elastane.state.unit_optimizer import UnitOptimizer
+
+
+@dataclass(frozen=True)
+class PreparedPipeline:
+    """The units of a script's model and what trains them.
+
+    objects: the same as `prepare` sorts them: the stock model, the optimizer, the loader, schedulers, extras.
+    scheduler: None if there is none.
+    """
+
+    units: Units
+    optimizer: UnitOptimizer
+    scheduler: Any
+    objects: PreparedObjects
+    options: PipelineOptions
+
+    @classmethod
+    def build(
+        cls,
+        units: Any,
+        optimizer: Callable[..., Any],
+        loader: DataLoader[Any],
+        extras: Sequence[Any],
+        options: PipelineOptions,
+        *,
+        release: bool,
+    ) -> PreparedPipeline:
+        """Build the units, then the optimizer, then the scheduler, as the stock script would in that order.
+
+        release: no unit is held afterwards; False: all are. Raises UnsupportedError for what a pipeline
+        cannot have.
+        """
+        check_loader(loader)
+        check_extras(extras)
+        built = Units.build(units, release=release)
+        options.check_profile(built.names)
+        divided = UnitOptimizer.build(built, optimizer)
+        if not release:
+            every = range(built.count)
+            divided.hold(every, every)
+        scheduler = None if options.scheduler is None else options.scheduler(divided.optimizer)
+        prepared = [built.as_model(), divided.optimizer, loader]
+        objects = PreparedObjects([*prepared, *([] if scheduler is None else [scheduler]), *extras])
+        check_modules(objects.model)
+        check_schedulers(objects)
+        return cls(built, divided, scheduler, objects, options)
+
+    def returned(self, pipe: Any, loader: Any) -> tuple[Any, ...]:
+        """Return what the script gets: pipe, optimizer, loader, and the scheduler if it asked for one."""
+        found = pipe, self.optimizer.optimizer, loader
+        return found if self.scheduler is None else (*found, self.scheduler)

@@ -1,0 +1,301 @@
+"""One global step of a pipeline as this worker runs it: one turn of the loop body.
+
+    begin ─▶ body: pipe(batch) ─▶ each wave: load the home ESTs' mini-batches, run the wave; then the sums
+                                       └─ the ring ends: take part in the change, and run the step again
+             body: optimizer.step() ─▶ report, wait for Prepared, apply
+             ─▶ complete, or drop
+
+`PipelineBody` decides what is reported, applied and dropped. A step that is lost leaves no trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastane.collective.ring_errors import RingAborted, RingError
+from elastane.pipeline.executor import MicroBatch
+from elastane.rng import Parts
+from elastane.runtime import probes
+from elastane.runtime.blocking import finish
+from elastane.runtime.est_step import EstStep
+from elastane.runtime.pipeline_body import PipelineBody
+from elastane.runtime.pipelines.actions import PipelineActions
+from elastane.runtime.pipelines.batch import PipelineBatch
+from elastane.runtime.pipelines.errors import PipelineBodyError
+from elastane.runtime.pipelines.parts import PipelineParts
+from elastane.runtime.pipelines.pipe import mean_of
+from elastane.runtime.pipelines.speed import PipelineSpeed
+from elastane.runtime.step_state import StepState
+from elastane.runtime.turn import Turn
+from elastane_common.errors import StepError
+
+LOSS = "loss"
+"""Name under which each EST's loss is logged."""
+
+
+class PipelineRunner:
+    """Runs the steps of one worker. Used by the script's thread.
+
+    device: of the units. Set by the assembly: settle, which takes part in a change of the ring; rest, which
+    takes part in other members' evaluation until none is left, False if the ring has changed.
+    """
+
+    def __init__(self, parts: PipelineParts, device: torch.device) -> None:
+        self._parts = parts
+        self._worker_session, self._executor = parts.worker_session, parts.executor
+        self._protocol = parts.worker_session.protocol
+        self._actions = PipelineActions(parts)
+        self._body: PipelineBody[Turn] = PipelineBody(
+            self._protocol, parts.contexts, parts.source.steps_per_epoch, self._actions
+        )
+        self.speed = PipelineSpeed(device, parts.figures, parts.prepared.options.memory_bytes)
+        self.settle: Callable[[], None] = lambda: None
+        self.rest: Callable[[], bool] = lambda: True
+        self.watch = parts.watch
+        self._state = StepState()
+        self._batch: PipelineBatch | None = None
+        self._turns: list[Turn] = []
+        #: Logged before `pipe(batch)`.
+        self._logged: dict[str, Any] = {}
+        self._mean: Tensor | None = None
+        #: The turn that the loop body runs; None outside the loader loop. Its rank is the first home EST's.
+        self.est_step: EstStep | None = None
+        #: The step at which the current ring began.
+        self.resume_step = 0
+
+    # ------------------------------------------------------------------ the step
+
+    def run(self) -> Iterator[PipelineBatch]:
+        """Run the next global step, yielding its batch to the loop body once.
+
+        Returns with the step applied, or lost and to be run again.
+        """
+        began = perf_counter()
+        self._begin()
+        self._batch = batch = PipelineBatch(self._state.step)
+        self._mean, self._logged = None, {}
+        yield batch
+        batch.check_used()
+        applied = finish(self._body.end())
+        state, self.est_step, self._batch = self._state, None, None
+        if applied:
+            self._count(state, perf_counter() - began)
+
+    def _begin(self) -> None:
+        """Begin an attempt at the next step."""
+        parts = self._parts
+        self._state = self._body.begin()
+        self._turns = []
+        ranks, batches = sorted(parts.contexts.now), parts.source.batches_in_step(self._state.step)
+        self.est_step = EstStep(self._state, ranks[0], 0, ends=True, batches=batches, micro=batches - 1)
+        # The body, between the loader and pipe(batch), runs with the first EST's states.
+        parts.put(parts.contexts.now[ranks[0]].parts)
+        self._before = parts.states()
+
+    def compute(self, batch: PipelineBatch) -> Tensor:
+        """Run all mini-batches of the step through the units, up to the sums; returns the mean of the losses.
+
+        A ring that changes meanwhile is left and joined again here, so that the script sees its step once.
+        Only if the job goes on from another step, which the loop then runs, NaN is returned.
+        """
+        if batch is not self._batch:
+            raise PipelineBodyError(
+                "pipe was called outside the loop, or with a batch of another turn",
+                hint="call it once in each turn of the loop over the loader, with what the loader yields",
+            )
+        batch.use()
+        self._check_draws("between the loader and pipe(batch)")
+        while True:
+            try:
+                if self._protocol.changing:
+                    raise RingAborted("the ring changes")
+                return self._attempt()
+            except RingError as error:
+                if not self._begin_again(error):
+                    return torch.tensor(math.nan)
+
+    def _begin_again(self, error: RingError) -> bool:
+        """Take part in the change that has ended the attempt, and begin another one.
+
+        False, with the step lost, if the job goes on from another step.
+        """
+        step, self._actions.failure, lost = self._state.step, error, self.est_step
+        finish(self._body.give_up())
+        self.settle()
+        if self._protocol.applied_step != step:
+            self.est_step = lost
+            return False
+        self._begin()
+        return True
+
+    def _attempt(self) -> Tensor:
+        parts, executor, step = self._parts, self._executor, self._state.step
+        turns = Turn.of_step(self._state, parts.contexts.now, parts.source.batches_in_step(step))
+        states = {turn.rank: dict(parts.contexts.now[turn.rank].parts) for turn in turns}
+        executor.begin_step(step)
+        for micro in range(turns[0].batches):
+            loaded: dict[int, MicroBatch] = {}
+            for turn in turns:
+                turn.micro = micro
+                loaded[turn.rank], states[turn.rank] = self._load(turn, states[turn.rank])
+            if micro == 0:
+                probes.reached("forward", step)
+            last = micro == turns[0].batches - 1
+            items = parts.source.registry.capture()
+            ends = executor.run_wave(micro, loaded, last=last)
+            self._check_items(items)
+            for turn in turns:
+                states[turn.rank] |= ends[turn.rank].parts
+        executor.sum_gradients()
+        self._mean = mean_of(executor.losses)
+        for turn in turns:
+            turn.states = states[turn.rank]
+            turn.metrics = {LOSS: executor.losses[turn.rank]}
+        parts.put(turns[-1].states)
+        self._turns = turns
+        self._body.computed(turns)
+        self._note(self._logged)
+        return self._mean
+
+    def _load(self, turn: Turn, states: Parts) -> tuple[MicroBatch, Parts]:
+        """Return the EST's next mini-batch, and its states after loading. states: before."""
+        parts = self._parts
+        parts.put(states)
+        asked = perf_counter()
+        batch, info = parts.source.begin(turn.rank)
+        parts.figures.data_wait_seconds += perf_counter() - asked
+        turn.taken.append(info)
+        given, target = parts.prepared.options.split(batch)
+        turn.loader_parts |= parts.source.finish(turn.rank)
+        generators = parts.generators.capture()
+        return MicroBatch(given, target, generators), generators | parts.source.registry.capture()
+
+    def _count(self, state: StepState, seconds: float) -> None:
+        """Count an applied step."""
+        figures = self._parts.figures
+        figures.step = state.step + 1
+        figures.step_done(seconds, replayed=state.is_replay)
+        self.speed.applied(
+            seconds,
+            lambda: self._executor.unit_seconds,
+            workers=len(self._worker_session.members),
+            generation=figures.generation,
+            is_replay=state.is_replay,
+        )
+        self._worker_session.spans.applied(state.step, seconds, replayed=state.is_replay)
+
+    def drop(self) -> None:
+        """Discard the step in flight."""
+        self._actions.lose_step()
+        self._actions.drop()
+        self.est_step = None
+
+    # ------------------------------------------------------------------ what the loop body calls
+
+    def begin_apply(self) -> bool:
+        """True if the global step is applied in this turn; reports it, and waits until all contexts are
+        durable.
+
+        False after a ring change; once True, it stays True for the turn. Raises StepError outside the loop
+        and before pipe(batch).
+        """
+        if self.est_step is None:
+            raise StepError("optimizer.step() was called outside the loader loop")
+        turn = self._turns[-1] if self._turns else self.est_step
+        return finish(self._body.begin_apply(turn))
+
+    def clip(self, *arguments: Any) -> Tensor:
+        """Clip the averages; NaN if the ring ends meanwhile: the step is lost."""
+        state = self._state
+        if self.est_step is None or state.is_reported or not (self._turns or not state.in_flight):
+            raise PipelineBodyError(
+                "pipe.clip_grad_norm_ was called outside of a step, or not between pipe(batch) and"
+                " optimizer.step()",
+                hint="each turn of the loop is pipe(batch), pipe.clip_grad_norm_(...), optimizer.step()",
+            )
+        if not state.in_flight or self._actions.failure is not None:
+            return torch.tensor(math.nan)
+        try:
+            return self._executor.clip_grad_norm_(*arguments)
+        except RingError as error:
+            self._actions.failure = error
+            return torch.tensor(math.nan)
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Record values of the step for each home EST, as part of the committed history.
+
+        Raises StepError outside the loop and once the step is reported, in optimizer.step().
+        """
+        if self.est_step is None:
+            raise StepError(
+                "job.log was called outside the loader loop",
+                hint="log inside the loop, before optimizer.step()",
+            )
+        if self._state.is_reported:
+            raise StepError(
+                f"job.log({', '.join(values)}) came after optimizer.step() of step {self._state.step}",
+                hint="call job.log before optimizer.step(), so that the values are stored with the step",
+            )
+        if self._turns:
+            self._note(values)
+        else:
+            self._logged |= values
+
+    def _note(self, values: dict[str, Any]) -> None:
+        losses = self._executor.losses
+        for name, value in values.items():
+            for turn in self._turns:
+                own = losses[turn.rank] if value is self._mean else value
+                turn.metrics[name] = own.detach() if isinstance(own, Tensor) else float(own)
+
+    def gradients_used(self) -> None:
+        """There is nothing to note."""
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """Losses of all ESTs in the last mini-batch of the last step."""
+        return self._executor.losses
+
+    @property
+    def failed(self) -> bool:
+        """True if the current step's ring has ended."""
+        return self._actions.failure is not None
+
+    @property
+    def backward_done(self) -> bool:
+        """True if the step's sums are complete."""
+        return bool(self._turns)
+
+    def last_values(self) -> dict[str, float]:
+        """Return the means of the last step's logged values over this worker's home ESTs."""
+        values: dict[str, list[float]] = {}
+        for task in self._protocol.step.tasks:
+            for name, value in task.metrics.items():
+                values.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in values.items()}
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_draws(self, where: str) -> None:
+        if self._parts.states() != self._before:
+            raise PipelineBodyError(
+                f"random numbers were drawn {where}, in step {self._state.step}",
+                hint="draw them in the dataset, in split= or in a unit, where each EST has its own; or inside"
+                " `with job.isolated_rng():`",
+            )
+
+    def _check_items(self, before: Parts) -> None:
+        """Raise PipelineBodyError for a registered item that a unit has changed: it does not travel."""
+        now = self._parts.source.registry.capture()
+        if changed := [name for name, state in now.items() if before.get(name) != state]:
+            raise PipelineBodyError(
+                f"a unit changed {', '.join(name.removeprefix('item/') for name in changed)}, which is"
+                " registered: units run on other workers than an EST's data",
+                hint="let units draw from torch's, NumPy's and Python's global generators",
+            )

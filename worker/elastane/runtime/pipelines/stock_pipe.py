@@ -1,0 +1,91 @@
+"""The pipe of a process with one rank: all units in one stock model, under DDP or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastane.rng import Generators
+from elastane.runtime.accumulation import LocalCalls
+from elastane.runtime.pipelines.batch import PipelineBatch, steps
+from elastane.runtime.pipelines.pipe import EvalMode, Pipe, check_batch
+from elastane.runtime.pipelines.prepared import PreparedPipeline
+
+
+class StockPipe(Pipe):
+    """Runs the mini-batches of one rank through the whole model.
+
+    model: the units' nn.Sequential, wrapped by DistributedDataParallel or not. calls: of the job. log: stores
+    values of the step, unless they are there.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedPipeline,
+        model: torch.nn.Module,
+        calls: LocalCalls,
+        log: Callable[[str, Tensor], object],
+    ) -> None:
+        super().__init__(prepared.units)
+        self._options, self._module = prepared.options, prepared.objects.model
+        self._model, self._calls, self._log = model, calls, log
+
+    def __call__(self, batch: PipelineBatch) -> Tensor:
+        check_batch(batch).use()
+        self._model.zero_grad(set_to_none=True)
+        mini_batch = batch.first
+        while True:
+            given, target = self._options.split(mini_batch)
+            loss = self._options.loss_fn(self._model(given), target)
+            loss.backward()
+            if self._calls.sync:
+                break
+            mini_batch = next(batch.others)
+        loss = loss.detach()
+        self.losses = [loss]
+        self._log("loss", loss)
+        return loss
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(
+            self._module.parameters(), max_norm, norm_type, error_if_nonfinite, foreach
+        )
+
+    def evaluate(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
+        generators = Generators(next(self._module.parameters()).device)
+        found = []
+        with EvalMode(self._module):
+            for batch in batches:
+                given, _ = self._options.split(batch)
+                before = generators.capture()
+                found.append(fn(self._module(given), batch))
+                generators.restore(before)
+        return found
+
+
+class StockPipelineLoader:
+    """The loader of such a process: yields one batch a global step. Other attributes are the DataLoader's.
+
+    mini_batches: a loader that counts an epoch's mini-batches. step: returns the global step now running.
+    """
+
+    def __init__(self, mini_batches: Any, steps_per_epoch: int, step: Callable[[], int]) -> None:
+        self._mini_batches, self._steps_per_epoch, self._step = mini_batches, steps_per_epoch, step
+
+    def __iter__(self) -> Iterator[PipelineBatch]:
+        return steps(iter(self._mini_batches), self._step)
+
+    def __len__(self) -> int:
+        return self._steps_per_epoch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mini_batches, name)

@@ -126,9 +126,11 @@ def _check(world: World, machine: JobMachine, events: list[HistoryEvent], possib
     settings, most, book = state.settings, _most(state), state.scaling
     for event in events:
         bar = book.autoscaler.barred.get(event.workers) if isinstance(event, JobAutoscaled) else None
-        # Where bounds or memory leave one number alone, it is taken, barred or not. A decision that changes
-        # the ring also changes of whose memory is known.
-        is_free = len(possible) > 1 and len(_rungs(state)) > 1
+        # Where bounds or memory leave one number alone, or no longer allow the present one, the nearest is
+        # taken, barred or not. A decision that changes the ring also changes of whose memory is known.
+        is_free = min(len(possible), len(_rungs(state))) > 1
+        if isinstance(event, JobAutoscaled):
+            is_free &= possible[0] <= event.workers_before <= possible[-1]
         if bar is not None and bar.until > book.autoscaler.now and is_free:
             world.fail("scaling", f"{event} until {bar.until}, it is {book.autoscaler.now}")
     # In a ring of another size nothing is verified yet: it has steps from before the change.

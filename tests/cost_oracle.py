@@ -43,7 +43,8 @@ class CostOracle:
 
     steps: what each prepared step of the history that stands was worked on; flight: since the last of them.
     knows_from: steps before it were done, or begun, before the account; is_lost: they are thrown away, and
-    what was charged for them is not known.
+    what was charged for them is not known. taken: steps before which this history has taken a checkpoint. To
+    another one, which a history that the store forgot has left behind, the product only knows the share.
     """
 
     machine: JobMachine
@@ -55,6 +56,7 @@ class CostOracle:
     now: float = 0.0
     knows_from: int = 0
     is_lost: bool = False
+    taken: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         state = self.machine.state
@@ -75,6 +77,8 @@ class CostOracle:
         ]
         self._prepared = state.steps.prepared
         self._count = state.steps.prepared_count
+        if state.checkpoints.in_flight is not None:
+            self.taken.add(state.checkpoints.in_flight.step)
 
     def seen(self, notes: Iterable[Note], now: float) -> None:
         """An event that changed something was decided at `now`."""
@@ -122,7 +126,9 @@ class CostOracle:
             self.replayed.add(spans)
             self.useful.add(spans, -1)
             self._throw_away_flight()  # worked after the last step, while its members ended
-        self.is_lost = self.is_lost or step < self.knows_from
+        is_exact = step in self.taken or step == 0 or step >= self._prepared
+        self.is_lost = self.is_lost or step < self.knows_from or not is_exact
+        self.taken = {one for one in self.taken if one <= step}
 
     def _throw_away_flight(self) -> None:
         self.is_lost, self._began_in_step = self.is_lost or self._began_in_step, False

@@ -12,7 +12,14 @@ from playwright.async_api import Page, expect
 from browser.chromium import MISSING, chromium, chromium_path, watched_page
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
-from integration.dashboard_support import NASTY, create_job, dashboard_master, train
+from integration.dashboard_support import (
+    NASTY,
+    create_job,
+    dashboard_master,
+    tell_blocks,
+    train,
+    train_pipeline,
+)
 from integration.master_support import Worker, master_process
 from integration.security_support import entry, token_of
 from integration.test_master_sessions import RING, SIGNATURE, get_job
@@ -110,6 +117,42 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         await page.keyboard.press("u")
         await page.wait_for_url(base + "/")
         assert watched.faults == [] and watched.hosts == {base.removeprefix("http://")}
+
+
+@slow
+async def test_a_pipeline_appears_on_an_open_page_and_its_step_is_drawn(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser, viewport=PHONE) as watched,
+    ):
+        page = watched.page
+        await create_job(channel)
+        await page.goto(f"{base}/jobs/j")
+        await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.locator("#stages")).to_have_count(0)
+        worker = Worker(channel, "a")
+        go = await train_pipeline(channel, worker)
+        await expect(page.get_by_role("heading", name="Pipeline")).to_be_visible()
+        await expect(page.get_by_role("heading", name="A step, as predicted")).to_be_visible()
+        await tell_blocks(worker, go, 64)
+        await expect(page.get_by_role("heading", name="Step 64, as measured")).to_be_visible()
+        await expect(page.locator("svg.step rect.forward")).to_have_count(2)
+        await expect(page.locator("svg.step rect.backward")).to_have_count(2)
+        forward = page.locator("svg.step rect.forward").first
+        colour = await forward.evaluate("one => getComputedStyle(one).fill")
+        assert colour != await page.locator("svg.step rect.backward").first.evaluate(
+            "one => getComputedStyle(one).fill"
+        )
+        box = await forward.bounding_box()
+        assert box is not None and box["width"] > 20 and box["height"] > 10
+        assert await overflow(page) == 0
+        # Its heading is one of those that j and k visit.
+        await page.locator("h1").focus()
+        for _ in range(3):
+            await page.keyboard.press("j")
+        assert await page.evaluate("document.activeElement.id") == "stages-title"
+        assert watched.faults == []
 
 
 @slow

@@ -64,3 +64,31 @@ async def train(channel: grpc.aio.Channel, worker: Worker, steps: int = 2) -> ri
         while (await stub.Get(job_pb2.JobServiceGetRequest(name=worker.job))).job.step < steps:
             await asyncio.sleep(0.01)
     return go
+
+
+def pipeline_signature(units: int = 4) -> ring_pb2.ScriptSignature:
+    """A script whose model has so many units, of 0.1 s forward and 0.2 s backward."""
+    signature = ring_pb2.ScriptSignature()
+    signature.CopyFrom(SIGNATURE)
+    for unit in range(units):
+        signature.pipeline.units.add(
+            name=f"unit {unit}", parameter_bytes=100, forward_seconds=0.1, backward_seconds=0.2
+        )
+    return signature
+
+
+async def train_pipeline(channel: grpc.aio.Channel, worker: Worker) -> ring_pb2.Go:
+    """Forms a ring of this one worker, which runs all units of a pipeline; nothing is measured yet."""
+    await worker.hello(RING, signature=pipeline_signature(), host="node-1", pid=7)
+    go = await form_ring(worker)
+    await worker.send(step_report=report(go, 0))
+    await worker.receive("prepared")
+    return go
+
+
+async def tell_blocks(worker: Worker, go: ring_pb2.Go, step: int) -> None:
+    """A heartbeat with the blocks of a step: both micro-batches, forward and backward."""
+    figures = ring_pb2.WorkerFigures(generation=go.generation, blocks_step=step, blocks_began=1e9)
+    figures.block_seconds.extend((0.0, 0.1, 0.1, 0.3, 0.5, 0.6, 0.6, 0.8))
+    heartbeat = ring_pb2.Heartbeat(generation=go.generation, applied_step=1, figures=figures)
+    await worker.send(heartbeat=heartbeat)

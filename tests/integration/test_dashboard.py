@@ -23,8 +23,15 @@ from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.serving import not_leading
 from elastane_master.security.settings import SecuritySettings
 from elastane_proto.job_settings import JobSettings
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
-from integration.dashboard_support import NASTY, create_job, dashboard_master, train
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
+from integration.dashboard_support import (
+    NASTY,
+    create_job,
+    dashboard_master,
+    tell_blocks,
+    train,
+    train_pipeline,
+)
 from integration.master_support import Worker, serving_master, store_down
 from integration.security_support import Certificates, entry, standard_tokens, token_of
 from integration.test_master_sessions import RING, SIGNATURE, get_job
@@ -118,6 +125,34 @@ async def test_a_job_without_javascript(tmp_path: Path) -> None:
             while "worker lost" not in (page := (await browser.get("/jobs/j"))[1]):
                 await asyncio.sleep(0.02)
         assert 'class="sign death"' in page
+
+
+async def test_a_pipeline_shows_its_stages_and_its_last_step(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), Browser(base) as browser:
+        await create_job(channel)
+        _, page = await browser.get("/jobs/j")
+        assert 'id="stages"' not in page and 'data-part="stages"' in page
+        worker = Worker(channel, "a")
+        go = await train_pipeline(channel, worker)
+        _, page = await browser.get("/jobs/j")
+        words = text_of(page)
+        assert "1 stage, 4 units. Predicted: 2.4 s a step, 0 % of it idle (bubble)" in words
+        assert "0 slowest 0-3 a - kept 2.4 s" in words and "A step, as predicted" in words
+        assert "units 0 to 3 have one holder each: if a dies, the job goes back to the initial state" in words
+        assert "Stage 0 is the slowest: units 0 to 3 take 2.4 s of a step on a" in words
+        await tell_blocks(worker, go, 64)
+        async with patience.within(20):
+            while "as measured" not in (page := (await browser.get("/jobs/j"))[1]):
+                await asyncio.sleep(0.02)
+        words = text_of(page)
+        assert "Measured: 800 ms from the first block of step 64 to the last, 25 % of it idle" in words
+        assert len(re.findall(r'<rect class="forward"', page)) == 2
+        assert "backward of micro-batch 1 on a, stage 0: 200 ms" in page
+        # Commands are told the same.
+        stub = ring_pb2_grpc.RingServiceStub(channel)
+        request = ring_pb2.GetWorkerFiguresRequest(job="j", worker_ids=["a"])
+        figures = (await stub.GetWorkerFigures(request)).figures["a"]
+        assert figures.blocks_step == 64 and len(figures.block_seconds) == 8
 
 
 async def test_what_scripts_and_workers_write_is_text(tmp_path: Path) -> None:

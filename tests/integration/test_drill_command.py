@@ -9,6 +9,7 @@ from integration.forked_cli import ForkedCommands
 from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
+PIPELINE = SCRIPT.with_name("train_pipeline.py")
 
 
 @slow
@@ -27,3 +28,17 @@ def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path, forked_commands
     assert found["saved_step"] == found["reclaims"][-1]["step"] and found["tasks_done_twice"] == 0
     assert found["cost"]["spent_micros"] > 0 and found["cost"]["currency"] == "USD"
     assert (tmp_path / "kept" / "reports").is_dir()
+
+
+@slow
+def test_a_pipeline_is_drilled(tmp_path: Path, forked_commands: ForkedCommands) -> None:
+    """The first node hands its units over before it leaves; the last ones leave a checkpoint of all units."""
+    done = forked_commands.run(
+        *("drill", "--json", "--ests", "3", "--seed", "5", "--pipeline", "2:3"),
+        *(str(PIPELINE), "--epochs", "2", "--size", "96", "--batch-size", "4"),
+        timeout_seconds=280,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["held"] and found["steps"] == 16 and found["differing"] == []
+    assert found["saved_step"] == found["reclaims"][-1]["step"] and found["tasks_done_twice"] == 0

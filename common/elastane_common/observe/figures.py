@@ -64,6 +64,11 @@ class WorkerFigures:
     unit_forward_seconds: list[float] = field(default_factory=list)
     unit_backward_seconds: list[float] = field(default_factory=list)
     memory_bytes: int = 0
+    link_workers: list[str] = field(default_factory=list)
+    link_bytes_per_second: list[float] = field(default_factory=list)
+    blocks_step: int = 0
+    blocks_began: float = 0.0
+    block_seconds: list[float] = field(default_factory=list)
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

@@ -10,6 +10,9 @@ from typing import Final
 from elastane_master.dashboard.timeline import Lane, Timeline
 from elastane_master.dashboard.words import age, clock, number, ranks
 from elastane_master.jobs.curves import Bucket
+from elastane_planner.amounts import seconds_text
+from elastane_planner.plan import Plan
+from elastane_planner.simulate import Timeline as StepTimeline
 from elastane_proto.short_names import short_names
 
 WIDTH: Final = 900
@@ -17,6 +20,8 @@ LEFT: Final = 150
 ROW: Final = 26
 HUES: Final = 8
 CURVE_HEIGHT: Final = 170
+BLOCKS_DRAWN: Final = 4000
+"""Of a step; of longer ones the rest is left out."""
 _LABEL_WIDTH_MIN = 42
 _NAME_CHARACTERS = 20
 _GLYPHS: Final = {
@@ -85,6 +90,43 @@ class CurvePicture:
     dot: tuple[float, float] | None
     labels: tuple[Label, ...]
     bottom: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPicture:
+    """Shapes of a pipeline's step: a row for each worker that computes. left_out: blocks not drawn."""
+
+    height: int
+    bars: tuple[Bar, ...]
+    labels: tuple[Label, ...]
+    left_out: int
+
+
+def draw_step(timeline: StepTimeline, plan: Plan, workers: Sequence[str]) -> StepPicture:
+    """Lay out a step, measured or predicted. workers: names by device."""
+    rows = [(index, device) for index, stage in enumerate(plan.stages) for device in stage.devices]
+    place = {device: row * ROW + 4 for row, (_, device) in enumerate(rows)}
+    names = short_names([workers[device] for _, device in rows], _NAME_CHARACTERS)
+    labels = [
+        Label(0, place[device] + 14, f"{index}: {names[workers[device]]}", title=workers[device])
+        for index, device in rows
+    ]
+    height = ROW * len(rows) + 30
+    whole = max(timeline.step_seconds, 1e-9)
+    scale = (WIDTH - LEFT - 8) / whole
+    bars = []
+    for span in timeline.spans[:BLOCKS_DRAWN]:
+        kind = "forward" if span.block.kind == "F" else "backward"
+        x, width = LEFT + span.start_seconds * scale, (span.end_seconds - span.start_seconds) * scale
+        text = str(span.block.micro_batch)
+        took = seconds_text(span.end_seconds - span.start_seconds)
+        title = f"{kind} of micro-batch {text} on {workers[span.device]}, stage {span.block.stage}: {took}"
+        label = text if width > 8 * (len(text) + 1) else ""
+        y = place[span.device]
+        bars.append(Bar(round(x, 2), y, round(max(width, 0.3), 2), ROW - 6, kind, label, title))
+    labels.append(Label(LEFT, height - 5, "0"))
+    labels.append(Label(WIDTH - 8, height - 5, seconds_text(timeline.step_seconds), "end"))
+    return StepPicture(height, tuple(bars), tuple(labels), max(0, len(timeline.spans) - BLOCKS_DRAWN))
 
 
 def draw_timeline(timeline: Timeline) -> TimelinePicture:

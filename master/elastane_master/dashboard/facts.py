@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
+from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
@@ -120,6 +121,8 @@ class JobFacts:
     picture: TimelinePicture | None
     curves: tuple[CurvePicture, ...]
     curves_left_out: int
+    #: Of a pipeline.
+    stages: StageFacts | None
     #: Messages about parts that could not be read.
     missing: tuple[str, ...] = field(default=())
 
@@ -161,6 +164,7 @@ class Gatherer:
             picture=draw_timeline(drawn) if drawn is not None else None,
             curves=drawn_curves[0],
             curves_left_out=drawn_curves[1],
+            stages=stage_facts(server, view.pipeline),
             missing=tuple(missing),
         )
 

@@ -22,11 +22,14 @@ from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.views import JobView
 from elastane_master.jobs.limits import clip
 from elastane_master.security.tokens import Principal
+from elastane_planner.amounts import seconds_text
 from elastane_proto.amounts import money_text, price_text
 from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 from elastane_scheduler.autoscaling.modes import mode_text
 
-PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
+PARTS: Final = (
+    "summary", "actions", "timeline", "stages", "workers", "queues", "curves", "contexts", "cost", "events",
+)  # fmt: skip
 """Parts of a job's page; each has its own template, and is sent again when it has changed."""
 
 ASSETS: Final = {
@@ -215,8 +218,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("age", "clock", "moment", "number", "size", "ranks"):
+    for name in ("age", "clock", "moment", "number", "size", "ranks", "units"):
         environment.filters[name] = getattr(words, name)
+    environment.filters["seconds"] = seconds_text
     environment.filters["quoted"] = partial(quote, safe="")
     environment.filters["clip"] = clip  # 150 events that each list a ring of thousands would make megabytes
     environment.filters["scaling"] = mode_text

@@ -58,3 +58,8 @@ def ranks(first: int, after: int, *, bare: bool = False) -> str:
         return "-" if bare else "no EST"
     text = str(first) if after == first + 1 else f"{first}-{after - 1}"
     return text if bare else f"{'EST' if after == first + 1 else 'ESTs'} {text}"
+
+
+def units(first: int, after: int) -> str:
+    """Format units of a pipeline [first, after) as "0-4" or "3"."""
+    return str(first) if after == first + 1 else f"{first}-{after - 1}"

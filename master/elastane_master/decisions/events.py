@@ -182,7 +182,7 @@ class AppliedReported(Event, frozen=True, tag=True):
     WorkerFigures, whose generation may be older than the heartbeat's (balance.py). straggler, rate_ratio:
     what follows from the rates in these and earlier figures (stragglers.py). first_unit,
     unit_forward_seconds, unit_backward_seconds, memory_bytes: of a pipeline, as in WorkerFigures
-    (unit_seconds.py).
+    (unit_seconds.py), as are link_workers and link_bytes_per_second (link_speeds.py).
     """
 
     worker: str
@@ -203,6 +203,8 @@ class AppliedReported(Event, frozen=True, tag=True):
     unit_forward_seconds: tuple[float, ...] = ()
     unit_backward_seconds: tuple[float, ...] = ()
     memory_bytes: int = 0
+    link_workers: tuple[str, ...] = ()
+    link_bytes_per_second: tuple[float, ...] = ()
 
 
 class CheckReported(Event, frozen=True, tag=True):

@@ -7,14 +7,11 @@ from typing import TypeVar
 
 import msgspec
 
-from elastane_master.decisions import unit_holders
+from elastane_master.decisions import link_speeds, stage_plans, unit_holders
 from elastane_master.decisions.events import UnitRange
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.stages import StageMemory, StageOnWorkers, StagePlan
 from elastane_master.decisions.state import OVER, JobState
-
-SLOW_FRACTION = 0.1
-"""A worker that is so much slower than the fastest of the pipeline is named as the reason."""
 
 
 class StageState(msgspec.Struct, frozen=True):
@@ -31,8 +28,25 @@ class StageState(msgspec.Struct, frozen=True):
 Held = TypeVar("Held", StageOnWorkers, StageState)
 
 
+class PipelineDevice(msgspec.Struct, frozen=True):
+    """A worker as it is planned with, as job.proto's PipelineDevice. host: by which its links are known."""
+
+    worker: str
+    host: str
+    speed: float
+    memory_bytes: int
+
+
+class LinkState(msgspec.Struct, frozen=True):
+    """A measured link between two hosts, or within one, as job.proto's LinkState."""
+
+    source: str
+    target: str
+    bytes_per_second: float
+
+
 class PipelineState(msgspec.Struct, frozen=True):
-    """The stages of a job, as job.proto's PipelineState."""
+    """The stages of a job, as job.proto's PipelineState. devices: workers of the plan that attend."""
 
     units: int
     stages: tuple[StageState, ...]
@@ -42,6 +56,8 @@ class PipelineState(msgspec.Struct, frozen=True):
     slowest_stage: int
     slowest_reason: str
     risk: str
+    devices: tuple[PipelineDevice, ...] = ()
+    links: tuple[LinkState, ...] = ()
 
 
 def view(state: JobState) -> PipelineState | None:
@@ -51,6 +67,8 @@ def view(state: JobState) -> PipelineState | None:
         return None
     loads = plan.stage_seconds or (0.0,) * len(plan.stages)
     slowest = max(range(len(loads)), key=lambda index: (loads[index], -index)) if any(loads) else -1
+    records = [state.workers[worker] for worker in plan.workers if worker in state.workers]
+    links = link_speeds.between(state, map(link_speeds.host_of, records))
     return PipelineState(
         units=state.unit_count,
         stages=tuple(
@@ -63,18 +81,20 @@ def view(state: JobState) -> PipelineState | None:
         slowest_stage=slowest,
         slowest_reason=_why_slowest(state, plan, slowest) if slowest >= 0 else "",
         risk=_risk(state, plan) if state.ring.stage is Stage.RUNNING else "",
+        devices=tuple(
+            PipelineDevice(one.worker, link_speeds.host_of(one), one.speed, one.memory_bytes)
+            for one in records
+        ),
+        links=tuple(LinkState(*ends, value) for ends, value in links.items()),
     )
 
 
 def _why_slowest(state: JobState, plan: StagePlan, slowest: int) -> str:
     """Say why a stage takes longest: its device, its units, or what cannot be cut."""
     stage = plan.stages[slowest]
-    speeds = {worker: _speed(state, worker) for one in plan.stages for worker in one.replicas}
-    worker = min(stage.replicas, key=lambda name: (speeds[name], name))
-    ratio = speeds[worker] / max(speeds.values())
-    parts = []
-    if ratio < 1 - SLOW_FRACTION:
-        parts.append(f"{worker} computes at {ratio:.2g} of the speed of the fastest worker")
+    worker = min(stage.replicas, key=lambda name: (_speed(state, name), name))
+    computing = [name for one in plan.stages for name in one.replicas]
+    parts = [text] if (text := stage_plans.slow_text(state, computing, stage.replicas)) else []
     parts.append(f"{unit_holders.units_text(_units(stage))} take{'s' * _is_one(stage)}")
     parts[-1] += f" {plan.stage_seconds[slowest]:.3g} s of a step on {worker}"
     if _is_one(stage):

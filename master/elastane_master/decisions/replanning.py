@@ -62,6 +62,8 @@ def planned(ctx: DecisionContext, event: PipelinePlanned) -> None:
         return
     ctx.touch()
     why = f"a step of {event.step_seconds_now:.3g} s becomes one of {plan.step_seconds:.3g} s: {plan.reason}"
+    if slow := stage_plans.slow_text(state, plan.workers):
+        why = f"{slow}: {why}"
     book.plan = msgspec.structs.replace(before, step_seconds=event.step_seconds_now)
     book.proposed = msgspec.structs.replace(plan, reason=why)
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import msgspec
 
-from elastane_master.decisions import unit_holders
+from elastane_master.decisions import link_speeds, unit_holders
 from elastane_master.decisions.effects import PipelinePlan, PipelineStage
 from elastane_master.decisions.events import PipelineModel
 from elastane_master.decisions.stages import StageOnWorkers, StagePlan
@@ -27,12 +27,12 @@ from elastane_planner.errors import PlanError
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.planner import make_plan
 from elastane_planner.profile import Profile, UnitProfile
-from elastane_planner.simulate import timeline
+from elastane_planner.simulate import Timeline, timeline
 
-LINK_BYTES_PER_SECOND = 1.25e9
-"""Assumed of every link: 10 Gbit/s."""
 UNITS_AT_ONCE_MAX, WORKERS_AT_ONCE_MAX, BATCHES_AT_ONCE_MAX = 12, 4, 32
 """Larger cases are not planned within a decision, for which the whole master waits: some 20 ms."""
+SLOW_FRACTION = 0.1
+"""A worker that is so much slower than the fastest of the pipeline is named as the reason."""
 STEPS_LEFT_UNKNOWN = 1000
 """Assumed of a script that does not say how many steps it makes."""
 SIMULATIONS_AT_ONCE_MAX = 20
@@ -98,7 +98,7 @@ def question(state: JobState) -> Question:
     plan = state.pipeline.plan
     return Question(
         profile=profile,
-        cluster=_cluster(records),
+        cluster=_cluster(state, records),
         workers=workers,
         micro_batches=settings.ests,
         stages_min=min(settings.pipeline_stages_min, most),
@@ -157,6 +157,42 @@ def with_figures(plan: StagePlan, asked: Question) -> StagePlan:
     return msgspec.structs.replace(
         plan, step_seconds=shown.step_seconds, bubble=shown.bubble, stage_seconds=loads
     )
+
+
+def on_devices(plan: StagePlan) -> Plan:
+    """Return a plan by the places of its workers."""
+    return _by_device(plan, {worker: index for index, worker in enumerate(plan.workers)})
+
+
+def predicted(state: JobState, plan: StagePlan) -> Timeline | None:
+    """Return the predicted step of a plan, to be shown; None if units are not measured, or a worker is gone.
+
+    Raises PlanError.
+    """
+    model = state.signature.pipeline if state.signature else None
+    if model is None or not set(plan.workers) <= state.workers.keys():
+        return None
+    profile = profile_of(model, state.pipeline.measured)
+    if not profile.measured:
+        return None
+    cluster = _cluster(state, [state.workers[worker] for worker in plan.workers])
+    return timeline(profile, cluster, on_devices(plan), state.settings.ests)
+
+
+def slow_text(state: JobState, workers: Sequence[str], among: Sequence[str] = ()) -> str:
+    """Say which of some workers is slowest and how fast it is beside the fastest; empty if all are alike.
+
+    among: of which the slowest is looked for; default: all.
+    """
+    speeds = {one: state.workers[one].speed or 1.0 for one in workers if one in state.workers}
+    asked = [one for one in among or workers if one in speeds]
+    if not asked:
+        return ""
+    slowest = min(asked, key=lambda one: (speeds[one], one))
+    ratio = speeds[slowest] / max(speeds.values())
+    if ratio >= 1 - SLOW_FRACTION:
+        return ""
+    return f"{slowest} computes at {ratio:.2g} of the speed of the fastest worker"
 
 
 def in_ring(plan: StagePlan, workers: Sequence[str]) -> PipelinePlan:
@@ -339,9 +375,9 @@ def _eligible(state: JobState) -> list[WorkerRecord]:
     return [record for record in state.active_members() if record.worker not in state.ring.leaving]
 
 
-def _cluster(records: Sequence[WorkerRecord]) -> Cluster:
+def _cluster(state: JobState, records: Sequence[WorkerRecord]) -> Cluster:
     devices = [Device(record.worker, record.speed or 1.0, record.memory_bytes or None) for record in records]
-    return Cluster.uniform(devices, LINK_BYTES_PER_SECOND)
+    return Cluster(tuple(devices), link_speeds.matrix(state, records))
 
 
 def _named(plan: StagePlan) -> set[str]:

@@ -46,7 +46,8 @@ class WorkerRecord(msgspec.Struct):
     empty; rate_ratio: its rate over theirs; straggler_at: when they last changed (stragglers.py). Of a
     pipeline: units: that it holds after applied_step steps, with holds_state (unit_holders.py); speed: of its
     device, 0.0: not known; memory_bytes: that its stage may use, 0: not known; units_at: when they last
-    changed (unit_seconds.py).
+    changed (unit_seconds.py); links: bandwidth from other workers, as it last told, in bytes per second;
+    links_at: when it did (link_speeds.py).
     """
 
     worker: str
@@ -86,6 +87,8 @@ class WorkerRecord(msgspec.Struct):
     speed: float = 0.0
     memory_bytes: int = 0
     units_at: float = 0.0
+    links: dict[str, float] = {}
+    links_at: float = 0.0
 
     def asked(self, now: float) -> None:
         """Note a Prepare; further ones do not extend the time for an answer."""
@@ -309,7 +312,8 @@ class PipelineBook(msgspec.Struct):
     plan: of the newest ring that trained, kept while there is none (stage_plans.py). proposed: a better one
     for the present ring, to be taken at a step boundary (replanning.py); changed_at: when one was last taken;
     changes: taken since the workers last changed. measured: by unit (unit_seconds.py); measurements: how
-    often any of it has changed. finished_units: of workers whose scripts have ended.
+    often any of it has changed. links: by source and target host, what was last told of the bandwidth, in
+    bytes per second (link_speeds.py). finished_units: of workers whose scripts have ended.
     """
 
     plan: StagePlan | None = None
@@ -318,6 +322,7 @@ class PipelineBook(msgspec.Struct):
     changes: int = 0
     measured: tuple[UnitSeconds, ...] = ()
     measurements: int = 0
+    links: dict[str, dict[str, tuple[float, ...]]] = {}
     finished_units: dict[str, tuple[UnitRange, ...]] = {}
 
 

@@ -18,6 +18,7 @@ from elastane_master.decisions import (
     forgotten,
     held_state,
     life,
+    link_speeds,
     membership,
     messages,
     ring,
@@ -127,6 +128,7 @@ def applied(ctx: DecisionContext, event: AppliedReported) -> None:
         return
     balance.measured(ctx, record, event)
     unit_seconds.measured(ctx, record, event)
+    link_speeds.measured(ctx, record, event)
     stragglers.judged(ctx, record, event)
     member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None
     if event.between_steps != (record.between_since is not None):

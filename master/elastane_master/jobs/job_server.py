@@ -36,6 +36,7 @@ from elastane_master.jobs import records
 from elastane_master.jobs.admission import require_admissible
 from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.durable_server import DurableServer
+from elastane_master.jobs.last_steps import LastSteps, ToldStep
 from elastane_master.jobs.limits import Limits, clip, require_room
 from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
@@ -97,6 +98,7 @@ class JobServer(DurableServer[AnyEvent]):
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
     latest, serialized; those reported longest ago come first. stragglers: watches the workers' rates.
+    last_steps: of a pipeline: when blocks ran.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class JobServer(DurableServer[AnyEvent]):
         self.figures: OrderedDict[str, bytes] = OrderedDict()
         self.liveness = Liveness()
         self.stragglers = StragglerWatch()
+        self.last_steps = LastSteps(self.limits.sessions_per_job_max)
         self.changed = Signal()
         self.noted = Signal()
         self.recent_notes = RecentNotes(RECENT_NOTES)
@@ -276,6 +279,13 @@ class JobServer(DurableServer[AnyEvent]):
             # Attending workers report often, so the first to go are those of workers that left long ago.
             if len(self.figures) > self.limits.sessions_per_job_max:
                 self.figures.popitem(last=False)
+
+    def last_step(self) -> dict[str, ToldStep]:
+        """Return the newest step of a pipeline whose blocks are known, by worker; {} if there is none."""
+        state = self.machine.state
+        stages = state.pipeline.plan.stages if state.pipeline.plan is not None else ()
+        workers = {worker for stage in stages for worker in stage.replicas}
+        return self.last_steps.newest(workers, state.ring.generation)
 
     def judged(
         self, session: Session[WorkerMessage], event: AppliedReported, report: Report

@@ -34,6 +34,18 @@ logger = structlog.get_logger(__name__)
 
 EVENTS_AT_ONCE = 500
 HELLO_SECONDS = 10.0
+BLOCKS_MAX = 128
+"""Blocks of a step that are kept of a worker."""
+_NOT_KEPT = (
+    "unit_forward_seconds",
+    "unit_backward_seconds",
+    "link_workers",
+    "link_bytes_per_second",
+    "blocks_step",
+    "blocks_began",
+    "block_seconds",
+)
+"""Figures for decisions, and those that are kept elsewhere."""
 FIGURES_BYTES_MAX = 1000
 """Limit of the figures kept for a worker, three times what they can have; larger ones are ignored."""
 
@@ -83,9 +95,14 @@ class RingServicer:
         given, maximum = len(request.worker_ids), server.limits.sessions_per_job_max
         require_within("sessions_per_job_max", given, maximum, "workers in one request")
         response = ring_pb2.GetWorkerFiguresResponse()
+        last = server.last_step()
         for worker in request.worker_ids:
             if (figures := server.figures.get(worker)) is not None:
                 response.figures[worker].ParseFromString(figures)
+                if (told := last.get(worker)) is not None:
+                    found = response.figures[worker]
+                    found.blocks_step, found.blocks_began = told.step, told.began
+                    found.block_seconds.extend(told.spans)
         return response
 
     async def WatchEvents(
@@ -174,10 +191,13 @@ def _keep_figures(
     if kind not in ("heartbeat", "bye"):
         return
     figures = getattr(request, kind).figures
-    if figures.unit_forward_seconds or figures.unit_backward_seconds:  # for decisions alone
+    if any(getattr(figures, name) for name in _NOT_KEPT):
         told, figures = figures, ring_pb2.WorkerFigures()
         figures.CopyFrom(told)
-        figures.ClearField("unit_forward_seconds")
-        figures.ClearField("unit_backward_seconds")
+        for name in _NOT_KEPT:
+            figures.ClearField(name)
+        if 0 < len(told.block_seconds) <= 2 * BLOCKS_MAX:
+            step = told.generation, told.blocks_step, told.blocks_began, told.block_seconds
+            server.last_steps.tell(session.worker, *step)
     if 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
         server.keep_figures(session, figures.SerializeToString())

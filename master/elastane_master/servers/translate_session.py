@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from operator import attrgetter, eq
 from typing import Any
 
@@ -35,6 +36,8 @@ from elastane_proto.v1 import common_pb2, ring_pb2
 from elastane_scheduler.autoscaling.stragglers import Report, Usual
 
 _DIGEST_BYTES_MAX = 64
+_LINKS_MAX = 64
+"""Of a worker, that are read; it tells of half as many."""
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0
 _HEARTBEATS_PER_SECOND_MAX = 1000
@@ -100,6 +103,14 @@ def _changes(messages: Iterable[ring_pb2.PartChange]) -> dict[str, events.Change
     return changes
 
 
+def _link_workers(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(clip(name, NAME_CHARACTERS_MAX) for name in islice(names, _LINKS_MAX))
+
+
+def _link_values(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(islice(values, _LINKS_MAX))
+
+
 _DEVICE_TYPE = Field("figures.device_type", read=partial(shown, characters_max=DEVICE_CHARACTERS_MAX))
 
 _EVENTS = Codec(
@@ -131,6 +142,8 @@ _EVENTS = Codec(
             "unit_forward_seconds": Field("figures.unit_forward_seconds"),
             "unit_backward_seconds": Field("figures.unit_backward_seconds"),
             "memory_bytes": Field("figures.memory_bytes"),
+            "link_workers": Field("figures.link_workers", read=_link_workers),
+            "link_bytes_per_second": Field("figures.link_bytes_per_second", read=_link_values),
         },
         events.PipelineUnit: {"name": SHOWN},
         events.LoadedReported: {

@@ -210,7 +210,7 @@ class StageState(_message.Message):
     def __init__(self, first_unit: _Optional[int] = ..., end_unit: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., shadows: _Optional[_Iterable[str]] = ..., memory: _Optional[_Union[_pipeline_pb2.StageMemory, str]] = ..., load_seconds: _Optional[float] = ...) -> None: ...
 
 class PipelineState(_message.Message):
-    __slots__ = ("units", "stages", "step_seconds", "bubble", "reason", "slowest_stage", "slowest_reason", "risk")
+    __slots__ = ("units", "stages", "step_seconds", "bubble", "reason", "slowest_stage", "slowest_reason", "risk", "devices", "links")
     UNITS_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,8 @@ class PipelineState(_message.Message):
     SLOWEST_STAGE_FIELD_NUMBER: _ClassVar[int]
     SLOWEST_REASON_FIELD_NUMBER: _ClassVar[int]
     RISK_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     units: int
     stages: _containers.RepeatedCompositeFieldContainer[StageState]
     step_seconds: float
@@ -227,7 +229,31 @@ class PipelineState(_message.Message):
     slowest_stage: int
     slowest_reason: str
     risk: str
-    def __init__(self, units: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., step_seconds: _Optional[float] = ..., bubble: _Optional[float] = ..., reason: _Optional[str] = ..., slowest_stage: _Optional[int] = ..., slowest_reason: _Optional[str] = ..., risk: _Optional[str] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[PipelineDevice]
+    links: _containers.RepeatedCompositeFieldContainer[LinkState]
+    def __init__(self, units: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageState, _Mapping]]] = ..., step_seconds: _Optional[float] = ..., bubble: _Optional[float] = ..., reason: _Optional[str] = ..., slowest_stage: _Optional[int] = ..., slowest_reason: _Optional[str] = ..., risk: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[PipelineDevice, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
+
+class PipelineDevice(_message.Message):
+    __slots__ = ("worker_id", "host", "speed", "memory_bytes")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    host: str
+    speed: float
+    memory_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., host: _Optional[str] = ..., speed: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class LinkState(_message.Message):
+    __slots__ = ("source", "target", "bytes_per_second")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    target: str
+    bytes_per_second: float
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class Cost(_message.Message):
     __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "useful_seconds", "replayed_seconds", "idle_seconds", "replayed_micros", "idle_micros", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros", "devices", "expires")

@@ -37,9 +37,30 @@ def test_a_fault_that_acts_until_the_job_is_over_is_not_held_against_it(tmp_path
     seen = SimpleNamespace(step=3, at=1.0, generation=1, members=("w0",), reason="")
     cluster.watch = SimpleNamespace(latest=seen, forget=lambda: None, since=list, first=lambda *_: seen)
     chaos = Chaos(folder=tmp_path, script=[], faults=["acts"], ests=1, workers=1, minutes=1.0, seed="1")
-    state = _State(chaos, cast(Outcome, SimpleNamespace(steps=9)), {}, 0.0)
+    state = _State(chaos, cast(Outcome, SimpleNamespace(steps=9, is_pipeline=False)), {}, 0.0)
     injection = state._inject(cluster, cast(Any, Promises()), Fault("acts", "", acts), 1)
     if over:
         assert injection is None
     else:
         assert injection is not None and injection.problems == ("no event tells of it",)
+
+
+@pytest.mark.parametrize(
+    ("is_pipeline", "shadows", "fault", "may_rewind"),
+    [
+        (False, 0, "kill-worker", False),
+        (True, 0, "kill-worker", True),
+        (True, 1, "kill-worker", False),
+        (True, 1, "kill-master", True),
+    ],
+)
+def test_only_a_pipeline_without_a_second_holder_may_lose_committed_steps(
+    tmp_path: Path, is_pipeline: bool, shadows: int, fault: str, may_rewind: bool
+) -> None:
+    chaos = Chaos(
+        folder=tmp_path, script=[], faults=[fault], ests=3, workers=3, minutes=1.0, seed="1", shadows=shadows
+    )
+    state = _State(chaos, cast(Outcome, SimpleNamespace(steps=9, is_pipeline=is_pipeline)), {}, 0.0)
+    assert state._judged_by(ActiveFault(0.0, "injected"), fault).may_rewind is may_rewind
+    settings = chaos.settings()
+    assert settings.pipeline_shadows == shadows

@@ -151,3 +151,17 @@ def test_a_fault_nobody_tells_of(world: SimpleNamespace) -> None:
 
 def test_what_the_fault_itself_finds_wrong(world: SimpleNamespace) -> None:
     assert broken(world, ActiveFault(0.0, "x", check=lambda: "it did not bite")) == ["it did not bite"]
+
+
+def test_a_value_that_the_fixed_run_has_not_logged_is_found(tmp_path: Path) -> None:
+    """Of pipelines there are no traces: what each step has logged is compared."""
+    values = {(step, rank, "loss"): float(step + rank).hex() for step in range(8) for rank in range(ESTS)}
+    promises = Promises({}, tmp_path, ESTS, STEPS_PER_EPOCH, values)
+    client = Client(4)
+    for entry in client.entries:
+        entry.metrics["loss"] = entry.step + entry.virtual_rank
+    world = SimpleNamespace(promises=promises, client=client)
+    assert broken(world) == []
+    for entry in client.entries[4:]:
+        entry.metrics["loss"] += 1e-12
+    assert broken(world) == ["EST 0 has logged another loss in step 2, and so on for 3 more"]

@@ -30,6 +30,8 @@ def run(*arguments: str) -> tuple[int, str]:
         (["-m"], "-m needs the name of a module"),
         (["--minutes", "0"], "--minutes"),
         (["--ests", "1"], "--ests"),
+        (["--pipeline", "3:2"], "'3:2': MIN is at least 1 and at most MAX"),
+        (["--shadow", "9"], "it must be at most 8"),
     ],
 )
 def test_bad_usage_is_named(arguments: list[str], said: str) -> None:

@@ -192,6 +192,10 @@ def test_a_run_like_another_has_the_settings_of_its_record(
     submit(training, "--like", "1", "--seed", "8", "--threads", "3", "--determinism", "d1", "--detach")
     job = training.sent(Train)[-1].spec.job
     assert (job.seed, job.torch_threads, job.determinism) == (8, 3, job_pb2.DETERMINISM_LEVEL_D1)
+    submit(training, "--like", "1", "--pipeline", "2:3", "--shadow", "1", "--detach")
+    job = training.sent(Train)[-1].spec.job
+    assert (job.pipeline_stages_min, job.pipeline_stages_max, job.pipeline_shadows) == (2, 3, 1)
+    assert (job.seed, job.torch_threads) == (7, 2), "what the record says holds beside it"
     auto = ("--auto", "deadline=2026-12-04T18:00+01:00", "--on-demand-workers", "2")
     submit(training, "--like", "1", *auto, "--over-budget", "suspend", "--detach")
     job = training.sent(Train)[-1].spec.job

@@ -134,6 +134,39 @@ def test_a_checkpoint_of_which_no_boundary_is_known_takes_its_share() -> None:
     assert seen(job).useful_nanos == pytest.approx(4e9, rel=0.01)
 
 
+class Accounted(JobDriver):
+    """A job beside which an account is kept from outside."""
+
+    def __init__(self, job: JobSettings) -> None:
+        super().__init__(job)
+        self.oracle = CostOracle(self.machine)
+
+    def do(self, event: events.Event, *, after: float = 0.001) -> effects.Decision:
+        decision = super().do(event, after=after)
+        if decision.durable:
+            notes = [effect for effect in decision.effects if isinstance(effect, effects.Note)]
+            self.oracle.seen(notes, self.now)
+        return decision
+
+
+@pytest.mark.parametrize(("step", "is_exact"), [(2, True), (4, False), (5, False), (7, True)])
+def test_the_account_from_outside_knows_where_the_product_takes_the_share(step: int, is_exact: bool) -> None:
+    """A checkpoint that a forgotten history has left behind is of a step before which this one has none."""
+    job = Accounted(priced(1, checkpoint_url="x", checkpoint_interval_steps=2))
+    job.form("a")
+    for each in range(8):
+        job.step(each)
+        if each == 1:
+            message = job.take(effects.Prepared)["a"].then_checkpoint
+            assert message is not None and message.step == 2
+    job.applied("a", 8)
+    job.lose("a")
+    job.join("b")
+    job.ready("b")
+    job.loaded("b", step, "left-behind")
+    assert job.oracle.is_lost is not is_exact
+
+
 def test_workers_are_paid_for_while_the_master_is_down_and_until_they_are_proven_gone() -> None:
     job = JobDriver(priced(2))
     job.form("a", "b")

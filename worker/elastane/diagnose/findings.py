@@ -55,6 +55,7 @@ CODES: Final = {
     "setup": "ELA519",
     "loop body": "ELA520",
     "module state": "ELA536",
+    "pipeline": "ELA537",
 }
 
 

@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastane.data.source import BatchSource
+from elastane.diagnose import pipeline_findings
 from elastane.diagnose.ending import end_script
 from elastane.diagnose.findings import COMPLETE, Book, Severity, Timing
 from elastane.diagnose.inspection import Inspection
@@ -152,6 +153,9 @@ class DoctorJob(LocalJob):
             self._end()
         turns, steps = self._examine(prepared.objects, chosen.train, zeroing=False)
         self._book.fact("units of the pipeline", prepared.units.count)
+        for said in pipeline_findings.findings(prepared.units, self.num_ests):
+            where = "job.prepare_pipeline"
+            self._book.add(said.severity, pipeline_findings.KIND, said.what, where=where, todo=said.todo)
         pipe = StockPipe(prepared, prepared.objects.model, self._step_calls, lambda name, value: None)
         own_loader = DoctorLoader(loader, steps_of(turns, lambda: self.step), steps, self._loop_left)
         return prepared.returned(pipe, own_loader)

@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter, time
 from typing import Any
 
 import torch
@@ -135,6 +136,12 @@ class StepExecutor:
         self._trainable = [place for place, spec in enumerate(units.specs) if spec.requires_grad]
         self._names = [units.specs[place].name for place in self._trainable]
         self._clock = UnitClock(self._device)
+        self._began = 0.0
+        #: When the step began: seconds since the Unix epoch.
+        self.began_at = 0.0
+        #: When the blocks of the last wave began and ended, in the schedule's order: seconds since then. On a
+        #: GPU a block that sends nothing ends when its kernels are queued.
+        self.block_seconds: list[tuple[float, float]] = []
         self._host: HostMemory | None = None
         self._layout_order: list[int] | None = None
         self._messages: Messages | None = None
@@ -257,6 +264,7 @@ class StepExecutor:
     def begin_step(self, step: int) -> None:
         """Begin a step; also again, after `drop`."""
         self._ring().step, self._in_step = step, True
+        self._began, self.began_at = perf_counter(), time()
         if self._stale:
             self._allocate()
         self.losses, self.wave_losses, self.ready_order = [], [], None
@@ -303,6 +311,7 @@ class StepExecutor:
                 assert held.sums is not None
                 held.sums.begin()
         self._stage_losses.append({})
+        self.block_seconds = []
         flying: dict[int, _Flying] = {}
         for block in order:
             est = block.micro_batch
@@ -356,6 +365,7 @@ class StepExecutor:
             target = yield from messages.receive(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
             loss = self._loss(target.value)
         parts = messages.parts(frame, before)
+        began = perf_counter()
         measured = micro == 0 and est == ring.ests_of(stage, messages.me)[0]
         with self._as_est(est, micro, "forward"):
             self._generators.exchange(parts)
@@ -367,6 +377,7 @@ class StepExecutor:
         told = None
         if output.loss is not None:
             told = self._stage_losses[micro][est] = output.loss.to("cpu", copy=True)
+        self._note_block(began)
         return _Flying(stash, told, after)
 
     def _loss(self, target: Any) -> Loss:
@@ -389,6 +400,7 @@ class StepExecutor:
             frame = yield from messages.receive(FrameKey(Kind.BACKWARD, stage, est, micro), after)
             gradients, loss, ready = frame.value
             parts = messages.parts(frame, after)
+        began = perf_counter()
         with self._as_est(est, micro, "backward"):
             run.prepare_backward(flying.stash)
             self._generators.exchange(parts)
@@ -406,6 +418,10 @@ class StepExecutor:
                 messages.send(FrameKey(Kind.BACKWARD, stage - 1, est, micro), before, value, parts)
         if last:
             own.sums.send_gradients(est)
+        self._note_block(began)
+
+    def _note_block(self, began: float) -> None:
+        self.block_seconds.append((began - self._began, perf_counter() - self._began))
 
     def _finish_sums(self, micro: int) -> Step:
         """What follows a member's last block: losses and buffers are sent, and the sums are computed."""

@@ -2,7 +2,8 @@
 
 A frame's size is not known to its receiver. So the messages of a channel (a kind of frame between two
 members) have a size that both ends compute from the frames before. A longer frame is continued by a second
-message; while batches are alike, each frame is one.
+message; while batches are alike, each frame is one. But every 256th begins with a short message, so that the
+second one shows what the link carries (`link_meter`).
 
     script's thread     starts messages, and waits for the thread below, or for the end of the ring
     elastane-frames-in  waits for the message that the script's thread needs now
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Final
 
 import torch
@@ -26,9 +28,12 @@ from elastane.collective.ring_errors import RingError
 from elastane.collective.ring_thread import RingThread
 from elastane.collective.transport import RingTransport, Transfer
 from elastane.pipeline.frames import Frame, FrameError, FrameKey, Kind, decode, encode, total_bytes
+from elastane.pipeline.link_meter import LinkMeter
 
 #: Size of a channel's messages before its first frame, and the least: it holds the generators' states.
 ROOM_BYTES_MIN: Final = 1 << 14
+#: Of so many frames of a channel one begins with a message of that size.
+MEASURED_EVERY: Final = 256
 _CPU: Final = torch.device("cpu")
 
 #: Peer and kind of frame.
@@ -41,16 +46,34 @@ def next_room(room_bytes: int, frame_bytes: int) -> int:
     return wanted if frame_bytes > room_bytes or 2 * wanted < room_bytes else room_bytes
 
 
-class RingLinks:
-    """Links of one generation. transport: of it; device: where tensors go that were on a device."""
+class _Room:
+    """Size of a channel's next message, the same at both ends."""
 
-    def __init__(self, transport: RingTransport, device: torch.device = _CPU) -> None:
+    def __init__(self) -> None:
+        self.bytes = ROOM_BYTES_MIN
+        self._frames = 0
+
+    def passed(self, frame_bytes: int) -> None:
+        """Note a frame."""
+        self._frames += 1
+        is_measured = self._frames % MEASURED_EVERY == 0
+        self.bytes = ROOM_BYTES_MIN if is_measured else next_room(self.bytes, frame_bytes)
+
+
+class RingLinks:
+    """Links of one generation. transport: of it; device: where tensors go that were on a device; meter: notes
+    how fast frames come."""
+
+    def __init__(
+        self, transport: RingTransport, device: torch.device = _CPU, meter: LinkMeter | None = None
+    ) -> None:
         self._transport = transport
         self._device = device
+        self._meter = meter or LinkMeter()
         self._in = RingThread("elastane-frames-in", transport)
         self._out = RingThread("elastane-frames-out", transport)
-        self._out_rooms: dict[Channel, int] = defaultdict(lambda: ROOM_BYTES_MIN)
-        self._in_rooms: dict[Channel, int] = defaultdict(lambda: ROOM_BYTES_MIN)
+        self._out_rooms: dict[Channel, _Room] = defaultdict(_Room)
+        self._in_rooms: dict[Channel, _Room] = defaultdict(_Room)
         self._expected: dict[Channel, int] = defaultdict(int)
         self._coming: dict[Channel, tuple[Tensor, Transfer]] = {}
         self._there: dict[tuple[FrameKey, int], deque[Frame]] = defaultdict(deque)
@@ -67,9 +90,9 @@ class RingLinks:
         if peer == self.me:
             self._there[frame.key, peer].append(decode(encode(frame)[0], self._device))
             return
-        room = self._out_rooms[channel]
+        room = self._out_rooms[channel].bytes
         memory, total = encode(frame, room)
-        self._out_rooms[channel] = next_room(room, total)
+        self._out_rooms[channel].passed(total)
         self._start(memory[:room], peer, frame.key.kind)
         if total > room:
             self._start(memory[room:total], peer, frame.key.kind)
@@ -135,7 +158,7 @@ class RingLinks:
     def _post(self, channel: Channel) -> None:
         if channel not in self._coming and self._expected[channel] > 0:
             self._expected[channel] -= 1
-            memory = torch.empty(self._in_rooms[channel], dtype=torch.uint8)
+            memory = torch.empty(self._in_rooms[channel].bytes, dtype=torch.uint8)
             self._coming[channel] = memory, self._transport.recv(memory, *channel)
 
     def _next(self, channel: Channel) -> Frame:
@@ -148,9 +171,11 @@ class RingLinks:
         if total > room:
             whole = torch.empty(total, dtype=torch.uint8)
             whole[:room].copy_(memory)
+            began = perf_counter()
             self._wait(self._transport.recv(whole[room:], *channel))
+            self._meter.received(channel[0], total - room, perf_counter() - began)
             memory = whole
-        self._in_rooms[channel] = next_room(room, total)
+        self._in_rooms[channel].passed(total)
         self._post(channel)
         return decode(memory, self._device)
 

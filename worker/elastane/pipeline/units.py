@@ -144,6 +144,10 @@ class Units:
         """Return the unit's module, the same object for ever. Its values are there while the unit is held."""
         return self._records[unit].module
 
+    def is_built_by_function(self, unit: int) -> bool:
+        """True if the unit was given as a function: no worker needs it in memory unless it holds it."""
+        return self._records[unit].constructor is not None
+
     def prefix(self, unit: int) -> str:
         """Return what stock's names of the unit's parameters and buffers begin with: "" or "NAME."."""
         return self._records[unit].prefix

@@ -1,6 +1,7 @@
 """Conditions that must hold after every fault. Independent of the implementation of the job.
 
-same bits      every worker's trace of every step it applied equals the fixed run's
+same bits      every worker's trace of every step it applied equals the fixed run's (pipelines have none)
+same values    what every committed step has logged is what the fixed run has logged
 nothing lost   entries committed before the fault are still there after it, in the same order
 nothing twice  the audit of the standing history is clean
 monotone       neither the step nor the ring's generation goes back
@@ -17,7 +18,7 @@ from typing import Any, Final
 from elastane_cli.audit import audit
 from elastane_cli.chaos.watch import Seen
 from elastane_cli.rehearse.faults import ActiveFault
-from elastane_cli.rehearse.results import PARTS
+from elastane_cli.rehearse.results import PARTS, Values
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import shard_pb2
 
@@ -62,10 +63,18 @@ def training_entries(client: MasterClient, job: str) -> list[shard_pb2.AuditEntr
 class Promises:
     """Comparison of one run with the fixed one. Used from one thread.
 
-    traces: of the run's workers. ests, steps_per_epoch: for the audit.
+    traces: of the run's workers. ests, steps_per_epoch: for the audit. values: that the fixed run has logged.
     """
 
-    def __init__(self, fixed: Digests, traces: Path, ests: int, steps_per_epoch: int) -> None:
+    def __init__(
+        self,
+        fixed: Digests,
+        traces: Path,
+        ests: int,
+        steps_per_epoch: int,
+        values: Values | None = None,
+    ) -> None:
+        self._values = values or {}
         self._fixed = fixed
         self._traces = traces
         self._ests = ests
@@ -126,7 +135,19 @@ class Promises:
             missing = sum(1 for key in known if key not in set(history))
             problems.append(f"{missing} of {len(known)} committed entries are gone, or their order changed")
         result = audit(entries, ests=self._ests, steps_per_epoch=self._steps_per_epoch)
-        return problems + list(result.violations[:3])
+        return [*problems, *result.violations[:3], *self._value_problems(entries)]
+
+    def _value_problems(self, entries: Sequence[shard_pb2.AuditEntry]) -> list[str]:
+        """Return the first committed value that is not the fixed run's, with the number of others."""
+        other = [
+            f"EST {entry.virtual_rank} has logged another {name} in step {entry.step}"
+            for entry in entries
+            for name, value in entry.metrics.items()
+            if self._values.get((entry.step, entry.virtual_rank, name), value.hex()) != value.hex()
+        ]
+        return (
+            [f"{other[0]}, and so on for {len(other) - 1} more" if other[1:] else other[0]] if other else []
+        )
 
 
 def _monotone(active: ActiveFault, before: Seen, seen: Sequence[Seen]) -> Iterator[str]:

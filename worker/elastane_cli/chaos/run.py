@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from elastane_cli.chaos import job as built_in
+from elastane_cli.chaos import pipeline_job
 from elastane_cli.chaos.cluster import ChaosCluster
 from elastane_cli.chaos.faults import PROCESS_FAULTS
 from elastane_cli.chaos.plan import ChaosResult, Deck, FaultsError, Injection, RunSummary
@@ -24,7 +25,7 @@ from elastane_cli.chaos.promises import Digests, Promises, fixed_digests, traini
 from elastane_cli.chaos.surroundings import SURROUNDING_FAULTS
 from elastane_cli.chaos.watch import Seen
 from elastane_cli.rehearse.cluster import OVER, ClusterError
-from elastane_cli.rehearse.faults import Fault
+from elastane_cli.rehearse.faults import ActiveFault, Fault
 from elastane_cli.rehearse.results import Outcome, compare_outcomes, read_elastic, read_stock
 from elastane_cli.rehearse.stock_run import run_stock_ddp, stock_failures_as
 from elastane_cli.rehearse.watcher import Watcher
@@ -36,6 +37,10 @@ FAULTS: Final[Mapping[str, Fault[ChaosCluster]]] = {
     fault.name: fault for fault in (*PROCESS_FAULTS, *SURROUNDING_FAULTS)
 }
 BUILT_IN_SCRIPT: Final = (str(Path(built_in.__file__)),)
+PIPELINE_SCRIPT: Final = (str(Path(pipeline_job.__file__)),)
+SURVIVED: Final = ("kill-worker", "oom-worker", "stop-worker", "slow-worker", "spot-notice")
+"""Faults of one worker, after which a pipeline with shadows has all its units. Others may cost it the steps
+since the last checkpoint."""
 #: With fewer steps left, a fault could not be followed by a committed step.
 STEPS_LEFT_MIN: Final = 12
 #: Minimum number of steps committed undisturbed between two faults.
@@ -57,7 +62,8 @@ class Chaos:
     folder: for all files. faults: names. minutes: time limit after which no fault is injected and no run
     begins. workers: maximum of the ring. pace_seconds: added to each mini-batch on the elastic side.
     runs_max, deals_max: end earlier, after this many runs or once every fault the machine allows was injected
-    this often. launch: creates processes of workers. with_namespace: see ChaosCluster.
+    this often. launch: creates processes of workers. with_namespace: see ChaosCluster. stages: of a pipeline,
+    the fewest and the most, 0: as many as pay; shadows: of each of them.
     """
 
     folder: Path
@@ -73,6 +79,8 @@ class Chaos:
     launch: Callable[..., ChildProcess] = ChildProcess
     with_namespace: bool = True
     watcher: Watcher = field(default_factory=Watcher)
+    stages: tuple[int, int] = (1, 0)
+    shadows: int = 0
 
     def run(self) -> ChaosResult:
         """Raises ChaosFailed if a run does not end, FaultsError if the machine allows no fault."""
@@ -121,6 +129,9 @@ class Chaos:
             checkpoint_interval_steps=20,
             audit_samples=True,
             torch_threads=1,
+            pipeline_stages_min=self.stages[0],
+            pipeline_stages_max=self.stages[1],
+            pipeline_shadows=self.shadows,
         )
         settings.lease_min.seconds = 6
         return settings
@@ -200,7 +211,13 @@ class _State:
     def _inject_faults(self, cluster: ChaosCluster, number: int) -> Promises:
         assert self.deck is not None
         job = cluster.wait_for(lambda job: job.steps_per_epoch > 0 and job.step >= 1, what="the first step")
-        promises = Promises(self.digests, cluster.folder / "trace", self.chaos.ests, job.steps_per_epoch)
+        promises = Promises(
+            self.digests,
+            cluster.folder / "trace",
+            self.chaos.ests,
+            job.steps_per_epoch,
+            self.fixed.values,
+        )
         while not self.over:
             before = self._whole(cluster)
             if before is None:
@@ -273,7 +290,8 @@ class _State:
             return cluster.is_over or cluster.watch.latest.step >= last_step
 
         lowest = [self.fixed.steps]
-        with fault.act(cluster, rng) as active:
+        with fault.act(cluster, rng) as injected:
+            active = self._judged_by(injected, fault.name)
             if cluster.is_over:
                 # the job ended while the fault was being injected, possibly before it took effect
                 return None
@@ -302,6 +320,13 @@ class _State:
             None if seen is None else seen.at - active.at,
             tuple(problems),
         )
+
+    def _judged_by(self, active: ActiveFault, name: str) -> ActiveFault:
+        """Return by what a fault is judged: a pipeline may lose the only holder of a unit to it."""
+        is_survived = self.chaos.shadows > 0 and name in SURVIVED
+        if not self.fixed.is_pipeline or is_survived:
+            return active
+        return replace(active, may_rewind=True)
 
     def _end(self, cluster: ChaosCluster, promises: Promises, number: int, started: float) -> list[str]:
         """Let the run finish, and compare its whole result."""

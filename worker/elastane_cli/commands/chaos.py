@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from elastane_cli.commands.common import console, print_error
+from elastane_cli.commands.common import console, print_error, worker_limits
+from elastane_cli.commands.job_options import PipelineOption, ShadowOption, pipeline_arguments
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching
 from elastane_cli.commands.run_options import SCRIPT_SETTINGS, ModuleOption, option, require_script
 from elastane_common.exit_codes import CODE_RUN_FAILED, CODE_USAGE
@@ -32,11 +33,14 @@ HELP = "\n\n".join(
         "disks, cut networks, wrong clocks ... After every fault it compares the bits of each step with "
         "the fixed run's and audits the committed history; at the end of each run it compares the whole "
         "result.",
+        "--pipeline cuts the built-in job into stages, or a script with prepare_pipeline. With --shadow 1 "
+        "the death of one worker may cost no committed step; without, all goes back to the last checkpoint.",
         "Root can inject more faults: network namespaces, small disks, memory cgroups. Faults that the "
         "machine does not allow are left out and listed. Nothing outside the job is touched.",
         "Examples:",
         "  elastane chaos --minutes 5",
         "  elastane chaos --minutes 20 --faults kill-worker,kill-master --seed 7 train.py --epochs 3",
+        "  elastane chaos --minutes 5 --pipeline 2:3 --shadow 1",
         "  elastane chaos --list",
         "Exits with 0 if every promise held, 1 if one did not, 2 on bad usage, 11 if a run did not finish, "
         "130 on Ctrl-C.",
@@ -84,6 +88,8 @@ def chaos(
             min=0.0, show_default="0.1 for the built-in job; 0 for a script",
         ),
     ] = None,
+    pipeline: PipelineOption = None,
+    shadow: ShadowOption = 0,
     module: ModuleOption = False,
     list_faults: Annotated[bool, option("--list", None, "List all faults and exit.")] = False,
     keep: Annotated[
@@ -96,7 +102,7 @@ def chaos(
     as_json: Annotated[bool, option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:  # fmt: skip
     from elastane_cli.chaos.plan import FaultsError, choose
-    from elastane_cli.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
+    from elastane_cli.chaos.run import BUILT_IN_SCRIPT, FAULTS, PIPELINE_SCRIPT, Chaos
     from elastane_cli.commands.signals import sigterm_cleans_up
     from elastane_common.errors import ElastaneError
 
@@ -114,13 +120,15 @@ def chaos(
     require_new(keep)
     if workers > ests:
         raise typer.BadParameter(f"{workers} workers for {ests} logical workers", param_hint="--workers")
+    stages = worker_limits(pipeline, "--pipeline") if pipeline is not None else (1, 0)
+    built_in = PIPELINE_SCRIPT if pipeline is not None or shadow else BUILT_IN_SCRIPT
     try:
         names = choose(faults, list(FAULTS))
     except FaultsError as error:
         raise typer.BadParameter(f"{error.args[0]} ({error.hint})", param_hint="--faults") from None
 
     number = announced_seed(seed, as_json=as_json)
-    command = (["-m", *script] if module else list(script)) if script else list(BUILT_IN_SCRIPT)
+    command = (["-m", *script] if module else list(script)) if script else list(built_in)
     with contextlib.ExitStack() as stack:
         if keep is None:
             folder = Path(tempfile.mkdtemp(prefix="elastane-chaos-"))
@@ -133,7 +141,7 @@ def chaos(
         try:
             result = Chaos(
                 folder=folder.absolute(), script=command, faults=names, ests=ests, workers=workers,
-                minutes=minutes, seed=str(number), watcher=watcher,
+                minutes=minutes, seed=str(number), watcher=watcher, stages=stages, shadows=shadow,
                 pace_seconds=pace if pace is not None else 0.0 if script else 0.1,
             ).run()  # fmt: skip
             kept = keep is not None or not result.ok
@@ -155,6 +163,7 @@ def chaos(
     else:
         again = ["elastane", "chaos", "--seed", str(number), "--minutes", f"{minutes:g}", "--ests", str(ests)]
         again += ["--workers", str(workers), *(["--faults", faults] if faults else [])]
+        again += pipeline_arguments(pipeline, shadow)
         print_result(console(), result, shlex.join([*again, *(script or [])]), folder if kept else None)
     raise typer.Exit(result.exit_code)
 

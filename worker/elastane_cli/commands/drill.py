@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from elastane_cli.commands.common import worker_limits
 from elastane_cli.commands.cost import checked_currency, micros_of
+from elastane_cli.commands.job_options import PipelineOption, ShadowOption
 from elastane_cli.commands.rehearsals import require_new, working_folder
 from elastane_cli.commands.run_options import (
     SCRIPT_SETTINGS,
@@ -34,6 +36,7 @@ HELP = "\n\n".join(
         "must be that of stock DDP.",
         "Examples:",
         "  elastane drill --ests 4 train.py --epochs 1",
+        "  elastane drill --ests 4 --pipeline 2:3 train_pipeline.py",
         "  elastane drill --ests 2 --grace 30 --spot-price 0.31 --on-demand-price 0.98 -m mypackage.train",
         "Exits with 0 if all of this held, 1 if something did not, 2 on bad usage, 11 if a run failed, 130 "
         "on Ctrl-C.",
@@ -54,6 +57,8 @@ def drill(
         ),
     ],
     module: ModuleOption = False,
+    pipeline: PipelineOption = None,
+    shadow: ShadowOption = 0,
     grace: Annotated[
         float,
         option("--grace", "SECONDS", "Time between notice and deadline; GKE gives a pod 15 s.", min=1.0),
@@ -114,6 +119,8 @@ def drill(
             threads=threads,
             timeout_seconds=timeout,
             watcher=DatedEvent(),
+            stages=worker_limits(pipeline, "--pipeline") if pipeline is not None else (1, 0),
+            shadows=shadow,
         )
         try:
             result = rehearsal.run()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from elastane_cli.commands.common import worker_limits
-from elastane_cli.commands.run_options import run_option
+from elastane_cli.commands.run_options import option, run_option
 from elastane_common.prices import currency_code, price_micros
 from elastane_proto.job_settings import DEFAULTS, SETTINGS, TYPES, JobSettings, Setting
 from elastane_scheduler.autoscaling.modes import OFF, as_sent
@@ -181,3 +181,21 @@ def _checked(setting: Setting) -> Callable[[Any], Any]:
         return value
 
     return check
+
+
+ShadowOption = Annotated[
+    int,
+    option(
+        "--shadow",
+        "K",
+        SETTINGS["pipeline_shadows"].help,
+        min=0,
+        callback=in_bounds("pipeline_shadows"),
+    ),
+]
+
+
+def pipeline_arguments(pipeline: str | None, shadow: int) -> list[str]:
+    """Return --pipeline and --shadow as they were given, for the command that repeats a rehearsal."""
+    stages = ["--pipeline", pipeline] if pipeline is not None else []
+    return [*stages, *(["--shadow", str(shadow)] if shadow else [])]

@@ -25,12 +25,12 @@ from elastane_cli.views.jobs import ests_text, phase_name
 from elastane_cli.views.text import counted, harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from rich.table import Table
 
     from elastane_common.client import MasterClient
-    from elastane_proto.v1 import job_pb2, training_pb2
+    from elastane_proto.v1 import job_pb2, ring_pb2, training_pb2
 
 #: Runs that `elastane jobs` lists after the jobs.
 _RUNS_SHOWN: Final = 20
@@ -77,10 +77,16 @@ def status(
         return
     with connect(master, timeout) as client:
         found = client.get_job(client.only_job(name))
+        figures: Mapping[str, ring_pb2.WorkerFigures] = {}
+        if found.HasField("pipeline"):
+            figures = client.worker_figures(found.name, [worker.worker_id for worker in found.workers])
     if as_json:
-        print_json(to_plain(found))
+        from elastane_cli.views.last_step import last_step_to_plain
+
+        step = {"last_step": last_step_to_plain(found, figures)} if found.HasField("pipeline") else {}
+        print_json({**to_plain(found), **step})
     else:
-        _show_job(found)
+        _show_job(found, figures)
 
 
 def _show_run(run: training_pb2.Run) -> None:
@@ -95,10 +101,11 @@ def _show_run(run: training_pb2.Run) -> None:
         out.print(history_table(run))
 
 
-def _show_job(found: job_pb2.Job) -> None:
+def _show_job(found: job_pb2.Job, figures: Mapping[str, ring_pb2.WorkerFigures]) -> None:
     from rich.markup import escape
     from rich.text import Text
 
+    from elastane_cli.views.last_step import last_step_parts
     from elastane_cli.views.stages import stage_parts
 
     out = console()
@@ -115,7 +122,7 @@ def _show_job(found: job_pb2.Job) -> None:
         out.print(Text("start a master at least as new as the one that wrote it"), soft_wrap=True)
         return
     out.print(headline(found))
-    for part in stage_parts(found):
+    for part in (*stage_parts(found), *last_step_parts(found, figures)):
         out.print(part)
     if found.workers:
         out.print(worker_table(found, time.time()))

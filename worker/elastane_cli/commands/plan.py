@@ -66,6 +66,15 @@ def plan(
     every: Annotated[
         bool, typer.Option("--all", help="Also numbers beyond --workers, and all of a long list.")
     ] = False,
+    cluster_out: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster-out",
+            help="Of a running pipeline: write its workers and the links they have measured, for --cluster.",
+            metavar="FILE",
+            dir_okay=False,
+        ),
+    ] = None,
     profile: Annotated[
         Path | None,
         _file(
@@ -171,13 +180,14 @@ def plan(
     lasts as long as the worker with the most logical workers needs, so only some numbers are faster than the
     number before: with 16 logical workers, 9 workers are as fast as 8. Nothing is changed; `elastane scale`
     does that. Of a job at D1, which stays on one device type, it also says what other types of the training
-    service would change at D2.
+    service would change at D2. Of a pipeline: its stages, what a death would cost, and its last step.
 
     With --profile: divides a model into stages on the devices given, and predicts the step, each device's
     memory, and what bounds the step. Needs no master. `elastane profile` measures a script's units. Exits
     with 2 for files or numbers that cannot be used, 1 if nothing fits.
 
-    Examples: elastane plan; elastane plan train --all; elastane plan --profile profile.json --devices 4
+    Examples: elastane plan; elastane plan train --all; elastane plan train --cluster-out cluster.json;
+    elastane plan --profile profile.json --devices 4
     --micro-batches 8 --memory 2GiB --baselines; elastane plan --profile profile.json --cluster cluster.json
     --micro-batches 16 --gantt step.svg --json
     """
@@ -185,7 +195,7 @@ def plan(
     if profile is not None:
         from elastane_cli.commands.plan_pipeline import PipelineRequest, plan_pipeline
 
-        if job is not None or every:
+        if job is not None or every or cluster_out is not None:
             raise typer.BadParameter("is for a plan without a job", param_hint="--profile")
         if micro_batches is None:
             raise typer.BadParameter("is needed with --profile", param_hint="--micro-batches")
@@ -214,6 +224,7 @@ def plan(
         return
     if given:
         raise typer.BadParameter("is for a plan with --profile", param_hint=min(given))
+    from elastane_cli.views.last_step import last_step_parts, last_step_to_plain
     from elastane_cli.views.plans import mixture_lines, plan_parts, plan_to_plain
     from elastane_cli.views.scaling import scaling_to_plain
     from elastane_cli.views.stages import stages_to_plain
@@ -224,14 +235,37 @@ def plan(
         figures = client.worker_figures(found.name, [worker.worker_id for worker in found.workers])
         made = _plan(found, figures, every=every)
         mixed = mixtures(made, _others(client, found, made)) if _is_bound(found) else []
+    written = _write_cluster(found, cluster_out) if cluster_out is not None else ""
     if as_json:
         told = plan_to_plain(made, found.cost.currency, mixed)
-        shown = {"scaling": scaling_to_plain(found), "pipeline": stages_to_plain(found)}
+        shown = {
+            "scaling": scaling_to_plain(found),
+            "pipeline": stages_to_plain(found),
+            "last_step": last_step_to_plain(found, figures),
+        }
         print_json({"job": found.name, **told, **shown})
         return
     out = console()
-    for part in (*plan_parts(found, made, every=every), *mixture_lines(made, mixed)):
+    parts = [*plan_parts(found, made, every=every), *last_step_parts(found, figures)]
+    for part in (*parts, *mixture_lines(made, mixed)):
         out.print(part)
+    if written:
+        out.print(written, markup=False)
+
+
+def _write_cluster(found: job_pb2.Job, path: Path) -> str:
+    """Write a pipeline's workers and links as a cluster; returns what was written, in words."""
+    from elastane_cli.commands.plan_pipeline import write_file
+    from elastane_cli.views.stages import cluster_of
+
+    if not found.pipeline.devices:
+        raise typer.BadParameter(
+            f"{found.name} is no pipeline that runs: it has no plan yet", param_hint="--cluster-out"
+        )
+    cluster, measured, links = cluster_of(found)
+    write_file(path, cluster.to_json().decode(), "--cluster-out")
+    told = f"{path}: {len(cluster.devices)} devices; {measured} of {links} links between them are measured"
+    return told if measured == links else f"{told}, the others are taken to be like these, or 10 Gbit/s"
 
 
 def _given(context: typer.Context) -> set[str]:

@@ -192,7 +192,7 @@ def _write_files(request: PipelineRequest, cluster: Cluster, answer: Answer) -> 
     from elastane_planner.schedule import blocks, to_csv
 
     if request.gantt is not None:
-        _write(
+        write_file(
             request.gantt,
             draw([device.name for device in cluster.devices], answer.plan, answer.timeline),
             "--gantt",
@@ -202,7 +202,7 @@ def _write_files(request: PipelineRequest, cluster: Cluster, answer: Answer) -> 
         text = (
             with_transfers(order, answer.plan, request.micro_batches) if request.transfers else to_csv(order)
         )
-        _write(request.csv, text, "--csv")
+        write_file(request.csv, text, "--csv")
 
 
 def _read(path: Path, option: str) -> bytes:
@@ -212,7 +212,8 @@ def _read(path: Path, option: str) -> bytes:
         raise typer.BadParameter(f"{path} cannot be read: {error.strerror}", param_hint=option) from error
 
 
-def _write(path: Path, text: str, option: str) -> None:
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write a file that an option names. Raises BadParameter."""
     try:
         path.write_text(text)
     except OSError as error:

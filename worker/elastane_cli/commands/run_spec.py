@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import typer
 
+from elastane_cli.commands.common import worker_limits
 from elastane_cli.commands.submit_options import SubmitOptions
 from elastane_scheduler.autoscaling.modes import as_sent
 from elastane_scheduler.errors import InvalidSettings
@@ -31,7 +32,9 @@ SWEEP_RUNS_MAX: Final = 1000
 #: A hundred years; protobuf's durations end at ten thousand.
 _SECONDS_MAX: Final = 100 * 365 * 86400.0
 #: Options of an elastic run's job.
-_OF_THE_JOB: Final = ("seed", "determinism", "threads", "auto", "on_demand_workers", "over_budget")
+_OF_THE_JOB: Final = (
+    "seed", "determinism", "threads", "pipeline", "shadow", "auto", "on_demand_workers", "over_budget",
+)  # fmt: skip
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _KUBERNETES: Final = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9._-]+", re.ASCII)
@@ -95,6 +98,8 @@ def plan(script: Sequence[str], options: SubmitOptions, like: int | None) -> Pla
             "only elastic runs (--framework elastane) have it",
             param_hint=f"--{given[0].replace('_', '-')}",
         )
+    if options.pipeline is not None:
+        worker_limits(options.pipeline, "--pipeline")
     for seconds, option in ((options.max_run_time, "--max-run-time"), (options.grace, "--grace")):
         if seconds is not None and not seconds <= _SECONDS_MAX:
             raise typer.BadParameter(f"{seconds:g} is more than {_SECONDS_MAX:g} seconds", param_hint=option)
@@ -194,6 +199,11 @@ def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
     if options.determinism is not None:
         number = job_pb2.DeterminismLevel.Value(f"DETERMINISM_LEVEL_{options.determinism.upper()}")
         spec.job.determinism = number  # type: ignore[assignment]  # the stubs know names alone
+    if options.pipeline is not None:
+        limits = worker_limits(options.pipeline, "--pipeline")
+        spec.job.pipeline_stages_min, spec.job.pipeline_stages_max = limits
+    if options.shadow is not None:
+        spec.job.pipeline_shadows = options.shadow
     if options.auto is not None:
         spec.job.scaling = _scaling(options.auto)
     if options.on_demand_workers is not None:

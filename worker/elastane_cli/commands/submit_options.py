@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from elastane_cli.commands.job_options import in_bounds
 from elastane_cli.commands.run_options import option
 
 Framework = Literal["elastane", "pytorch", "tensorflow", "horovod", "plain"]
@@ -154,6 +155,29 @@ class SubmitOptions:
     threads: Annotated[
         int | None,
         _option("--threads", "T", "Of an elastic run: threads of torch per worker.", _PROCESSES, "1", min=1),
+    ] = None
+    pipeline: Annotated[
+        str | None,
+        _option(
+            "--pipeline",
+            "MIN:MAX",
+            "Of an elastic run whose script has prepare_pipeline: number of stages, as of `elastane run "
+            "--pipeline`.",
+            _PROCESSES,
+            "as many as pay",
+        ),
+    ] = None
+    shadow: Annotated[
+        int | None,
+        _option(
+            "--shadow",
+            "K",
+            "Of a pipeline: workers that hold a second copy of each stage, as of `elastane run --shadow`.",
+            _PROCESSES,
+            "0",
+            min=0,
+            callback=in_bounds("pipeline_shadows"),
+        ),
     ] = None
     auto: Annotated[
         str | None,

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from elastane_cli.commands.common import console, print_error, worker_limits
-from elastane_cli.commands.job_options import PipelineOption, in_bounds
+from elastane_cli.commands.job_options import PipelineOption, ShadowOption, pipeline_arguments
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching, working_folder
 from elastane_cli.commands.run_options import (
     SCRIPT_SETTINGS,
@@ -23,7 +23,6 @@ from elastane_cli.commands.run_options import (
     require_script,
 )
 from elastane_common.exit_codes import CODE_RUN_FAILED, CODE_USAGE
-from elastane_proto.job_settings import SETTINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,12 +124,7 @@ def verify(
     threads: Annotated[int, option("--threads", "T", "Number of torch threads per worker; it decides the "
                                                       "bits.", min=1)] = 1,
     pipeline: PipelineOption = None,
-    shadow: Annotated[
-        int,
-        option(
-            "--shadow", "K", SETTINGS["pipeline_shadows"].help, min=0, callback=in_bounds("pipeline_shadows")
-        ),
-    ] = 0,
+    shadow: ShadowOption = 0,
     trace: Annotated[
         bool, option("--trace", None, "Trace every run, to find differences that do not occur in every "
                                        "run.")
@@ -211,8 +205,7 @@ def verify(
         again += ["--reference", reference] if reference else []
         again += ["--kills", str(kills), *(["--paths", paths] if paths else [])]
         again += ["--steps", str(steps)] if steps else []
-        again += ["--pipeline", pipeline] if pipeline is not None else []
-        again += ["--shadow", str(shadow)] if shadow else []
+        again += pipeline_arguments(pipeline, shadow)
         again += ["--determinism", level.value, "--threads", str(threads)]
         _print_result(console(), result, shlex.join([*again, *command]))
     raise typer.Exit(result.exit_code)

@@ -76,7 +76,8 @@ class Drill:
     """One call of `elastane drill`.
 
     folder: for all files. script: without the interpreter. grace_seconds: time between notice and
-    termination. prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait.
+    termination. prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait. stages: of
+    a pipeline, the fewest and the most, 0: as many as pay; shadows: of each of them.
     """
 
     folder: Path
@@ -89,6 +90,8 @@ class Drill:
     threads: int = 1
     timeout_seconds: float = 600.0
     watcher: Watcher = field(default_factory=Watcher)
+    stages: tuple[int, int] = (1, 0)
+    shadows: int = 0
 
     def run(self) -> DrillResult:
         """Run the drill. Raises DrillFailed, DrillPlanError; leaves no process behind."""
@@ -136,6 +139,9 @@ class Drill:
             spot_price_micros=self.prices[0],
             on_demand_price_micros=self.prices[1],
             currency=self.currency,
+            pipeline_stages_min=self.stages[0],
+            pipeline_stages_max=self.stages[1],
+            pipeline_shadows=self.shadows,
         )
         # The ring is held at a gate while notices are read; the lease must not evict its workers for that.
         settings.lease_min.FromSeconds(max(30, int(self.timeout_seconds)))

@@ -10,6 +10,7 @@ from elastane_planner.amounts import seconds_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from elastane_planner.cluster import Cluster
     from elastane_proto.v1 import job_pb2
 
 
@@ -20,6 +21,21 @@ STASHES: Final = {"plain": "kept", "checkpoint": "recomputed", "swap": "swapped"
 def units_text(first_unit: int, end_unit: int) -> str:
     """Return units as "0-4", or "3" where there is one."""
     return f"{first_unit}-{end_unit - 1}" if end_unit > first_unit + 1 else str(first_unit)
+
+
+def cluster_of(job: job_pb2.Job) -> tuple[Cluster, int, int]:
+    """Return a pipeline's workers and the links between them, how many links are measured, and how many there
+    are. What is not measured is assumed as the master assumes it."""
+    from elastane_planner.cluster import Cluster, Device
+    from elastane_planner.links import bandwidth_matrix
+
+    told = job.pipeline
+    known = {(link.source, link.target): link.bytes_per_second for link in told.links}
+    hosts = [device.host for device in told.devices]
+    pairs = [(a, b) for one, a in enumerate(hosts) for other, b in enumerate(hosts) if one != other]
+    devices = [Device(one.worker_id, one.speed or 1.0, one.memory_bytes or None) for one in told.devices]
+    cluster = Cluster(tuple(devices), bandwidth_matrix(hosts, known))
+    return cluster, sum(pair in known for pair in pairs), len(pairs)
 
 
 def stages_to_plain(job: job_pb2.Job) -> dict[str, Any] | None:

@@ -172,7 +172,8 @@ class PipelineBoundaryActions(RingActions):
         if self._state.active != wanted:
             self._state.adopt(wanted, Staged())
         self._plan, self._me = go.pipeline, me
-        self._links = RingLinks(self._transport, self._device)
+        self._runner.links.entered([member.worker_id for member in go.members])
+        self._links = RingLinks(self._transport, self._device, self._runner.links)
         self._executor.set_ring(
             go.pipeline,
             me,

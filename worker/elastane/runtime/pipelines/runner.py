@@ -20,6 +20,7 @@ from torch import Tensor
 
 from elastane.collective.ring_errors import RingAborted, RingError
 from elastane.pipeline.executor import MicroBatch
+from elastane.pipeline.link_meter import LinkMeter
 from elastane.rng import Parts
 from elastane.runtime import probes
 from elastane.runtime.blocking import finish
@@ -30,7 +31,7 @@ from elastane.runtime.pipelines.batch import PipelineBatch
 from elastane.runtime.pipelines.errors import PipelineBodyError
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.pipe import mean_of
-from elastane.runtime.pipelines.speed import PipelineSpeed
+from elastane.runtime.pipelines.speed import PipelineSpeed, StepBlocks
 from elastane.runtime.step_state import StepState
 from elastane.runtime.turn import Turn
 from elastane_common.errors import StepError
@@ -55,6 +56,7 @@ class PipelineRunner:
             self._protocol, parts.contexts, parts.source.steps_per_epoch, self._actions
         )
         self.speed = PipelineSpeed(device, parts.figures, parts.prepared.options.memory_bytes)
+        self.links = LinkMeter()
         self.settle: Callable[[], None] = lambda: None
         self.rest: Callable[[], bool] = lambda: True
         self.watch = parts.watch
@@ -184,6 +186,8 @@ class PipelineRunner:
         self.speed.applied(
             seconds,
             lambda: self._executor.unit_seconds,
+            lambda: self.links.bytes_per_second,
+            StepBlocks(state.step, self._executor.began_at, tuple(self._executor.block_seconds)),
             workers=len(self._worker_session.members),
             generation=figures.generation,
             is_replay=state.is_replay,

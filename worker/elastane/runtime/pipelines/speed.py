@@ -1,15 +1,45 @@
-"""Figures of a pipeline's worker: its units' times, for plans, and how long a step takes."""
+"""Figures of a pipeline's worker: its units' times and links, for plans, and how long a step takes.
+
+Of a step every few seconds it also tells when its blocks ran. All members choose the same steps: multiples of
+a power of two that depends on how long steps usually are, so that members who differ in that still meet.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Final
 
 import torch
 
 from elastane.runtime.step_speed import SETTLING_STEPS, UPDATE_SECONDS, device_type
 from elastane_common.observe.figures import WorkerFigures
 from elastane_common.observe.running_median import RunningMedian
+
+#: About the time between two steps whose blocks are told.
+BLOCKS_SECONDS: Final = 2.0
+#: Blocks of a step that are told; of longer steps none are.
+BLOCKS_MAX: Final = 128
+
+
+@dataclass(frozen=True)
+class StepBlocks:
+    """When a step began, in seconds since the Unix epoch, and its blocks began and ended, in seconds from
+    then."""
+
+    step: int
+    began_at: float
+    seconds: tuple[tuple[float, float], ...]
+
+
+def is_told(step: int, step_seconds: float) -> bool:
+    """True if the blocks of this step are told. step_seconds: the usual time of one."""
+    if step_seconds <= 0:
+        return False
+    every: int = 2 ** max(0, min(20, math.ceil(math.log2(BLOCKS_SECONDS / step_seconds))))
+    return step % every == 0
 
 
 class PipelineSpeed:
@@ -26,22 +56,27 @@ class PipelineSpeed:
     def entered(self) -> None:
         """Forget the units' times: this worker has others now."""
         vars(self._figures).update(first_unit=0, unit_forward_seconds=[], unit_backward_seconds=[])
+        vars(self._figures).update(blocks_step=0, blocks_began=0.0, block_seconds=[])
 
     def applied(
         self,
         seconds: float,
         units: Callable[[], Mapping[int, tuple[float, float]]],
+        links: Callable[[], Mapping[str, float]],
+        blocks: StepBlocks,
         *,
         workers: int,
         generation: int,
         is_replay: bool,
     ) -> None:
-        """Note an applied step. units: returns their usual (forward, backward) seconds of one micro-batch."""
+        """Note an applied step. units: returns their usual (forward, backward) seconds of one micro-batch;
+        links: the bandwidth of those from other workers."""
         if generation != self._generation:
             self._generation, self._steps_in_ring, self._whole = generation, 0, RunningMedian()
         self._steps_in_ring += 1
         if self._steps_in_ring > SETTLING_STEPS and not is_replay:
             self._whole.add(seconds)
+            self._tell(blocks)
         now = perf_counter()
         if now < self._updated_at + UPDATE_SECONDS or self._steps_in_ring <= SETTLING_STEPS:
             return
@@ -56,4 +91,16 @@ class PipelineSpeed:
                 first_unit=order[0],
                 unit_forward_seconds=[found[unit][0] for unit in order],
                 unit_backward_seconds=[found[unit][1] for unit in order],
+            )
+        if known := links():
+            vars(figures).update(
+                link_workers=list(known), link_bytes_per_second=[known[worker] for worker in known]
+            )
+
+    def _tell(self, blocks: StepBlocks) -> None:
+        if is_told(blocks.step, self._whole.value) and 0 < len(blocks.seconds) <= BLOCKS_MAX:
+            vars(self._figures).update(
+                blocks_step=blocks.step,
+                blocks_began=blocks.began_at,
+                block_seconds=[moment for block in blocks.seconds for moment in block],
             )

@@ -1,0 +1,77 @@
+"""A measured step as a timeline, from what each device has noted on its own clock.
+
+Clocks of devices differ. Where a block seems to begin before what it waits for has ended, its device is moved
+by the least time that mends it, against the stage before; where no time mends all, to the middle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from elastane_planner.plan import Plan
+from elastane_planner.schedule import Block, blocks
+from elastane_planner.simulate import Span, Timeline
+
+Blocks = Sequence[tuple[float, float]]
+"""When a device's blocks began and ended, in the order of its schedule."""
+
+
+def measured_timeline(
+    plan: Plan, micro_batches: int, told: Mapping[int, tuple[float, Blocks]]
+) -> Timeline | None:
+    """Return a measured step of a plan; None if a device's blocks are missing, or are not those of the plan.
+
+    told: by device: when it began the step by its clock, and its blocks, in seconds from then. Frames and
+    sums are not measured. Called for the dashboard and `elastane plan`.
+    """
+    order = blocks(plan, micro_batches)
+    spans: dict[Block, Span] = {}
+    for stage in plan.stages:
+        for device in stage.devices:
+            began, found = told.get(device, (0.0, ()))
+            own = order.get(device, ())
+            if len(found) != len(own) or not _are_times(began, found):
+                return None
+            here = [
+                Span(device, block, began + start, began + end)
+                for block, (start, end) in zip(own, found, strict=True)
+            ]
+            shift = _shift(here, spans)
+            for span in here:
+                spans[span.block] = Span(
+                    device, span.block, span.start_seconds + shift, span.end_seconds + shift
+                )
+    if not spans:
+        return None
+    first = min(span.start_seconds for span in spans.values())
+    shown = tuple(
+        Span(span.device, span.block, span.start_seconds - first, span.end_seconds - first)
+        for span in spans.values()
+    )
+    until = max(span.end_seconds for span in shown)
+    busy = sum(span.end_seconds - span.start_seconds for span in shown)
+    bubble = 1 - busy / (until * len(plan.devices)) if until > 0 else 0.0
+    return Timeline(until, shown, (), (), bubble, ())
+
+
+def _shift(here: Sequence[Span], before: Mapping[Block, Span]) -> float:
+    """Return by how much a device's clock is moved against those of the stage before."""
+    least, most = -math.inf, math.inf
+    for span in here:
+        kind, stage, micro_batch = span.block
+        if (other := before.get(Block(kind, stage - 1, micro_batch))) is None:
+            continue
+        if kind == "F":
+            least = max(least, other.end_seconds - span.start_seconds)
+        else:
+            most = min(most, other.start_seconds - span.end_seconds)
+    if least > most:
+        return (least + most) / 2
+    return min(max(0.0, least), most)
+
+
+def _are_times(began: float, found: Blocks) -> bool:
+    return math.isfinite(began) and all(
+        math.isfinite(start) and math.isfinite(end) and 0 <= start <= end for start, end in found
+    )

@@ -1,0 +1,68 @@
+"""What `elastane doctor` says of a pipeline's units: what keeps stages from being small or overlapping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from elastane.diagnose.findings import Severity
+from elastane.pipeline.units import Units
+from elastane_planner.amounts import bytes_text
+
+KIND: Final = "pipeline"
+LARGE_FRACTION: Final = 0.5
+"""A unit with so much of the model's parameters is named."""
+
+
+class Said(NamedTuple):
+    """A finding about units, and what to do."""
+
+    severity: Severity
+    what: str
+    todo: str
+
+
+def findings(units: Units, ests: int) -> Iterator[Said]:
+    """Yield what there is to say of a script's units. ests: N."""
+    if units.count == 1:
+        yield Said(
+            Severity.COSTS,
+            "the model is one unit, which is never divided: every worker holds all of it",
+            "give the layers as a list: prepare_pipeline([lambda: Embed(), *[lambda: Block()] * 12, ...])",
+        )
+        return
+    if ests == 1:
+        yield Said(
+            Severity.COSTS,
+            "with one logical worker a step has one micro-batch: all stages but one wait at any time",
+            "train with more logical workers than stages (--ests)",
+        )
+    sizes = [units.parameter_bytes(unit) for unit in range(units.count)]
+    largest = max(range(units.count), key=lambda unit: sizes[unit])
+    if sizes[largest] > LARGE_FRACTION * sum(sizes):
+        yield Said(
+            Severity.NOTE,
+            f"{_name(units, largest)} has {bytes_text(sizes[largest])} of parameters, "
+            f"{sizes[largest] / sum(sizes):.0%} of the model: no worker with it needs less, however many "
+            "there are",
+            "divide it into several units, if it is too large for one device",
+        )
+    tied = [unit for unit in range(units.count) if units.ties[unit]]
+    if tied and tied[-1] - tied[0] == units.count - 1:
+        yield Said(
+            Severity.COSTS,
+            f"{_name(units, tied[0])} and {_name(units, tied[-1])} share parameters, so that all units "
+            "between them are on one stage, too: the model cannot be divided",
+            "give them weights of their own",
+        )
+    if any(not units.is_built_by_function(unit) for unit in range(units.count)):
+        yield Said(
+            Severity.NOTE,
+            "units are given as modules: each worker has the whole model in memory when it starts",
+            "give functions that build them (lambda: Block(...)), if the model does not fit one worker",
+        )
+
+
+def _name(units: Units, unit: int) -> str:
+    name = units.names[unit]
+    return f"unit {unit}" if name == str(unit) else f"unit {unit} ({name})"

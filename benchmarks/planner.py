@@ -30,13 +30,16 @@ from pipeline_instances import (
 
 from elastane_planner.costs import Costs
 from elastane_planner.device_order import device_order
-from elastane_planner.oracle import best_plan, least_step_seconds
+from elastane_planner.errors import InvalidRequest
+from elastane_planner.oracle import best_order, best_plan, least_step_seconds
 from elastane_planner.pipedream import coalesced, read_graph
 from elastane_planner.planner import EXHAUSTED_MAX, make_plan
 from elastane_planner.simulate import step_seconds
 
 MODELS = ("vgg16", "alexnet", "resnet50", "resnet101", "gnmt")
 UNITS, MICRO_BATCHES = 12, 8
+ORDERS_MAX = 20_000
+"""Partial orders of blocks that are looked at for one plan."""
 
 
 def percent(plan_seconds: float, best_seconds: float) -> float:
@@ -88,6 +91,28 @@ def bound(report: Report, instances: int, seed: int) -> None:
         worst = max(worst, step_seconds(costs, plan) / limit)
     case = f"greatest step / ((2 + (4S - 4) / m) W), {instances} plans"
     report.rows.append(Row(case, Series([worst], ""), target=1.0, target_absolute=True))
+
+
+def orders(report: Report, instances: int, seed: int) -> None:
+    """Measure how much longer list ordering is than the best order of the same plan's blocks.
+
+    Plans of which the search of all orders finds no end are left out.
+    """
+    rng = random.Random(seed)
+    over: list[float] = []
+    left_out = 0
+    for _ in range(instances):
+        instance = random_instance(rng, (2, 3), (3, 5), (2, 4))
+        plan, costs = random_plan(rng, instance), Costs(*instance)
+        try:
+            best, _ = best_order(costs, plan, ORDERS_MAX)
+        except InvalidRequest:
+            left_out += 1
+            continue
+        over.append(percent(step_seconds(costs, plan), best))
+    case = f"list ordering over the best order of blocks, {len(over)} plans"
+    note = f"max {max(over):.2f} %, {left_out} plans left out"
+    report.rows.append(Row(case, Series([mean(over)], "%"), note=note))
 
 
 def times(report: Report, repeats: int) -> None:
@@ -144,6 +169,7 @@ def measure(options: argparse.Namespace, report: Report) -> None:
         gaps(report, 50 if options.quick else 1_000, 1, (3, 4), exhausted_max)
         gaps(report, 5 if options.quick else 50, 2, (5, 5), exhausted_max)
     bound(report, 1_000 if options.quick else 20_000, 3)
+    orders(report, 30 if options.quick else 300, 4)
     times(report, 1 if options.quick else 5)
     if options.profiles is not None:
         reference(report, options.profiles)

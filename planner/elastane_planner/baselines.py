@@ -1,4 +1,4 @@
-"""Plans of other systems, for comparison: data parallel, GPipe, 1F1B, PipeDream, HetPipe.
+"""Plans of other systems, for comparison: data parallel, GPipe, 1F1B, PipeDream, HetPipe, and schedules read.
 
 All are made synchronous (a step ends with the sums of its gradients), all sum gradients as this project has
 to, and the same simulator judges them. So they show what a *plan* is worth, not those systems' speed.
@@ -13,7 +13,7 @@ to, and the same simulator judges them. So they show what a *plan* is worth, not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
 
@@ -22,9 +22,11 @@ import msgspec
 from elastane_planner.amounts import bytes_text
 from elastane_planner.cluster import Cluster
 from elastane_planner.costs import Costs
+from elastane_planner.errors import InvalidPlan
 from elastane_planner.memory import MemoryNeeds
 from elastane_planner.pipedream import coarse_bounds
 from elastane_planner.plan import Plan, Stage
+from elastane_planner.plan_csv import stages_of
 from elastane_planner.profile import Profile
 from elastane_planner.schedule import Order, gpipe, one_f_one_b
 from elastane_planner.simulate import timeline
@@ -64,15 +66,33 @@ def baselines(
     )
 
 
+def scheduled(profile: Profile, cluster: Cluster, micro_batches: int, name: str, order: Order) -> Baseline:
+    """Return the step of a schedule that `plan_csv.read_schedule` read: its stages, balanced, on its rows.
+
+    Called by `elastane plan --schedule`. Raises InvalidPlan if it does not fit the model or the cluster.
+    """
+    stages = stages_of(order)
+    made = _Maker(profile, cluster, micro_batches, (), groups_max=max(_GROUPS_MAX, len(stages)))
+    plan = made.plan_of(stages)
+    plan.check(len(profile.units), len(cluster.devices), profile.cuts)
+    return made.judged(name, plan, lambda *_: order)
+
+
 class _Maker:
     def __init__(
-        self, profile: Profile, cluster: Cluster, micro_batches: int, devices: tuple[int, ...]
+        self,
+        profile: Profile,
+        cluster: Cluster,
+        micro_batches: int,
+        devices: tuple[int, ...],
+        *,
+        groups_max: int = _GROUPS_MAX,
     ) -> None:
         self._profile, self._cluster, self._micro_batches = profile, cluster, micro_batches
         self._devices = devices
         self._costs = Costs(profile, cluster, micro_batches)
         self._needs = MemoryNeeds(self._costs)
-        self._bounds = coarse_bounds(profile, _GROUPS_MAX)
+        self._bounds = coarse_bounds(profile, groups_max)
 
     def judged(self, name: str, plan: Plan, order_of: Callable[[Plan, int], Order]) -> Baseline:
         """Return a plan with its simulated step, or why it cannot run."""
@@ -94,6 +114,26 @@ class _Maker:
             tuple(
                 Stage(first, end, (device,))
                 for (first, end), device in zip(self._balanced(stages), self._devices, strict=False)
+            )
+        )
+
+    def plan_of(self, devices_of: Mapping[int, tuple[int, ...]]) -> Plan:
+        """Return a plan with these devices for each stage, and balanced units. Raises InvalidPlan."""
+        count = len(devices_of)
+        if not count or list(devices_of) != list(range(count)):
+            raise InvalidPlan(
+                f"a schedule has the stages {', '.join(map(str, devices_of)) or '(none)'}",
+                hint="Stages are numbered from 0, and none is left out.",
+            )
+        if count > len(self._bounds) - 1:
+            raise InvalidPlan(
+                f"a schedule has {count} stages, the model can have {len(self._bounds) - 1} at most",
+                stages=count,
+            )
+        return Plan(
+            tuple(
+                Stage(first, end, devices)
+                for (first, end), devices in zip(self._balanced(count), devices_of.values(), strict=True)
             )
         )
 

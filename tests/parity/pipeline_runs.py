@@ -145,6 +145,10 @@ class Member:
     links: Any = None
 
 
+#: Units of jobs that are over, by model and device: building them takes longer than a step.
+_IDLE: dict[tuple[str, str], list[Units]] = {}
+
+
 class LocalJob:
     """A job whose workers are all in this process; its plan may change between steps.
 
@@ -164,7 +168,7 @@ class LocalJob:
         self.model, self.ests, self._changed, self._made = model, ests, changed, made
         self.device = torch.device(device)
         self.trace = Trace()
-        self._initial = model.build().to(self.device)
+        self._idle = _IDLE.setdefault((model.name, device), [])
         self._generators = Generators(self.device)
         present = self._generators.capture()
         self.contexts = []
@@ -189,7 +193,7 @@ class LocalJob:
         self.hub, self.plan = LocalHub(self._changed, self.device), plan
         self.ranges = [(self.ests * m // members, self.ests * (m + 1) // members) for m in range(members)]
         for member in old[members:]:
-            member.executor.close()
+            self._dismiss(member)
         self.members = [old[me] if me < len(old) else self._newcomer() for me in range(members)]
         for me, member in enumerate(self.members):
             units = member.units
@@ -216,7 +220,8 @@ class LocalJob:
             )
 
     def _newcomer(self) -> Member:
-        units = Units.build(list(copy.deepcopy(self._initial)))
+        """Return a worker with units that hold nothing: those of a job before it, if there are any."""
+        units = self._idle.pop() if self._idle else Units.build(list(self.model.build().to(self.device)))
         return Member(
             units, self._made(units, self.model.loss, self.ests, self._generators, device=self.device)
         )
@@ -256,10 +261,11 @@ class LocalJob:
         first = self.members[0].executor
         if applied and first.ready_order is not None:
             self.ready_order = first.ready_order
+        told_digests = [digest(losses) for losses in told]
         for member in self.members:
             for est in range(self.ests):
                 shown = [losses[est] for losses in member.executor.wave_losses]
-                assert digest(shown) == digest(told[est])
+                assert digest(shown) == told_digests[est]
         if self.model.clip is not None:
             totals = self._together(lambda member, me: member.executor.clip(self.model.clip))
             assert len({digest([total]) for total in totals}) == 1
@@ -275,23 +281,20 @@ class LocalJob:
             return
         self.contexts = contexts
         self.step += 1
-        _, state = self._values()
-        self.trace.losses.append([digest(losses) for losses in told])
-        units = self.members[0].units
-        self.trace.weights.append(digest(self._weights()))
+        self.trace.losses.append(told_digests)
+        units = range(self.members[0].units.count)
+        modules = [self._module(unit) for unit in units]
+        self.trace.weights.append(digest([p for module in modules for p in module.parameters()]))
         self.trace.optimizer.append(
             digest(
                 [
                     value
-                    for unit in range(units.count)
-                    for saved in state[unit]
-                    if saved is not None
-                    for _, value in sorted(saved.items())
-                    if isinstance(value, Tensor)
+                    for unit, module in zip(units, modules, strict=True)
+                    for value in _state(self._optimizer(unit), list(module.parameters()))
                 ]
             )
         )
-        self.trace.buffers.append(digest(self._buffers()))
+        self.trace.buffers.append(digest([b for module in modules for b in module.buffers()]))
         self.trace.generators = [_generators(parts) for parts in self.contexts]
 
     def digest_of(self, unit: int) -> str:
@@ -300,9 +303,15 @@ class LocalJob:
         return digest([*module.parameters(), *module.buffers()])
 
     def close(self) -> None:
-        """Remove the executors' hooks."""
+        """Remove the executors' hooks, and leave the units to the jobs that come."""
         for member in self.members:
-            member.executor.close()
+            self._dismiss(member)
+        self.members = []
+
+    def _dismiss(self, member: Member) -> None:
+        member.executor.close()
+        member.units.hold(())
+        self._idle.append(member.units)
 
     def _together(self, step: Callable[[Member, int], Any]) -> list[Any]:
         return run_together(
@@ -313,17 +322,17 @@ class LocalJob:
         assert self.plan is not None
         return self.plan.holders(unit)
 
-    def _weights(self) -> list[Tensor]:
-        return [p for unit in range(self.members[0].units.count) for p in self._module(unit).parameters()]
-
-    def _buffers(self) -> list[Tensor]:
-        return [b for unit in range(self.members[0].units.count) for b in self._module(unit).buffers()]
+    def _optimizer(self, unit: int) -> torch.optim.Optimizer:
+        """Return the optimizer of the unit's first holder."""
+        optimizer: torch.optim.Optimizer = self.members[self._holders(unit)[0]].optimizer
+        return optimizer
 
     def _module(self, unit: int) -> nn.Module:
         """Return the unit's module at its first holder; all holders have the same."""
         modules = [self.members[member].units.module(unit) for member in self._holders(unit)]
-        digests = {digest([*module.parameters(), *module.buffers()]) for module in modules}
-        assert len(digests) == 1, f"holders of unit {unit} differ"
+        if len(modules) > 1:
+            digests = {digest([*module.parameters(), *module.buffers()]) for module in modules}
+            assert len(digests) == 1, f"holders of unit {unit} differ"
         return modules[0]
 
     def _values(self) -> tuple[dict[int, list[Tensor]], dict[int, list[Any]]]:
@@ -331,6 +340,6 @@ class LocalJob:
         for unit in range(self.members[0].units.count):
             module = self._module(unit)
             values[unit] = [t.detach().clone() for t in (*module.parameters(), *module.buffers())]
-            optimizer = self.members[self._holders(unit)[0]].optimizer
-            state[unit] = [copy.deepcopy(optimizer.state.get(param)) for param in module.parameters()]
+            saved = self._optimizer(unit).state
+            state[unit] = [copy.deepcopy(saved.get(param)) for param in module.parameters()]
         return values, state

@@ -143,6 +143,39 @@ def test_picture_and_schedule_are_written(profile: Path, tmp_path: Path) -> None
     assert len(stages_of(read_schedule(plain.read_text()))) == 2
 
 
+def test_a_schedule_that_was_written_is_compared(profile: Path, tmp_path: Path) -> None:
+    order = tmp_path / "order.csv"
+    options = ("--profile", profile, "--devices", 2, "--stages", 2, *ALWAYS)
+    assert _plan(*options, "--csv", order, "--transfers").exit_code == 0
+    document = _document(*options, "--schedule", order)
+    (other,) = document["baselines"]
+    assert other["name"] == "order.csv" and other["problem"] == ""
+    assert other["step_seconds"] == pytest.approx(document["step_seconds"])
+    order.write_text("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n")  # one micro-batch at a time
+    given = ("--profile", profile, "--devices", 2, "--bandwidth", "1GB", "--micro-batches", 2)
+    (slow,) = _document(*given, "--schedule", order)["baselines"]
+    assert slow["step_seconds"] == pytest.approx(2 * 8 * 0.003, rel=0.01)
+    assert slow["bubble"] == pytest.approx(0.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"0F0,0B0\n", "2 of 16 blocks"),
+        (b"1F0,1B0\n", "numbered from 0"),
+        (b"", "numbered from 0"),
+        (b"0F0,0W0\n", "0W0"),
+        (b"\xff\xfe", "not text"),
+        (b"0F0,0B0\n1F0,1B0\n2F0,2B0\n", "needs device 2 of 2"),
+    ],
+)
+def test_bad_schedules(profile: Path, tmp_path: Path, text: bytes, said: str) -> None:
+    order = tmp_path / "order.csv"
+    order.write_bytes(text)
+    found = _plan("--profile", profile, "--devices", 2, "--schedule", order, *ALWAYS)
+    assert found.exit_code == 2 and said in " ".join(found.stderr.split()), found.stderr
+
+
 def test_a_graph_of_pipedream(tmp_path: Path) -> None:
     graph = tmp_path / "graph.txt"
     lines = [
@@ -239,6 +272,7 @@ def test_bad_plans_to_keep(profile: Path, tmp_path: Path, text: str, said: str) 
         *(["--devices", 2], ["--micro-batches", 2], ["--stages", 2], ["--memory", 2], ["--units-max", 2]),
         *(["--bandwidth", "1GB"], ["--shadow", 0], ["--horizon", 5], ["--budget", 1]),
         *(["--baselines"], ["--transfers"], ["--gantt", "step.svg"], ["--csv", "step.csv"]),
+        ["--schedule", __file__],
     ],
     ids=lambda words: words[0],
 )

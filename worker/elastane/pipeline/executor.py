@@ -18,13 +18,12 @@ INTERFACE (for the runner; it changes only here, and by a commit of its own)
     executor.close()
 
 `links` is a `RingLinks` of the generation's transport; its owner closes it. What the executor needs of
-`Units` stands in `model_units`. After each method the process's generators are as they were before it.
+`Units` stands in `state.model_units`. After each method the process's generators are as they were before it.
 
 How a wave runs
 
     home        sends input, generators and target of its ESTs
-    stages      run the blocks of the plan's schedule: a forward waits for its input, a backward for its
-                gradients; what comes out is sent on at once. The EST's generators travel along
+    stages      run the blocks of the plan's schedule (`stage_blocks`)
     home        gets each EST's loss and generators when its backward has left the first stage
 
 In the last wave an EST's gradients go to the stage's other replicas as soon as they are complete, so that
@@ -34,34 +33,31 @@ waits for (`waits`), and between two waits nothing else runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter, time
+from time import time
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from elastane.collective.buckets import first_layout, rebuilt_layout
 from elastane.collective.order import Ranges
-from elastane.collective.ring_errors import RingError
 from elastane.pipeline import clipping, refusals
-from elastane.pipeline.est_buffers import EstBuffers
 from elastane.pipeline.evaluation import evaluation
 from elastane.pipeline.frames import FrameKey, Kind
 from elastane.pipeline.gradient_capture import GradientCapture
-from elastane.pipeline.gradient_memory import GradientMemory, groups_of
+from elastane.pipeline.held_stage import HeldStage
 from elastane.pipeline.host_memory import HostMemory
 from elastane.pipeline.links import Links
 from elastane.pipeline.messages import Messages, Step
-from elastane.pipeline.model_units import ModelUnits
 from elastane.pipeline.ring_plan import RingPlan, plan_of
-from elastane.pipeline.stage_run import Loss, StageRun, Stash
-from elastane.pipeline.stage_sums import StageSums
+from elastane.pipeline.stage_blocks import StageBlocks
+from elastane.pipeline.stage_run import Loss, StageRun
 from elastane.pipeline.unit_clock import UnitClock
 from elastane.pipeline.waits import RowsWait, drive
 from elastane.rng import Generators, Parts
+from elastane.state.model_units import ModelUnits
 from elastane_planner.plan import Plan
 from elastane_planner.schedule import Block
 from elastane_proto.v1 import pipeline_pb2
@@ -83,27 +79,6 @@ class WaveEnd:
     """What an EST has after a wave. loss: detached, on the CPU; parts: its generators after backward."""
 
     loss: Tensor
-    parts: Parts
-
-
-@dataclass
-class _Held:
-    """A stage that this member holds. sums: None until the first step with this ring and layout."""
-
-    stage: int
-    buffers: EstBuffers
-    trainable: dict[int, nn.Parameter]
-    memory: GradientMemory | None = None
-    sums: StageSums | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Flying:
-    """A micro-batch between its forward and its backward here. loss: on the last stage; parts: generators
-    after the forward."""
-
-    stash: Stash
-    loss: Tensor | None
     parts: Parts
 
 
@@ -136,22 +111,17 @@ class StepExecutor:
         self._trainable = [place for place, spec in enumerate(units.specs) if spec.requires_grad]
         self._names = [units.specs[place].name for place in self._trainable]
         self._clock = UnitClock(self._device)
-        self._began = 0.0
         #: When the step began: seconds since the Unix epoch.
         self.began_at = 0.0
-        #: When the blocks of the last wave began and ended, in the schedule's order: seconds since then. On a
-        #: GPU a block that sends nothing ends when its kernels are queued.
-        self.block_seconds: list[tuple[float, float]] = []
         self._host: HostMemory | None = None
         self._layout_order: list[int] | None = None
         self._messages: Messages | None = None
-        self._held: dict[int, _Held] = {}
-        self._own: _Held | None = None
-        self._run: StageRun | None = None
-        self._capture: GradientCapture | None = None
+        self._held: list[HeldStage] = []
+        #: The stage that this member computes.
+        self._own: StageBlocks | None = None
         self._stale = True
         self._in_step = False
-        self._stage_losses: list[dict[int, Tensor]] = []
+        self._waves = 0
         #: Losses of the N ESTs in the last wave, detached, on the CPU; the same on every member.
         self.losses: list[Tensor] = []
         #: Those of each wave.
@@ -184,37 +154,33 @@ class StepExecutor:
         self._forget_ring()
         self._messages = Messages(ring, me, links, generation)
         self._clock.forget()
-        place_of = {id(self._units.parameters[place]): index for index, place in enumerate(self._trainable)}
+        places = {id(self._units.parameters[place]): index for index, place in enumerate(self._trainable)}
         for stage in ring.held_by(me):
             modules = {unit: self._units.module(unit) for unit in ring.units_of(stage)}
-            trainable = {
-                place_of[id(param)]: param
-                for module in modules.values()
-                for param in module.parameters()
-                if id(param) in place_of
-            }
-            self._held[stage] = _Held(stage, EstBuffers(modules), dict(sorted(trainable.items())))
+            held = HeldStage(stage, modules, places, ring.holders(stage))
+            self._held.append(held)
             if stage == ring.stage_of(me):
-                self._set_stage(self._held[stage], modules)
+                self._own = self._computed(held)
         self.set_layout(ready_order)
         self._stale = True
 
-    def _set_stage(self, held: _Held, modules: dict[int, nn.Module]) -> None:
-        stage = self._ring().ring.plan.stages[held.stage]
-        if stage.memory == "swap" and self._host is None:
+    def _computed(self, held: HeldStage) -> StageBlocks:
+        """Return what runs the blocks of a stage."""
+        messages = self._ring()
+        memory = messages.ring.plan.stages[held.stage].memory
+        if memory == "swap" and self._host is None:
             self._host = HostMemory(self._device, self._swap_bytes_max)
         names = {
             id(parameter): spec.name
             for spec, parameter in zip(self._units.specs, self._units.parameters, strict=True)
         }
-        present = {names[id(p)]: p for module in modules.values() for p in module.parameters()}
+        present = {names[id(p)]: p for module in held.modules.values() for p in module.parameters()}
         trainable = {id(self._units.parameters[place]) for place in self._trainable}
-        self._own = held
-        self._run = StageRun(
+        run = StageRun(
             held.stage,
-            modules,
+            held.modules,
             self._units.names,
-            stage.memory,
+            memory,
             held.buffers,
             self._generators,
             self._clock,
@@ -223,7 +189,8 @@ class StepExecutor:
             {id(param): self._names[index] for index, param in held.trainable.items()},
             {address: name for address, name in names.items() if address in trainable},
         )
-        self._capture = GradientCapture(held.trainable, self._names, self._num_ests)
+        capture = GradientCapture(held.trainable, self._names, self._num_ests)
+        return StageBlocks(held, run, capture, messages, self._generators, self._loss)
 
     def set_layout(self, ready_order: Sequence[int] | None) -> None:
         """Set the bucket layout from the next step on; None: the first step's."""
@@ -246,36 +213,37 @@ class StepExecutor:
             layout = first_layout(shapes)
         else:
             layout = rebuilt_layout(shapes, self._layout_order, self._bucket_cap_mb)
-        for held in self._held.values():
-            held.memory = held.sums = None
-        for held in self._held.values():
-            groups = groups_of(layout, frozenset(held.trainable), self._num_ests)
-            held.memory = GradientMemory(groups, ring.ests_of(held.stage, me), self._device)
-            held.sums = StageSums(ring.holders(held.stage), me, held.memory, messages.links)
+        for held in self._held:
+            held.release()
+        for held in self._held:
+            held.allocate(layout, ring.ests_of(held.stage, me), me, messages.links, self._device)
         self._stale = False
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes of gradients by EST and of sums, for the current ring and layout."""
-        return sum(held.memory.nbytes for held in self._held.values() if held.memory is not None)
+        return sum(held.gradient_bytes for held in self._held)
 
     # ------------------------------------------------------------------ the step
+
+    @property
+    def block_seconds(self) -> list[tuple[float, float]]:
+        """When the blocks of the last wave began and ended here, in the schedule's order: seconds since the
+        step began."""
+        return [] if self._own is None else self._own.seconds
 
     def begin_step(self, step: int) -> None:
         """Begin a step; also again, after `drop`."""
         self._ring().step, self._in_step = step, True
-        self._began, self.began_at = perf_counter(), time()
+        self.began_at = time()
         if self._stale:
             self._allocate()
         self.losses, self.wave_losses, self.ready_order = [], [], None
-        self._stage_losses = []
-        for held in self._held.values():
-            held.buffers.begin_step()
-            for param in held.trainable.values():
-                param.grad = None
-        if self._capture is not None:
-            assert self._own is not None and self._own.memory is not None
-            self._capture.begin_step(self._own.memory)
+        self._waves = 0
+        for held in self._held:
+            held.begin_step()
+        if self._own is not None:
+            self._own.begin_step()
 
     def run_wave(self, micro: int, batches: Mapping[int, MicroBatch], *, last: bool) -> Mapping[int, WaveEnd]:
         """Run one micro-batch of every EST through all stages; batches, result: by home EST of this member.
@@ -304,21 +272,20 @@ class StepExecutor:
             messages.send(key, ring.replica(0, est), batch.input, batch.parts)
             key = FrameKey(Kind.TARGET, ring.last, est, micro)
             messages.send(key, ring.replica(ring.last, est), batch.target)
-        order = ring.order.get(messages.me, ())
-        self._expect(order, micro, batches)
+            messages.expect(FrameKey(Kind.END, 0, est, micro), ring.replica(0, est))
         if last:
-            for held in self._held.values():
-                assert held.sums is not None
+            for held in self._held:
                 held.sums.begin()
-        self._stage_losses.append({})
-        self.block_seconds = []
-        flying: dict[int, _Flying] = {}
-        for block in order:
-            est = block.micro_batch
-            if block.kind == "F":
-                flying[est] = yield from self._forward(est, micro)
-            else:
-                yield from self._backward(est, micro, last, flying.pop(est))
+        self._waves += 1
+        if self._own is not None:
+            order = ring.order.get(messages.me, ())
+            self._own.begin_wave(micro, order)
+            for block in order:
+                if block.kind == "F":
+                    yield from self._own.forward(block.micro_batch, micro)
+                else:
+                    orders = self._layout_order is None
+                    yield from self._own.backward(block.micro_batch, micro, last=last, orders=orders)
         if last:
             yield from self._finish_sums(micro)
         ends = {}
@@ -331,55 +298,6 @@ class StepExecutor:
                 self.ready_order = ready
         return ends
 
-    def _expect(self, order: Sequence[Block], micro: int, homes: Iterable[int]) -> None:
-        """Announce what this member receives in a wave."""
-        messages = self._ring()
-        ring = messages.ring
-        for block in order:
-            est, stage = block.micro_batch, block.stage
-            if block.kind == "F":
-                messages.expect(*self._input(stage, est, micro))
-                if stage == ring.last:
-                    messages.expect(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
-            elif stage < ring.last:
-                messages.expect(FrameKey(Kind.BACKWARD, stage, est, micro), ring.replica(stage + 1, est))
-        for est in homes:
-            messages.expect(FrameKey(Kind.END, 0, est, micro), ring.replica(0, est))
-
-    def _input(self, stage: int, est: int, micro: int) -> tuple[FrameKey, int]:
-        """Return the frame that a stage's forward begins with, and who sends it."""
-        ring = self._ring().ring
-        if stage == 0:
-            return FrameKey(Kind.INPUT, 0, est, micro), ring.homes[est]
-        return FrameKey(Kind.FORWARD, stage, est, micro), ring.replica(stage - 1, est)
-
-    def _forward(self, est: int, micro: int) -> Step:
-        """The forward of an EST on this member's stage; returns what its backward needs."""
-        messages, run = self._ring(), self._run
-        assert run is not None
-        ring, stage = messages.ring, run.stage
-        key, before = self._input(stage, est, micro)
-        frame = yield from messages.receive(key, before)
-        loss = None
-        if stage == ring.last:
-            target = yield from messages.receive(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
-            loss = self._loss(target.value)
-        parts = messages.parts(frame, before)
-        began = perf_counter()
-        measured = micro == 0 and est == ring.ests_of(stage, messages.me)[0]
-        with self._as_est(est, micro, "forward"):
-            self._generators.exchange(parts)
-            output, stash = run.forward(est, frame, loss, parts, measured=measured)
-            after = self._generators.capture()
-            if loss is None:
-                key = FrameKey(Kind.FORWARD, stage + 1, est, micro)
-                messages.send(key, ring.replica(stage + 1, est), output.value, after, run.addresses)
-        told = None
-        if output.loss is not None:
-            told = self._stage_losses[micro][est] = output.loss.to("cpu", copy=True)
-        self._note_block(began)
-        return _Flying(stash, told, after)
-
     def _loss(self, target: Any) -> Loss:
         def loss(output: Any) -> tuple[Tensor, Tensor]:
             value = self._loss_fn(output, target)
@@ -389,52 +307,18 @@ class StepExecutor:
 
         return loss
 
-    def _backward(self, est: int, micro: int, last: bool, flying: _Flying) -> Step:
-        """The backward of an EST on this member's stage."""
-        messages, run, capture, own = self._ring(), self._run, self._capture, self._own
-        assert run is not None and capture is not None and own is not None and own.sums is not None
-        ring, stage = messages.ring, run.stage
-        loss, parts, gradients, ready = flying.loss, flying.parts, None, None
-        if stage < ring.last:
-            after = ring.replica(stage + 1, est)
-            frame = yield from messages.receive(FrameKey(Kind.BACKWARD, stage, est, micro), after)
-            gradients, loss, ready = frame.value
-            parts = messages.parts(frame, after)
-        began = perf_counter()
-        with self._as_est(est, micro, "backward"):
-            run.prepare_backward(flying.stash)
-            self._generators.exchange(parts)
-            capture.begin_backward(est, last=last)
-            sent = run.backward(flying.stash, gradients)
-            order = capture.end_backward()
-            parts = self._generators.capture()
-            if est == 0 and last and self._layout_order is None:
-                ready = [*(ready or ()), *order]
-            before = self._input(stage, est, micro)[1]
-            if stage == 0:
-                messages.send(FrameKey(Kind.END, 0, est, micro), before, (loss, ready), parts)
-            else:
-                value = (list(sent), loss, ready)
-                messages.send(FrameKey(Kind.BACKWARD, stage - 1, est, micro), before, value, parts)
-        if last:
-            own.sums.send_gradients(est)
-        self._note_block(began)
-
-    def _note_block(self, began: float) -> None:
-        self.block_seconds.append((began - self._began, perf_counter() - self._began))
-
     def _finish_sums(self, micro: int) -> Step:
         """What follows a member's last block: losses and buffers are sent, and the sums are computed."""
         messages = self._ring()
         ring, me = messages.ring, messages.me
-        if self._run is not None and self._run.stage == ring.last:
-            told = [[(est, loss) for est, loss in sorted(wave.items())] for wave in self._stage_losses]
+        if self._own is not None and self._own.held.stage == ring.last:
+            told = [[(est, loss) for est, loss in sorted(wave.items())] for wave in self._own.losses]
             for member in range(ring.members):
                 messages.send(FrameKey(Kind.LOSSES, ring.last, me, micro), member, told)
         for member in ring.plan.stages[ring.last].devices:
             messages.expect(FrameKey(Kind.LOSSES, ring.last, member, micro), member)
-        for held in self._held.values():
-            holders = ring.holders(held.stage)
+        for held in self._held:
+            holders = held.holders
             giver, key = holders.replicas[0], FrameKey(Kind.BUFFERS, held.stage, 0, micro)
             if not held.buffers.any:
                 continue
@@ -445,38 +329,33 @@ class StepExecutor:
                 if member != me:
                     messages.send(key, member, held.buffers.of(0))
         # First the stage that this member computes: others wait for its part.
-        for held in sorted(self._held.values(), key=lambda one: one is not self._own):
-            assert held.sums is not None
+        own = None if self._own is None else self._own.held
+        for held in sorted(self._held, key=lambda one: one is not own):
             for number in held.sums.finish():
                 yield RowsWait(number)
 
     def sums(self) -> Step:
         """`sum_gradients` as a generator, for a driver of the caller's."""
         messages = self._ring()
-        ring, micro = messages.ring, len(self._stage_losses) - 1
-        by_wave: list[dict[int, Tensor]] = [{} for _ in self._stage_losses]
+        ring, micro = messages.ring, self._waves - 1
+        by_wave: list[dict[int, Tensor]] = [{} for _ in range(self._waves)]
         for member in ring.plan.stages[ring.last].devices:
             frame = yield from messages.receive(FrameKey(Kind.LOSSES, ring.last, member, micro), member)
             for losses, wave in zip(by_wave, frame.value, strict=True):
                 losses.update(wave)
         self.wave_losses = [[wave[est] for est in range(self._num_ests)] for wave in by_wave]
         self.losses = self.wave_losses[-1]
-        for held in self._held.values():
-            giver = ring.holders(held.stage).replicas[0]
+        for held in self._held:
+            giver = held.holders.replicas[0]
             if held.buffers.any and giver != messages.me:
                 frame = yield from messages.receive(FrameKey(Kind.BUFFERS, held.stage, 0, micro), giver)
                 held.buffers.receive(frame.value)
-            assert held.memory is not None
-            for index, param in held.trainable.items():
-                param.grad = held.memory.averages[index]
+            held.show_averages()
 
     def end_step(self, applied: bool) -> None:
         """End the step: the units' buffers are EST 0's, or without `applied` those at the step's start."""
-        for held in self._held.values():
-            if applied:
-                held.buffers.adopt(held.buffers.of(0))
-            else:
-                held.buffers.restore()
+        for held in self._held:
+            held.end_step(applied)
         self._clock.end_step()
         self._in_step = False
 
@@ -486,12 +365,10 @@ class StepExecutor:
             return
         self._in_step = False
         self._ring().links.abandon()
-        if self._capture is not None:
-            self._capture.clear()
-        for held in self._held.values():
-            held.buffers.restore()
-            for param in held.trainable.values():
-                param.grad = None
+        if self._own is not None:
+            self._own.drop()
+        for held in self._held:
+            held.drop()
         self._stale = True  # what was in flight may still be written to the vectors
 
     def close(self) -> None:
@@ -503,11 +380,11 @@ class StepExecutor:
             self._host = None
 
     def _forget_ring(self) -> None:
-        if self._capture is not None:
-            self._capture.close()
-        for held in self._held.values():
+        if self._own is not None:
+            self._own.close()
+        for held in self._held:
             held.buffers.restore()
-        self._held, self._own, self._run, self._capture = {}, None, None, None
+        self._held, self._own = [], None
 
     # ------------------------------------------------------------------ collectives beside the step
 
@@ -534,7 +411,7 @@ class StepExecutor:
         foreach: bool | None = None,
     ) -> Step:
         """`clip_grad_norm_` as a generator."""
-        held = {stage: one.trainable for stage, one in self._held.items()}
+        held = {one.stage: one.trainable for one in self._held}
         dtypes = [self._units.specs[place].dtype for place in self._trainable]
         return clipping.clip(self._ring(), held, dtypes, max_norm, norm_type, error_if_nonfinite, foreach)
 
@@ -577,8 +454,9 @@ class StepExecutor:
 
     def evaluation(self, inputs: Sequence[Any]) -> Step:
         """`forward_only` as a generator."""
-        buffers = None if self._own is None else self._own.buffers
-        return evaluation(self._ring(), inputs, self._run, buffers, self._generators)
+        own = self._own
+        run, buffers = (None, None) if own is None else (own.run, own.held.buffers)
+        return evaluation(self._ring(), inputs, run, buffers, self._generators)
 
     @property
     def unit_seconds(self) -> dict[int, tuple[float, float]]:
@@ -591,21 +469,3 @@ class StepExecutor:
     def _ring(self) -> Messages:
         assert self._messages is not None, "set_ring comes first"
         return self._messages
-
-    @contextmanager
-    def _as_est(self, est: int, micro: int, what: str) -> Iterator[None]:
-        """An EST's block runs in this context; the process's generators are put back after it."""
-        assert self._run is not None
-        present = self._generators.capture()
-        try:
-            yield
-        except RingError:
-            raise
-        except Exception as error:
-            error.add_note(
-                f"  in the {what} of EST {est} on {self._run.name}, step {self._ring().step},"
-                f" micro-batch {micro}"
-            )
-            raise
-        finally:
-            self._generators.exchange(present)

@@ -1,4 +1,4 @@
-"""What the state of a pipeline needs to know of a model's units; `elastane.pipeline.units.Units` is one."""
+"""What state and executor of a pipeline need of a model's units; `elastane.pipeline.units.Units` is one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ class ParameterForm(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
+    def stride(self) -> tuple[int, ...]: ...
+    @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def requires_grad(self) -> bool: ...
 
 
 class ModelUnits(Protocol):

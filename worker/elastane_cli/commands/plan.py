@@ -155,6 +155,12 @@ def plan(
             rich_help_panel=_PIPELINE,
         ),
     ] = False,
+    schedule: Annotated[
+        Path | None,
+        _file(
+            "--schedule", "Compare with a schedule as --csv writes it; its stages are balanced.", reads=True
+        ),
+    ] = None,
     gantt: Annotated[
         Path | None, _file("--gantt", "Write the predicted step as a picture (SVG).", reads=False)
     ] = None,
@@ -218,6 +224,7 @@ def plan(
             gantt=gantt,
             csv=csv,
             transfers=transfers,
+            schedule=schedule,
             baselines=baselines,
         )
         plan_pipeline(request, as_json=as_json)

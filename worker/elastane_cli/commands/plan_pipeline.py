@@ -16,6 +16,7 @@ from elastane_common.errors import ElastaneError
 from elastane_common.exit_codes import CODE_FAILED, CODE_USAGE
 
 if TYPE_CHECKING:
+    from elastane_planner.baselines import Baseline
     from elastane_planner.cluster import Cluster
     from elastane_planner.errors import PlanError
     from elastane_planner.plan import Plan
@@ -60,6 +61,7 @@ class PipelineRequest:
     gantt: Path | None
     csv: Path | None
     transfers: bool
+    schedule: Path | None
     baselines: bool
 
 
@@ -91,6 +93,7 @@ def _plan(request: PipelineRequest, *, as_json: bool) -> None:
     profile = _read_profile(request.profile, request.units_max)
     cluster = _cluster(request)
     low, high = worker_limits(request.stages, "--stages") if request.stages else (1, None)
+    theirs = _schedule(request.schedule, profile, cluster, request.micro_batches)
     keep, notes = _kept(request.keep, cluster, len(profile.units)) if request.keep is not None else (None, ())
     answer = make_plan(
         profile,
@@ -106,11 +109,9 @@ def _plan(request: PipelineRequest, *, as_json: bool) -> None:
     )
     answer = msgspec.structs.replace(answer, notes=(*notes, *answer.notes))
     order = sorted(range(len(cluster.devices)), key=lambda device: cluster.devices[device].name)
-    others = (
-        baselines(profile, cluster, request.micro_batches, device_order(cluster, order))
-        if request.baselines
-        else ()
-    )
+    others = [theirs] if theirs is not None else []
+    if request.baselines:
+        others += baselines(profile, cluster, request.micro_batches, device_order(cluster, order))
     _write_files(request, cluster, answer)
     if as_json:
         print_json(answer_to_plain(profile, cluster, request.micro_batches, answer, others))
@@ -118,6 +119,21 @@ def _plan(request: PipelineRequest, *, as_json: bool) -> None:
     out = console()
     for part in answer_parts(profile, cluster, request.micro_batches, answer, others):
         out.print(part)
+
+
+def _schedule(path: Path | None, profile: Profile, cluster: Cluster, micro_batches: int) -> Baseline | None:
+    """Read a schedule, and simulate it."""
+    from elastane_planner.baselines import scheduled
+    from elastane_planner.errors import InvalidPlan
+    from elastane_planner.plan_csv import read_schedule
+
+    if path is None:
+        return None
+    try:
+        text = _read(path, "--schedule").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidPlan(f"{path} is not text: {error}", hint="Give a schedule as torch's CSV.") from error
+    return scheduled(profile, cluster, micro_batches, path.name, read_schedule(text))
 
 
 def _read_profile(path: Path, units_max: int | None) -> Profile:

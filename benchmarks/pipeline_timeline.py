@@ -1,0 +1,216 @@
+"""The simulated step of pipelines beside real ones, in real processes whose units sleep.
+
+    python benchmarks/pipeline_timeline.py [--quick] [--json [FILE]]
+
+A unit's forward and backward sleep for the times in the profile, and send a few bytes, so the figures need no
+idle machine, and more workers than cores do not matter. Real: the executor over its ring, from the first
+worker's `begin_step` to the last one's `sum_gradients`, in blocks as long as they really were. The bubble is
+the share of that time in which workers do not sleep; of S equal stages and M micro-batches it is
+(S - 1) / (S - 1 + M).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from harness import Report, Row, Series, run_benchmark
+from pipeline_processes import Worker, together
+from torch import Tensor, nn
+
+from elastane_planner.cluster import Cluster, Device
+from elastane_planner.plan import Plan, Stage
+from elastane_planner.profile import Profile, UnitProfile
+from elastane_planner.schedule import Order, blocks, gpipe, one_f_one_b
+from elastane_planner.simulate import Timeline, timeline
+
+ORDERS: dict[str, Callable[[Plan, int], Order]] = {"listed": blocks, "GPipe": gpipe, "1F1B": one_f_one_b}
+TARGET_STEP, TARGET_BUBBLE = 5.0, 2.0
+"""Percent of the simulated step; percentage points of the bubble of equal stages."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline. units: (forward, backward) of each, in units of the time that is chosen."""
+
+    title: str
+    units: tuple[tuple[float, float], ...]
+    plan: Plan
+    micro_batches: int = 8
+    order: str = "listed"
+
+    @property
+    def workers(self) -> int:
+        return len(self.plan.devices)
+
+    def profile(self, unit_seconds: float) -> Profile:
+        """Return the profile of units that sleep."""
+        return Profile(
+            tuple(
+                UnitProfile(str(index), forward * unit_seconds, backward * unit_seconds)
+                for index, (forward, backward) in enumerate(self.units)
+            )
+        )
+
+    def simulated(self, unit_seconds: float) -> Timeline:
+        """Return the simulated step."""
+        cluster = Cluster.uniform([Device(f"worker{index}") for index in range(self.workers)], 1e12)
+        profile = self.profile(unit_seconds)
+        order = ORDERS[self.order](self.plan, self.micro_batches)
+        return timeline(profile, cluster, self.plan, self.micro_batches, order)
+
+
+def plan_of(*stages: tuple[int, int], memory: Any = "plain") -> Plan:
+    """Return a plan. stages: (units, replicas) of each; workers are numbered stage by stage."""
+    unit = worker = 0
+    made = []
+    for units, replicas in stages:
+        made.append(Stage(unit, unit + units, tuple(range(worker, worker + replicas)), memory))
+        unit, worker = unit + units, worker + replicas
+    return Plan(tuple(made))
+
+
+def equal(stages: int) -> Case:
+    """Return a case of equal stages."""
+    return Case(f"{stages} equal stages", ((1.0, 2.0),) * stages, plan_of(*((1, 1),) * stages))
+
+
+UNLIKE = ((1.0, 2.5), (2.0, 2.0), (0.5, 1.5), (3.0, 4.0), (1.0, 1.0))
+CASES = (
+    *map(equal, (2, 3, 4)),
+    *(Case(f"unlike stages, {order}", UNLIKE, plan_of((2, 1), (2, 1), (1, 1)), 8, order) for order in ORDERS),
+    Case("replicas 1, 3, 1", UNLIKE, plan_of((1, 1), (3, 3), (1, 1)), 9),
+    Case("recomputed", UNLIKE, plan_of((2, 1), (3, 2), memory="checkpoint"), 6),
+)
+
+
+class _Slept(torch.autograd.Function):
+    """The identity, which takes its time; `slept` gets the seconds that it really took."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: float, backward: float, slept: list[float]) -> Tensor:
+        ctx.backward_seconds, ctx.slept = backward, slept
+        _sleep(forward, slept)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        _sleep(ctx.backward_seconds, ctx.slept)
+        return gradient, None, None, None
+
+
+def _sleep(seconds: float, slept: list[float]) -> None:
+    began = time.perf_counter()
+    time.sleep(seconds)
+    slept.append(time.perf_counter() - began)
+
+
+class Sleeper(nn.Module):
+    """A unit that sleeps."""
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+        self.seconds = forward, backward
+        self.slept: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Slept.apply(x + self.weight, *self.seconds, self.slept)
+
+
+def _worker(
+    me: int, address: str, cases: Sequence[Case], unit_seconds: float, repeats: int
+) -> dict[str, Any]:
+    """Return each case's times as worker `me` saw them: (step, slept) of every step."""
+    found: dict[str, Any] = {}
+    for number, case in enumerate(cases):
+        if me >= case.workers:
+            for _ in range(repeats + 1):
+                dist.barrier()
+            continue
+        units = [Sleeper(forward * unit_seconds, backward * unit_seconds) for forward, backward in case.units]
+        worker = Worker(
+            me,
+            address,
+            case.workers,
+            units,
+            case.plan,
+            case.micro_batches,
+            lambda est: (torch.zeros(4), torch.zeros(())),
+            lambda output, target: output.sum() + target,
+            prefix=f"case{number}",
+        )
+        worker.set_order(ORDERS[case.order](case.plan, case.micro_batches))
+        times = []
+        for _ in range(repeats + 1):
+            for unit in units:
+                unit.slept.clear()
+            dist.barrier()
+            began = time.perf_counter()
+            worker.step()
+            times.append((time.perf_counter() - began, sum(sum(unit.slept) for unit in units)))
+        found[case.title] = times[1:]
+        worker.close()
+    return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A case's real steps. step_seconds, bubbles: of each."""
+
+    step_seconds: list[float]
+    bubbles: list[float]
+
+
+def real(cases: Sequence[Case], unit_seconds: float, repeats: int) -> dict[str, Measured]:
+    """Run the cases, one after the other, in as many processes as the largest has workers."""
+    count = max(case.workers for case in cases)
+    found = together(count, _worker, cases, unit_seconds, repeats)
+    measured = {}
+    for case in cases:
+        by_worker = [found[me][case.title] for me in range(case.workers)]
+        steps = [max(seconds for seconds, _ in step) for step in zip(*by_worker, strict=True)]
+        slept = [sum(one for _, one in step) for step in zip(*by_worker, strict=True)]
+        bubbles = [1 - busy / (step * case.workers) for busy, step in zip(slept, steps, strict=True)]
+        measured[case.title] = Measured(steps, bubbles)
+    return measured
+
+
+def measure(options: argparse.Namespace, report: Report) -> None:
+    """Compare all cases."""
+    unit_seconds = options.unit_milliseconds / 1000
+    found = real(CASES, unit_seconds, 3 if options.quick else 10)
+    for case in CASES:
+        simulated, measured = case.simulated(unit_seconds), found[case.title]
+        error = [100 * abs(seconds / simulated.step_seconds - 1) for seconds in measured.step_seconds]
+        row = Row(f"step beside the simulated one, {case.title}", Series(error, "%"), target=TARGET_STEP)
+        row.target_absolute = True
+        row.note = (
+            f"{1000 * median(measured.step_seconds):.1f} ms, "
+            f"simulated {1000 * simulated.step_seconds:.1f} ms; "
+            f"bubble {100 * median(measured.bubbles):.1f} %, simulated {100 * simulated.bubble:.1f} %; "
+            f"{case.micro_batches} micro-batches"
+        )
+        report.rows.append(row)
+        if "equal" in case.title:
+            stages = len(case.plan.stages)
+            formula = (stages - 1) / (stages - 1 + case.micro_batches)
+            off = [100 * abs(bubble - formula) for bubble in measured.bubbles]
+            row = Row(f"bubble off (S - 1) / (S - 1 + M), {case.title}", Series(off, "points"))
+            row.target, row.target_absolute = TARGET_BUBBLE, True
+            report.rows.append(row)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what this benchmark alone takes."""
+    parser.add_argument("--unit-milliseconds", type=float, default=20.0, help="a time of 1 in the cases")
+
+
+if __name__ == "__main__":
+    run_benchmark("pipeline_timeline", __doc__ or "", measure, add_options)

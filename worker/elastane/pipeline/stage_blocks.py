@@ -1,0 +1,174 @@
+"""Blocks of the stage that a member computes: forwards and backwards, with the frames they wait for and send.
+
+A forward waits for its input, and on the last stage for its target, a backward for the gradients of what it
+put out. What comes out is sent on at once, and the EST's generators travel along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from torch import Tensor
+
+from elastane.collective.ring_errors import RingError
+from elastane.pipeline.frames import FrameKey, Kind
+from elastane.pipeline.gradient_capture import GradientCapture
+from elastane.pipeline.held_stage import HeldStage
+from elastane.pipeline.messages import Messages, Step
+from elastane.pipeline.stage_run import Loss, StageRun, Stash
+from elastane.rng import Generators, Parts
+from elastane_planner.schedule import Block
+
+
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A micro-batch between its forward and its backward here. loss: on the last stage; parts: generators
+    after the forward."""
+
+    stash: Stash
+    loss: Tensor | None
+    parts: Parts
+
+
+class StageBlocks:
+    """Runs the blocks of one member's stage; built for a generation. loss: of a target, as of `StageRun`."""
+
+    def __init__(
+        self,
+        held: HeldStage,
+        run: StageRun,
+        capture: GradientCapture,
+        messages: Messages,
+        generators: Generators,
+        loss: Callable[[Any], Loss],
+    ) -> None:
+        self.held, self.run, self._capture = held, run, capture
+        self._messages, self._generators, self._loss = messages, generators, loss
+        self._last_stage = held.stage == messages.ring.last
+        self._measured = messages.ring.ests_of(held.stage, messages.me)[:1]
+        self._flying: dict[int, _Flying] = {}
+        #: Losses by EST of each wave, on the last stage.
+        self.losses: list[dict[int, Tensor]] = []
+        self._began = 0.0
+        #: When the blocks of the last wave began and ended, in the schedule's order: seconds since the step
+        #: began. On a GPU a block that sends nothing ends when its kernels are queued.
+        self.seconds: list[tuple[float, float]] = []
+
+    def begin_step(self) -> None:
+        """Begin a step: no EST has gradients yet."""
+        self._began = perf_counter()
+        self._flying.clear()
+        self.losses = []
+        self._capture.begin_step(self.held.memory)
+
+    def begin_wave(self, micro: int, order: Iterable[Block]) -> None:
+        """Begin a wave: announce what is received in it."""
+        self.losses.append({})
+        self.seconds = []
+        messages, ring = self._messages, self._messages.ring
+        for block in order:
+            est, stage = block.micro_batch, block.stage
+            if block.kind == "F":
+                messages.expect(*self._input(est, micro))
+                if self._last_stage:
+                    messages.expect(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
+            elif not self._last_stage:
+                messages.expect(FrameKey(Kind.BACKWARD, stage, est, micro), ring.replica(stage + 1, est))
+
+    def forward(self, est: int, micro: int) -> Step:
+        """Run the forward of an EST."""
+        messages, run = self._messages, self.run
+        ring, stage = messages.ring, run.stage
+        key, before = self._input(est, micro)
+        frame = yield from messages.receive(key, before)
+        loss = None
+        if self._last_stage:
+            target = yield from messages.receive(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
+            loss = self._loss(target.value)
+        parts = messages.parts(frame, before)
+        began = perf_counter()
+        with self._as_est(est, micro, "forward"):
+            self._generators.exchange(parts)
+            measured = micro == 0 and est in self._measured
+            output, stash = run.forward(est, frame, loss, parts, measured=measured)
+            after = self._generators.capture()
+            if loss is None:
+                key = FrameKey(Kind.FORWARD, stage + 1, est, micro)
+                messages.send(key, ring.replica(stage + 1, est), output.value, after, run.addresses)
+        told = None
+        if output.loss is not None:
+            told = self.losses[micro][est] = output.loss.to("cpu", copy=True)
+        self._flying[est] = _Flying(stash, told, after)
+        self._note(began)
+
+    def backward(self, est: int, micro: int, *, last: bool, orders: bool) -> Step:
+        """Run the backward of an EST. last: of the EST's in this step; orders: EST 0's tells the order in
+        which gradients become ready."""
+        messages, run = self._messages, self.run
+        ring, stage = messages.ring, run.stage
+        flying = self._flying.pop(est)
+        loss, parts, gradients, ready = flying.loss, flying.parts, None, None
+        if not self._last_stage:
+            after = ring.replica(stage + 1, est)
+            frame = yield from messages.receive(FrameKey(Kind.BACKWARD, stage, est, micro), after)
+            gradients, loss, ready = frame.value
+            parts = messages.parts(frame, after)
+        began = perf_counter()
+        with self._as_est(est, micro, "backward"):
+            run.prepare_backward(flying.stash)
+            self._generators.exchange(parts)
+            self._capture.begin_backward(est, last=last)
+            sent = run.backward(flying.stash, gradients)
+            order = self._capture.end_backward()
+            parts = self._generators.capture()
+            if est == 0 and last and orders:
+                ready = [*(ready or ()), *order]
+            before = self._input(est, micro)[1]
+            if stage == 0:
+                messages.send(FrameKey(Kind.END, 0, est, micro), before, (loss, ready), parts)
+            else:
+                value = (list(sent), loss, ready)
+                messages.send(FrameKey(Kind.BACKWARD, stage - 1, est, micro), before, value, parts)
+        if last:
+            self.held.sums.send_gradients(est)
+        self._note(began)
+
+    def _note(self, began: float) -> None:
+        self.seconds.append((began - self._began, perf_counter() - self._began))
+
+    def drop(self) -> None:
+        """Give up the step in flight."""
+        self._flying.clear()
+        self._capture.clear()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._capture.close()
+
+    def _input(self, est: int, micro: int) -> tuple[FrameKey, int]:
+        """Return the frame that a forward begins with, and who sends it."""
+        ring, stage = self._messages.ring, self.run.stage
+        if stage == 0:
+            return FrameKey(Kind.INPUT, 0, est, micro), ring.homes[est]
+        return FrameKey(Kind.FORWARD, stage, est, micro), ring.replica(stage - 1, est)
+
+    @contextmanager
+    def _as_est(self, est: int, micro: int, what: str) -> Iterator[None]:
+        """An EST's block runs in this context; the process's generators are put back after it."""
+        present = self._generators.capture()
+        try:
+            yield
+        except RingError:
+            raise
+        except Exception as error:
+            error.add_note(
+                f"  in the {what} of EST {est} on {self.run.name}, step {self._messages.step},"
+                f" micro-batch {micro}"
+            )
+            raise
+        finally:
+            self._generators.exchange(present)

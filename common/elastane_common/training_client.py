@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from elastane_common.client import MasterClient, new_request_id
+from elastane_common.client import MasterClient
+from elastane_common.connection import new_request_id
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 #: Page size of a list; the most that a master gives.

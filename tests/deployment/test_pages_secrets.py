@@ -20,7 +20,8 @@ import yaml
 
 import patience
 from deployment.processes import ROOT, MasterOfTheManifest, RedisOfTheManifest
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_proto.v1 import job_pb2
 
 #: Keeps each secret as a folder with a file for each key; says nothing to anything else.

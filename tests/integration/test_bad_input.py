@@ -12,7 +12,7 @@ from test_matrix import Config
 
 import patience
 from elastane_cli.rehearse.cluster import LocalCluster, local_cluster
-from elastane_common.client import RequestRefusedError
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 from elastane_proto.v1 import job_pb2, shard_pb2
 from integration.forked_scripts import run_forked

@@ -17,7 +17,8 @@ import patience
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.runtime.session import MasterSession
 from elastane_agent.supervisor.master_process import EmbeddedMaster
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.credentials import on_loopback, open_channel, worker_environment
 from elastane_common.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane_proto.v1 import job_pb2, ring_pb2

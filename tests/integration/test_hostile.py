@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import patience
 from elastane_master.app import Master
-from elastane_master.security import front
+from elastane_master.security import forwarding, front
 from elastane_master.security.front import ANSWER_SECONDS, Front
 from elastane_master.security.strangers import StrangerLimits
 from elastane_master.servers import gate
@@ -62,7 +62,7 @@ async def master(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Master]:
     # Strangers here never close their side, so each connection that is ended lasts for that long.
-    monkeypatch.setattr(front, "END_SECONDS", 0.5)
+    monkeypatch.setattr(forwarding, "END_SECONDS", 0.5)
     tokens = entry("all", ["operator", "worker"], ["mine*"])
     options = Certificates(tmp_path).master_options(mutual=False) if request.param == "TLS" else {}
     async with (

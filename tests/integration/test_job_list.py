@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from elastane_common import client as client_module
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.store.keys import JobKeys
 from elastane_proto.v1 import job_pb2, job_pb2_grpc

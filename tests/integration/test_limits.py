@@ -14,7 +14,8 @@ from google.protobuf import duration_pb2
 
 import patience
 from elastane.runtime.session import MasterSession
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError
 from elastane_master.app import Master
 from elastane_proto.v1 import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import patience
 from elastane_cli.rehearse.local_service import LocalService, local_service
 from elastane_common.artifacts import read_manifest, read_record
-from elastane_common.client import RequestRefusedError
+from elastane_common.client_errors import RequestRefusedError
 from elastane_proto.v1 import job_pb2, training_pb2
 from slow import slow
 

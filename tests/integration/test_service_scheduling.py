@@ -15,7 +15,7 @@ import patience
 from elastane_cli.rehearse.local_service import LocalService, local_service
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_common.artifacts import read_manifest, read_record
-from elastane_common.client import RequestRefusedError
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.run_record import RunRecord
 from elastane_proto.v1 import training_pb2
 from slow import slow

@@ -12,7 +12,8 @@ import pytest
 
 from elastane.task_stream import TaskStream
 from elastane_agent.supervisor.master_process import EmbeddedMaster
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_proto.v1 import job_pb2, shard_pb2, shard_pb2_grpc
 from spoken_version import TellsVersion
 

@@ -10,7 +10,8 @@ import grpc
 import pytest
 
 from elastane.runtime.session import MasterSession
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError, RefusedError
 from elastane_master.decisions.machine import VERSION
 from elastane_master.store.connection import Store

@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from elastane_common import client
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common import connection
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_master.decisions.events import Rejection
 from elastane_master.servers.errors import status_of
 from elastane_proto import versions
@@ -49,7 +50,7 @@ class Jobs(job_pb2_grpc.JobServiceServicer):
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    monkeypatch.setattr(client, "NOT_FOUND_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "NOT_FOUND_SECONDS", 0.05)
     jobs, server = Jobs(), grpc.server(futures.ThreadPoolExecutor(max_workers=4))
     job_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)
     port = server.add_insecure_port("127.0.0.1:0")

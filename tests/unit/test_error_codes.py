@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from elastane.diagnose.findings import CODES
 from elastane_cli.commands.main import build_app
-from elastane_common.client import RequestRefusedError
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import StepError, UnsupportedError, reason_of
 from elastane_master.cli import app as master_app
 from elastane_proto.error_codes import entries, find, wire_code

@@ -16,13 +16,9 @@ from typing import Any
 
 import grpc
 
-from elastane_common.client import (
-    ATTEMPT_SECONDS,
-    MasterClient,
-    StreamEndedError,
-    call_metadata,
-    new_request_id,
-)
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import StreamEndedError
+from elastane_common.connection import ATTEMPT_SECONDS, call_metadata, new_request_id
 from elastane_proto.v1 import shard_pb2, shard_pb2_grpc
 
 WAIT_SECONDS = 20.0

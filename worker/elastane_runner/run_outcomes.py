@@ -16,7 +16,7 @@ import structlog
 
 from elastane_common import layout, record_writing
 from elastane_common.artifacts import ArtifactError, write_record
-from elastane_common.client import RequestRefusedError
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import ElastaneError
 from elastane_common.model_registry import entry_of
 from elastane_common.outbox import Outbox, doubling_wait

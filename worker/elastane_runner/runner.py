@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
-from google.protobuf import json_format
 
-from elastane_proto import message_codec
 from elastane_proto.v1 import training_pb2
 from elastane_runner import launching
 from elastane_runner.code_folder import CodeCache
@@ -34,7 +32,6 @@ from elastane_runner.held_ports import HeldPort, PortError
 from elastane_runner.launches import (
     Launch,
     LaunchKey,
-    LaunchRecord,
     LaunchStore,
     Rank,
     folder_id,
@@ -43,13 +40,13 @@ from elastane_runner.launches import (
 from elastane_runner.launching import LaunchError, LaunchSettings, Preparation, ServiceStorage
 from elastane_runner.log_sending import LogSender
 from elastane_runner.master_stream import MasterStream, Response
+from elastane_runner.messages import attempt_of, key_of, rank_report, record_of
 from elastane_runner.progress import Progress
 from elastane_runner.rank_gpus import gpus_for
 from elastane_runner.run_outcomes import RunOutcomes
 
 _log = structlog.get_logger(__name__)
 
-LINE_CHARACTERS_MAX: Final = 500
 #: Between two tries to reach an engine that does not answer.
 UNREACHABLE_SECONDS: Final = 2.0
 
@@ -60,14 +57,6 @@ _FENCES_MAX: Final = 100_000
 PREPARE_SECONDS_DEFAULT: Final = 120.0
 #: How often progress is told within that time.
 TELLS: Final = 4
-
-_STATES: Final = {
-    "pending": training_pb2.RankStatus.STATE_PENDING,
-    "prepared": training_pb2.RankStatus.STATE_PREPARED,
-    "running": training_pb2.RankStatus.STATE_RUNNING,
-    "exited": training_pb2.RankStatus.STATE_EXITED,
-    "lost": training_pb2.RankStatus.STATE_LOST,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,20 +196,8 @@ class Runner:
         )
 
     def _report(self, launch: Launch, rank: Rank) -> training_pb2.RankReport:
-        status = training_pb2.RankStatus(
-            rank=rank.rank,
-            state=_STATES[rank.state],
-            runner_id=self._settings.runner_id,
-            host=self._settings.launch.host,
-            exit_code=rank.exit_code,
-            last_line=shown(rank.last_line),
-            reason=rank.reason[:LINE_CHARACTERS_MAX],
-        )
-        if rank.started_at is not None:
-            message_codec.set_timestamp(status.started, rank.started_at)
-        if rank.ended_at is not None:
-            message_codec.set_timestamp(status.ended, rank.ended_at)
-        return training_pb2.RankReport(attempt=_attempt(launch.key), status=status)
+        settings = self._settings
+        return rank_report(launch.key, rank, runner_id=settings.runner_id, host=settings.launch.host)
 
     def _tell(self, launch: Launch, rank: Rank) -> None:
         report = self._report(launch, rank)
@@ -245,7 +222,7 @@ class Runner:
             case "stop":
                 self._on_stop(message.stop)
             case "forget":
-                launch = self._launches.get(_key(message.forget.attempt))
+                launch = self._launches.get(key_of(message.forget.attempt))
                 if launch is not None and not launch.lives:
                     self._begin(self._forget(launch))
             case "read_log":
@@ -254,7 +231,7 @@ class Runner:
                 _log.warning("a message is not known to this release", message=other)
 
     def _read_log(self, request: training_pb2.RunnerReadLog) -> None:
-        launch, number = self._launches.get(_key(request.attempt)), request.rank
+        launch, number = self._launches.get(key_of(request.attempt)), request.rank
         if launch is None or number not in launch.record.tries:
             self._logs.handle(request, None)
             return
@@ -269,12 +246,12 @@ class Runner:
     # ------------------------------------------------------------------ prepare
 
     def _on_prepare(self, message: training_pb2.RunnerPrepare) -> None:
-        key = _key(message.attempt)
+        key = key_of(message.attempt)
         if self._is_stale(key):
             return
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[key] = self._store.new(_record(message))
+            launch = self._launches[key] = self._store.new(record_of(message))
         if launch.stopping:
             return
         for rank in message.ranks:
@@ -359,7 +336,7 @@ class Runner:
             for rank in ranks
         ]
         self._stream.send(
-            prepared=training_pb2.RunnerPrepared(attempt=_attempt(launch.key), endpoints=endpoints)
+            prepared=training_pb2.RunnerPrepared(attempt=attempt_of(launch.key), endpoints=endpoints)
         )
 
     def _host(self, launch: Launch, rank: int) -> str:
@@ -370,7 +347,7 @@ class Runner:
     # ------------------------------------------------------------------ start
 
     def _on_start(self, message: training_pb2.RunnerStart) -> None:
-        key = _key(message.attempt)
+        key = key_of(message.attempt)
         launch = self._launches.get(key)
         if self._is_stale(key):
             return
@@ -438,14 +415,14 @@ class Runner:
     def _fail(self, key: LaunchKey, reason: str, *, permanent: bool = False) -> None:
         self._stream.send(
             launch_failed=training_pb2.RunnerLaunchFailed(
-                attempt=_attempt(key), reason=reason, permanent=permanent
+                attempt=attempt_of(key), reason=reason, permanent=permanent
             )
         )
 
     # ------------------------------------------------------------------ stop
 
     def _on_stop(self, message: training_pb2.RunnerStop) -> None:
-        launch = self._launches.get(_key(message.attempt))
+        launch = self._launches.get(key_of(message.attempt))
         if launch is None:
             self._stream.send(stopped=training_pb2.RunnerStopped(attempt=message.attempt))
             return
@@ -460,7 +437,7 @@ class Runner:
         for rank in silent:  # no event tells the end of what did not live, and the master waits for it
             self._tell_gone(launch, rank)
         if not launch.lives:
-            self._stream.send(stopped=training_pb2.RunnerStopped(attempt=_attempt(launch.key)))
+            self._stream.send(stopped=training_pb2.RunnerStopped(attempt=attempt_of(launch.key)))
 
     def _tell_gone(self, launch: Launch, rank: int) -> None:
         """Say that nothing of a rank is here."""
@@ -583,32 +560,3 @@ class Runner:
                 _log.error("a task of the runner failed", exc_info=error)
 
         task.add_done_callback(done)
-
-
-def shown(line: bytes) -> str:
-    """Return a line of a rank's output as text without controls, cut."""
-    text = line.decode(errors="replace")
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)[
-        :LINE_CHARACTERS_MAX
-    ]
-
-
-def _key(attempt: training_pb2.AttemptKey) -> LaunchKey:
-    return LaunchKey(attempt.run_id, attempt.attempt, attempt.fence)
-
-
-def _attempt(key: LaunchKey) -> training_pb2.AttemptKey:
-    return training_pb2.AttemptKey(run_id=key.run_id, attempt=key.attempt, fence=key.fence)
-
-
-def _record(message: training_pb2.RunnerPrepare) -> LaunchRecord:
-    return LaunchRecord(
-        **_key(message.attempt)._asdict(),
-        elastic=launching.is_elastic(message.spec),
-        job=message.job,
-        artifact_url=message.artifact_url,
-        checkpoint_url=message.checkpoint_url,
-        data_url=message.data_url,
-        spec=json_format.MessageToDict(message.spec, preserving_proto_field_name=True),
-        created_at=time.time(),
-    )

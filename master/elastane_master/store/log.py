@@ -24,8 +24,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar, cast
 
 import structlog
 from redis.exceptions import RedisError
@@ -37,11 +37,11 @@ from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Damage, Fenced, JobDamaged, LogBroken, LogClosed, StoreError
 from elastane_master.store.fenced_scripts import DROP, WRITE, require_ours
-from elastane_master.store.format import FORMAT, Chain, Place, encode_batch, encode_snapshot
-from elastane_master.store.kept import Entries, KeptGroups, NumberedEvent
+from elastane_master.store.format import Place, encode_batch, encode_snapshot
+from elastane_master.store.kept import KeptGroups, NumberedEvent
 from elastane_master.store.keys import JobKeys
+from elastane_master.store.log_writes import Group, Standing, Write, gone
 from elastane_master.store.recovery import Readable, Recovered, recover
-from elastane_master.store.wholeness import show_chain
 
 logger = structlog.get_logger(__name__)
 
@@ -100,105 +100,6 @@ class LogListener:
         """
 
 
-@dataclass(slots=True)
-class _Group:
-    """Records that become durable together. `end` is the position after its last append."""
-
-    durable: asyncio.Future[None]
-    records: list[bytes] = field(default_factory=list)
-    history: list[bytes] = field(default_factory=list)
-    events: list[NumberedEvent] = field(default_factory=list)
-    bytes: int = 0
-    end: int = 0
-
-    @property
-    def entries(self) -> Entries:
-        return Entries(self.history, self.events)
-
-
-_NOTHING = Entries()
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """One call of the script: groups of records, or the snapshot that replaces them.
-
-    chain: its end after this write. commit, event: the newest numbers after it. lost: commits and events of
-    earlier writes that the store no longer has; they come first, and a snapshot replaces their records.
-    expected: numbers of commits and events that should exist, if some are lost for good. cut: commits with
-    higher numbers are removed.
-    """
-
-    sequence: int
-    mode: Literal["write", "replace", "check"]
-    chain: Chain
-    commit: int
-    event: int
-    groups: Sequence[_Group] = ()
-    batch: bytes = b""
-    snapshot: bytes = b""
-    lost: Entries = _NOTHING
-    expected: tuple[int, int] | tuple[()] = ()
-    cut: int | None = None
-
-    @property
-    def records(self) -> int:
-        """Number of records that become durable with this write."""
-        return sum([len(group.records) for group in self.groups])
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the snapshot, or of the records if there is none."""
-        return len(self.snapshot) or sum([group.bytes for group in self.groups])
-
-    def arguments(self, token: int, stamp: int, options: LogOptions) -> list[bytes | int | str]:
-        """ARGV of the script."""
-        entries = [self.lost, *(group.entries for group in self.groups)]
-        history = [commit for one in entries for commit in one.history]
-        events = [part for one in entries for event in one.events for part in event]
-        bounds = (options.history_entries_max, options.events_max, FORMAT, options.state_version)
-        return [
-            token,
-            self.sequence,
-            self.mode,
-            self.batch,
-            self.snapshot,
-            *bounds,
-            stamp,
-            show_chain(self.chain),
-            self.commit - len(history) + 1,
-            "" if self.cut is None else self.cut,
-            *(self.expected or ("", "")),
-            len(history),
-            *history,
-            *events,
-        ]
-
-
-class _Standing(NamedTuple):
-    """State of a store that refused a write; for the fields see the script."""
-
-    sequence: int
-    history: int
-    newest_commit: str
-    events: int
-    newest_event: str
-    changed: str
-
-    @classmethod
-    def of(cls, reply: str) -> _Standing:
-        _, sequence, history, newest_commit, events, newest_event, changed = reply.split(":")
-        return cls(int(sequence), int(history), newest_commit, int(events), newest_event, changed.strip())
-
-    def foreign(self, keys: JobKeys) -> list[Damage]:
-        """Return streams at the job's keys that hold another job's data."""
-        streams = (
-            (keys.history, keys.commits_in(self.newest_commit)),
-            (keys.events, keys.event_in(self.newest_event)),
-        )
-        return [Damage(key, 1, "it is another job's") for key, number in streams if number is None]
-
-
 class JobLog:
     """Write-ahead log of one job, held by the master with the newest fencing token.
 
@@ -228,9 +129,9 @@ class JobLog:
         self._cut = recovered.state_commits if recovered.damages else None
         self._options = options
         self._script = redis.pinned_script(WRITE, options.replicas)
-        self._groups: deque[_Group] = deque()
+        self._groups: deque[Group] = deque()
         self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max, self._commit, self._event)
-        self._writing: Sequence[_Group] = ()
+        self._writing: Sequence[Group] = ()
         self._work: asyncio.Future[bool] | None = None
         self._changed = Signal()
         self.reachable = True
@@ -302,7 +203,7 @@ class JobLog:
             raise self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job)
         group = self._groups[-1] if self._groups else None
         if group is None or group.bytes >= self._options.batch_bytes_max:
-            group = _Group(durable=asyncio.get_running_loop().create_future())
+            group = Group(durable=asyncio.get_running_loop().create_future())
             group.durable.add_done_callback(_retrieve)
             self._groups.append(group)
         if record is not None:
@@ -404,7 +305,7 @@ class JobLog:
         waits = self.snapshot_bytes > max(_SMALL_SNAPSHOT_BYTES, self.log_bytes)
         return self._snapshot_at + (self._options.patience_seconds if waits else 0.0)
 
-    def _take(self, *, is_replacement: bool = False, beyond: int = 0) -> _Write:
+    def _take(self, *, is_replacement: bool = False, beyond: int = 0) -> Write:
         """Take the next write: one group, or with a snapshot all of them.
 
         beyond: its number must be higher.
@@ -419,7 +320,7 @@ class JobLog:
             if group.records:
                 place = Place(sequence, self.token, commit)
                 batch, chain = encode_batch(self.job, place, self._chain, tuple(group.records))
-            return _Write(sequence, "write", chain, commit, event, [group], batch)
+            return Write(sequence, "write", chain, commit, event, [group], batch)
         started = time.monotonic()
         groups = list(self._groups)
         commit, event = self._numbers_after(groups)
@@ -434,14 +335,14 @@ class JobLog:
         self._snapshot_at = started + seconds
         self.snapshot_bytes, self.log_bytes = len(snapshot), 0
         mode: Literal["write", "replace"] = "replace" if is_replacement else "write"
-        return _Write(sequence, mode, chain, commit, event, groups, snapshot=snapshot, cut=self._cut)
+        return Write(sequence, mode, chain, commit, event, groups, snapshot=snapshot, cut=self._cut)
 
-    def _numbers_after(self, groups: Sequence[_Group]) -> tuple[int, int]:
+    def _numbers_after(self, groups: Sequence[Group]) -> tuple[int, int]:
         """Numbers of the newest commit and event once these groups are written."""
         event = next((group.events[-1][0] for group in reversed(groups) if group.events), self._event)
         return self._commit + sum([len(group.history) for group in groups]), event
 
-    async def _write(self, write: _Write) -> None:
+    async def _write(self, write: Write) -> None:
         self._writing = write.groups
         started = time.monotonic()
         reply = await self._send(write)
@@ -450,13 +351,13 @@ class JobLog:
         else:
             self._settle(write, started)
 
-    async def _mend(self, write: _Write, reply: str) -> None:
+    async def _mend(self, write: Write, reply: str) -> None:
         """Repair a store that refused this write. Raises JobDamaged if some data cannot be recovered.
 
         Nothing is written if a key of this job holds another job's data: it may be the only copy, and an
         operator can restore both.
         """
-        standing = _Standing.of(reply)
+        standing = Standing.of(reply)
         if foreign := standing.foreign(self._keys):
             self._groups.extendleft(reversed(write.groups))
             raise JobDamaged(self.job, foreign)
@@ -469,7 +370,7 @@ class JobLog:
         if damages:
             raise JobDamaged(self.job, damages)
 
-    def _settle(self, write: _Write, started: float) -> None:
+    def _settle(self, write: Write, started: float) -> None:
         """Account for a write that is in the store. started: when it was sent, monotonic seconds."""
         self.measures.appended(time.monotonic() - started, write.records, write.size_bytes)
         self.sequence, self._chain = write.sequence, write.chain
@@ -488,7 +389,7 @@ class JobLog:
                 group.durable.set_result(None)
         self._changed.announce()
 
-    def _take_again(self, write: _Write, standing: _Standing) -> tuple[_Write, list[Damage]]:
+    def _take_again(self, write: Write, standing: Standing) -> tuple[Write, list[Damage]]:
         """Build the write that replaces one refused because of missing older writes.
 
         Also returns the damages: commits and events that are lost for good because they are no longer kept.
@@ -506,10 +407,8 @@ class JobLog:
         history = min(self._history, options.history_entries_max)
         events = min(self._events, options.events_max)
         damages = [
-            *_gone(
-                keys.history, "commit", commit, self._commit, self._kept.commit, standing.history, history
-            ),
-            *_gone(keys.events, "event", event, self._event, self._kept.event, standing.events, events),
+            *gone(keys.history, "commit", commit, self._commit, self._kept.commit, standing.history, history),
+            *gone(keys.events, "event", event, self._event, self._kept.event, standing.events, events),
         ]
         lost = self._kept.beyond(commit, event)
         groups = list(write.groups)
@@ -530,15 +429,22 @@ class JobLog:
 
     async def _check(self) -> None:
         """Check that the job is still ours and the store still complete."""
-        write = _Write(self.sequence, "check", self._chain, self._commit, self._event)
+        write = Write(self.sequence, "check", self._chain, self._commit, self._event)
         reply = await self._send(write)
         if reply.startswith("GAP"):
             await self._mend(write, reply)
 
-    async def _send(self, write: _Write) -> str:
+    async def _send(self, write: Write) -> str:
         """Send one write until an answer arrives. Raises Fenced."""
         keys = self._keys
-        arguments = write.arguments(self.token, keys.stamp, self._options)
+        options = self._options
+        arguments = write.arguments(
+            self.token,
+            keys.stamp,
+            history_entries_max=options.history_entries_max,
+            events_max=options.events_max,
+            state_version=options.state_version,
+        )
 
         async def attempt() -> bytes:
             answer: bytes = await self._script(keys=keys.all, args=arguments)
@@ -586,21 +492,6 @@ class JobLog:
                 group.durable.set_exception(error)
         self._changed.announce()
         self._listener.failed(error)
-
-
-def _gone(
-    key: str, what: str, stored: int, newest: int, kept_beyond: int, length: int, expected: int
-) -> list[Damage]:
-    """Return the damages of a stream: entries that are neither stored nor kept.
-
-    stored, newest: numbers of the last stored entry, and of the last one ever written. kept_beyond: entries
-    with higher numbers are kept in memory. length, expected: how many are stored, and at least were when
-    `newest` was written.
-    """
-    if stored < kept_beyond:
-        return [Damage(key, stored + 1, f"{what}s {stored + 1} to {kept_beyond} are gone")]
-    missing = expected - (newest - stored) - length
-    return [Damage(key, 0, f"{missing} {what}s before {what} {stored} are gone")] if missing > 0 else []
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:

@@ -22,7 +22,7 @@ from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_a
 from elastane_agent.supervisor.policy import RAISES_BEFORE_JOIN_MAX
 from elastane_agent.supervisor.settings import AgentSettings, HostSettings
 from elastane_agent.supervisor.worker_command import remote_start
-from elastane_common.client import RequestRefusedError
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.determinism import Level, process_environment
 from elastane_common.processes.output import Output
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2

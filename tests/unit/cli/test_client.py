@@ -15,7 +15,8 @@ import pytest
 from google.rpc import code_pb2
 
 import patience
-from elastane_common.client import ClientClosedError, MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import ClientClosedError, RequestRefusedError
 from elastane_common.errors import MasterUnreachableError, RefusedError
 from elastane_proto.v1 import errors_pb2, job_pb2, ring_pb2, shard_pb2
 from unit.cli.fake_master import FakeMaster, refuse, serving
@@ -133,7 +134,8 @@ def test_closing_ends_a_call_that_waits() -> None:
 
 CLOSED_BETWEEN = """
 import threading
-from elastane_common.client import ClientClosedError, MasterClient
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import ClientClosedError
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 
 client = MasterClient("127.0.0.1:1")
@@ -186,7 +188,7 @@ def test_a_quiet_job_is_followed_through_a_restart_long_after_its_last_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing was said for longer than a master may be away: that is no absence."""
-    monkeypatch.setattr("elastane_common.client.STOOD_SECONDS", 0.3)
+    monkeypatch.setattr("elastane_common.connection.STOOD_SECONDS", 0.3)
     master = FakeMaster()
     heard: queue.SimpleQueue[int | str] = queue.SimpleQueue()
 

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from elastane_common import layout
 from elastane_common.artifacts import write_artifacts
-from elastane_common.client import RequestRefusedError
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import MasterUnreachableError
 from elastane_common.outbox import Outbox
 from elastane_common.record_writing import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastane_master.security.front import network
+from elastane_master.security.forwarding import network
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,28 @@
-"""Contexts of the ESTs that a worker hosts, before and after the script's code between two epochs. Pure.
+"""Contexts of the ESTs that a worker hosts: received with Go, reported with each step. Pure.
 
-The master stores the contexts of a step from before that code, and beside them how the code changed the
-generators of each EST. A context from after the code bears the step in an item of its own, so that the
-change is made once, wherever the context has been meanwhile.
+    worker      `reported`: what has changed since the last report  ──▶  StepReport
+    master      translate_session ──▶ decisions/step_boundary: merged, and stored when those of all N are in
+                (decisions/contexts); when the ring changes, each member gets those of its ESTs  ──▶  Go
+    worker      `enter`: the contexts at the resumed step
+
+The value is `elastane.context.EstContext`, its form on the wire `elastane_proto.contexts`.
+
+The first step of an epoch has the script's code between two epochs before it. The master stores the contexts
+from before that code, and beside them how the code changed the generators of each EST. A context from after
+the code has the step in an item of its own, so that the change is made once, wherever the context has been
+meanwhile.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from elastane.context import EstContext, Parts
 from elastane.rng_draws import advance
-from elastane_proto.v1 import ring_pb2
+from elastane_proto.v1 import common_pb2, ring_pb2
 
 Change = int | bytes
 """Effect of the code on a generator or item: its number of raw draws, or its new state."""
@@ -32,6 +40,25 @@ class HostedContexts:
     #: Bases of the deltas in reports of the current step, as the master has them.
     known: dict[int, EstContext] = field(default_factory=dict)
 
+    def enter(self, go: ring_pb2.Go) -> None:
+        """Adopt the contexts that the master sends with Go. Raises ContextError."""
+        self.take(_received(go.contexts), go.resume_step, go.interval if go.HasField("interval") else None)
+
+    def decide(self, decided: ring_pb2.IntervalDecided, step: int) -> None:
+        """Change the contexts as the code before `step` does; those that come with the decision are whole.
+
+        Raises ContextError.
+        """
+        self.take(self.now | _received(decided.contexts), step, decided)
+
+    def reported(self, after: Mapping[int, EstContext]) -> list[common_pb2.EstContext]:
+        """Return what is reported of the contexts after a step: the parts that the master does not have."""
+        return [context.to_proto(self.known[rank]) for rank, context in after.items()]
+
+    def applied(self, after: dict[int, EstContext]) -> None:
+        """Adopt the contexts after a step that was applied; the master has them."""
+        self.now = self.known = after
+
     def take(self, known: dict[int, EstContext], step: int, decided: ring_pb2.IntervalDecided | None) -> None:
         """Adopt the master's contexts at the start of `step`, changed by the code that `decided` is about."""
         self.now = known if decided is None else closed(known, decided)
@@ -40,6 +67,10 @@ class HostedContexts:
     def is_open(self, step: int) -> bool:
         """True if contexts of `step`, the first of an epoch, are from before the code that precedes it."""
         return any(not _is_behind(context, step) for context in self.now.values())
+
+
+def _received(messages: Iterable[common_pb2.EstContext]) -> dict[int, EstContext]:
+    return {message.virtual_rank: EstContext.from_proto(message) for message in messages}
 
 
 def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided) -> dict[int, EstContext]:

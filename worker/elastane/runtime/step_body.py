@@ -266,7 +266,7 @@ class StepBody(Generic[T]):
                 virtual_rank=turn.rank,
             )
         self._actions.complete(turn)
-        self._contexts.now = self._contexts.known = state.contexts
+        self._contexts.applied(state.contexts)
         self._actions.tell(lambda: self._protocol.end_apply(state.step))
         self._actions.applied(state.step)
 
@@ -290,8 +290,7 @@ class StepBody(Generic[T]):
             epoch=turn.step // self._steps_per_epoch,
             tasks=state.tasks,
         )
-        for rank, context in state.contexts.items():
-            report.contexts.append(context.to_proto(self._contexts.known[rank]))
+        report.contexts.extend(self._contexts.reported(state.contexts))
         # Only EST 0's order decides the layout, as rank 0's does under DDP.
         if 0 in state.contexts and actions.decides_layout(turn.step):
             report.extra.ready_order.extend(actions.ready_order())

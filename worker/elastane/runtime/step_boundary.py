@@ -179,8 +179,7 @@ class StepBoundary:
             return
         if decided.refusal:
             raise IntervalError(decided.refusal, step=step)
-        known = {message.virtual_rank: EstContext.from_proto(message) for message in decided.contexts}
-        self._contexts.take(self._contexts.now | known, step, decided)
+        self._contexts.decide(decided, step)
         self._actions.start_ests(step, None)
 
     async def _load(self, message: ring_pb2.Load) -> None:
@@ -234,8 +233,7 @@ class StepBoundary:
             return
         if not self._actions.enter(go, me):
             return
-        known = {message.virtual_rank: EstContext.from_proto(message) for message in go.contexts}
-        self._contexts.take(known, go.resume_step, go.interval if go.HasField("interval") else None)
+        self._contexts.enter(go)
         self._actions.start_ests(go.resume_step, go)
 
     async def _hand_over(self, go: ring_pb2.Go, me: int) -> None:

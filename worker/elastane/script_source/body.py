@@ -15,7 +15,8 @@ from typing import Final, Literal
 from elastane.script_source.callees import Callee, Callees, Scope
 from elastane.script_source.names import dotted, innermost, is_whole, prefixes, within
 from elastane.script_source.options import is_fixed, settled
-from elastane.script_source.words import CLIPS, KEEPS_SHAPE, MAKES, MUTATES, OVERWRITES, in_place
+from elastane.script_source.renewal import renews
+from elastane.script_source.words import CLIPS, MUTATES, OVERWRITES, in_place
 
 Role = Literal["model", "optimizer", "other"]
 """Kind of object managed by Elastane that a name stands for: the prepared model; an optimizer or a scaler;
@@ -36,7 +37,6 @@ _STEP_CALLS: Final = frozenset({"step", "zero_grad", "update", "update_parameter
 #: Methods of prepared schedulers that take the progress of training as an argument.
 _TOLD: Final = frozenset({"step", "step_update"})
 _SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|learning_?rate)")
-_LIBRARIES: Final = frozenset({"torch", "np", "numpy", "nn.Transformer", "torch.nn.Transformer"})
 #: Maximum depth of nested calls that are followed.
 _DEPTH_MAX: Final = 8
 #: Maximum number of different calls that are followed; bounds the analysis to about 3 s.
@@ -157,8 +157,8 @@ class Body:
                 self.bind_target(target, own | given, values)
             case ast.If(test=test, body=body, orelse=orelse) if (taken := self._settled(test)) is not None:
                 self.run(body if taken else orelse, values)
-            case ast.If(test=test, body=[ast.Assign(targets=[target], value=value)], orelse=[]) if (
-                self._renews(test, target, value)
+            case ast.If(test=test, body=[ast.Assign(targets=[target], value=value)], orelse=[]) if renews(
+                test, target, value, self._callees, self._scope
             ):
                 self.bind_target(target, self._of(value, values), values)
             case ast.If(test=test, body=body, orelse=orelse):
@@ -225,73 +225,6 @@ class Body:
         return isinstance(last, ast.Return | ast.Raise) or (
             isinstance(last, ast.Continue | ast.Break) and not self._loops
         )
-
-    def _renews(self, test: ast.expr, target: ast.expr, value: ast.expr) -> bool:
-        """Return True for `if mask is None or mask.size(0) != len(x): mask = make(len(x))`.
-
-        Such a value is the same as if it were made in every turn, so it carries nothing. This is certain only
-        if it is made by a pure function from nothing but the sizes that the condition compares.
-        """
-        name = dotted(target)
-        tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or) else [test]
-        compared = set[str]()
-        for one in tests:
-            match one:
-                case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None)]):
-                    if dotted(left) != name:
-                        return False
-                case ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]):
-                    sides = [side for side in (left, right) if not _mentions(side, name)]
-                    if len(sides) != 1 or not _is_size(left if sides == [right] else right, name):
-                        return False
-                    compared.add(ast.unparse(sides[0]))
-                case _:
-                    return False
-        return bool(name and compared) and self._is_made_of(value, compared)
-
-    def _is_made_of(self, node: ast.expr, sizes: Container[str]) -> bool:
-        """Return True if the value is determined by the given sizes alone.
-
-        node: the expression that makes it. sizes: source text of the sizes.
-        """
-        if isinstance(node, ast.Constant):
-            return True
-        match node:
-            case ast.BinOp(left=left, right=right):
-                return self._is_made_of(left, sizes) and self._is_made_of(right, sizes)
-            case ast.UnaryOp(operand=one):
-                return self._is_made_of(one, sizes)
-            case ast.Compare(left=left, comparators=[right]):
-                return self._is_made_of(left, sizes) and self._is_made_of(right, sizes)
-            case ast.Attribute(value=ast.Name(id="torch")):
-                return True  # a dtype
-            case ast.Call(func=function, args=arguments, keywords=named):
-                owner = dotted(function.value) if isinstance(function, ast.Attribute) else None
-                word = function.attr if isinstance(function, ast.Attribute) else dotted(function)
-                others = [*arguments, *(one.value for one in named)]
-                if word in MAKES and owner in _LIBRARIES and arguments:
-                    first = arguments[0].elts if isinstance(arguments[0], ast.Tuple) else arguments
-                    parts = [*first, *others[1:]]
-                    return ast.unparse(parts[0]) in sizes and all(
-                        ast.unparse(one) in sizes or self._is_made_of(one, sizes) for one in parts
-                    )
-                if word in KEEPS_SHAPE:
-                    if isinstance(function, ast.Attribute) and owner not in _LIBRARIES:
-                        others.append(function.value)
-                    return all(self._is_made_of(one, sizes) for one in others)
-                callee = self._callees.of(function, self._scope)
-                if callee is None or callee.own is not None or len(callee.function.args.args) != len(others):
-                    return False
-                names = [one.arg for one in callee.function.args.args]
-                given = {one for one, value in zip(names, others, strict=True) if ast.unparse(value) in sizes}
-                body = callee.function.body
-                made = body[0] if len(body) == 1 and len(given) == len(names) else None
-                return (
-                    isinstance(made, ast.Return)
-                    and made.value is not None
-                    and self._is_made_of(made.value, given)
-                )
-        return False
 
     def _assign(self, target: ast.expr, value: ast.expr, values: Values) -> None:
         if isinstance(target, ast.Tuple | ast.List):
@@ -641,19 +574,3 @@ def _turns_back(node: ast.If, *, in_call: bool) -> bool:
         return any(isinstance(one, ast.Return) for one in inner)
     ends = (part[-1] for part in (node.body, node.orelse) if part)
     return any(isinstance(one, ast.Continue) for one in ends)
-
-
-def _mentions(node: ast.AST, name: str | None) -> bool:
-    return any(dotted(one) == name for one in ast.walk(node))
-
-
-def _is_size(node: ast.expr, name: str | None) -> bool:
-    """Return True for the first dimension of a value: len(name), name.size(0), or name.shape[0]."""
-    match node:
-        case (
-            ast.Call(func=ast.Name(id="len"), args=[one])
-            | ast.Call(func=ast.Attribute(value=one, attr="size"), args=[ast.Constant(value=0)])
-            | ast.Subscript(value=ast.Attribute(value=one, attr="shape"), slice=ast.Constant(value=0))
-        ):
-            return dotted(one) == name
-    return False

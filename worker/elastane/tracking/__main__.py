@@ -38,7 +38,8 @@ def main() -> int:
 
 
 def _follow(asked: dict[str, str], spec: TrackerSpec) -> int:
-    from elastane_common.client import ClientClosedError, MasterClient, RequestRefusedError
+    from elastane_common.client import MasterClient
+    from elastane_common.client_errors import ClientClosedError, RequestRefusedError
 
     with MasterClient(asked["master"], timeout_seconds=float(asked["timeout_seconds"])) as client:
         try:

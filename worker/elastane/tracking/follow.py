@@ -41,7 +41,7 @@ class Following:
         Returns the step after the last one written. Raises RequestRefusedError ("stale") if the worker no
         longer leads, MasterUnreachableError, and errors of the tracker's library.
         """
-        from elastane_common.client import ClientClosedError
+        from elastane_common.client_errors import ClientClosedError
 
         pages = Pages(self._tracker, self._client.close)
         stream = StepStream(self._client, self._job, token=pages.cursor.token, worker_id=self._worker_id)

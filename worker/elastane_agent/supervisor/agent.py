@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from elastane_agent.hosts.discovery import Discovery
@@ -27,50 +24,43 @@ from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.observe.agent_side import AgentMetrics
 from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.actions import Action
-from elastane_agent.supervisor.budget import RestartBudget
 from elastane_agent.supervisor.farewell import what_was_kept
-from elastane_agent.supervisor.first_checks import is_full, try_checkpoint_url
+from elastane_agent.supervisor.first_checks import try_checkpoint_url
 from elastane_agent.supervisor.gpus import SLOT, gpu_variables
 from elastane_agent.supervisor.job_reading import is_undecided, job_view, sent_away
 from elastane_agent.supervisor.job_view import JobView
-from elastane_agent.supervisor.joining import wait_for_job
-from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
+from elastane_agent.supervisor.joining import report_unused_settings, wait_for_job
+from elastane_agent.supervisor.master_absence import MasterAbsence
+from elastane_agent.supervisor.master_keeper import MasterKeeper
+from elastane_agent.supervisor.master_process import MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
 from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.policy import SupervisorPolicy
-from elastane_agent.supervisor.price_feed import News, PriceFeedSettings, PriceListFeed, set_prices_arguments
-from elastane_agent.supervisor.price_table import PriceFeed, PriceRow
+from elastane_agent.supervisor.price_feed import PriceListFeed, feed_of
+from elastane_agent.supervisor.price_table import PriceFeed
 from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_agent.supervisor.worker_command import CAPACITY, local_start, remote_start, worker_variables
-from elastane_common.client import ClientClosedError, MasterClient
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import ClientClosedError
 from elastane_common.errors import EXIT_START_ANEW, ElastaneError
 from elastane_common.exit_codes import (
     CODE_FAILED,
     CODE_OK,
     CODE_REFUSED,
-    CODE_UNREACHABLE,
     EXIT_DRAINED,
     EXIT_RECLAIMED,
 )
 from elastane_common.gpus import VISIBLE
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
-from elastane_proto.amounts import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
-#: Restart budget of the embedded master. The first restart is quick because the workers wait for it; a
-#: master that keeps dying is broken.
-MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
 #: Timeout of the agent's own short requests to the master (why a worker left, draining a worker).
 _ASK_SECONDS = 2.0
 #: The embedded master outlives the job by this much, so that connected watchers still see its end.
 _LINGER_SECONDS = 0.7
-#: Interval between two checks of the disk that holds the embedded master's state.
-_LOOK_AT_DISK_SECONDS = 5.0
-#: A shorter outage of the master is not reported: it is being restarted, or another one takes over.
-_MOMENT_SECONDS = 2.0
 #: Exit codes above this one are 128 + signal number.
 _SIGNALLED = 128
 _RESUMABLE = (
@@ -145,10 +135,9 @@ class Agent:
         self._workers: dict[str, ChildProcess] = {}
         #: GPU of each local worker; empty: all of this machine, or none.
         self._gpus: dict[str, str] = {}
-        self._master: EmbeddedMaster | None = None
-        self._master_deaths: list[float] = []
-        self._master_due: float | None = None
-        self._temporary_dir: Path | None = None
+        #: The embedded master; None: the user has given one.
+        self._embedded: MasterKeeper | None = None
+        self._absence = MasterAbsence(output, settings.master_timeout_seconds)
         self._watch_client: MasterClient | None = None
         self._notices = NodeNotices(
             settings.notices, settings.notices_url, settings.notices_poll_seconds, settings.capacity
@@ -162,11 +151,6 @@ class Agent:
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
-        self._gives_up_at: float | None = None
-        self._away_since: float | None = None
-        self._said_away = False
-        self._disk_was_full = False
-        self._log_wanted = False
         self._said_what_was_kept = False
         self._code: int | None = None
         if settings.hosts is not None:
@@ -225,33 +209,18 @@ class Agent:
         if self._settings.master:
             self._address = self._settings.master
             return
-        state_dir = self._settings.state_dir
-        if state_dir is None:
-            state_dir = self._temporary_dir = Path(tempfile.mkdtemp(prefix="elastane-"))
-        host, _, port = self._settings.listen.rpartition(":")
-        self._master = EmbeddedMaster(
-            state_dir,
-            host=host,
-            port=int(port),
-            arguments=("--http", self._settings.http) if self._settings.http else (),
-            on_exit=lambda status: self._events.put(_MasterExited(status)),
+        self._embedded = MasterKeeper(
+            self._settings, self._output, lambda status: self._events.put(_MasterExited(status))
         )
-        try:
-            self._address = self._master.start()
-        except MasterStartError as error:
-            self._log_wanted = error.log is not None
-            raise
-        self._output.say(
-            f"embedded master at {self._address}, state in {state_dir}",
-            event="master_started",
-            address=self._address,
-            state_dir=str(state_dir),
-        )
+        self._address = self._embedded.start()
 
     def _enter_job(self) -> JobView:
         settings = self._settings
-        timeout = settings.master_timeout_seconds
-        with MasterClient(self._address, timeout_seconds=timeout, on_wait=self._waiting) as client:
+        with MasterClient(
+            self._address,
+            timeout_seconds=settings.master_timeout_seconds,
+            on_wait=lambda _, error: self._absence.at_start(self._address, error),
+        ) as client:
             if settings.settings is None:
                 job, created = (
                     wait_for_job(client, settings.job, settings.job_timeout_seconds, self._output),
@@ -259,22 +228,15 @@ class Agent:
                 )
             else:
                 job, created = client.create_job(settings.job, settings.settings)
-            if not created and self._master is not None and job.phase in _RESUMABLE:
+            if not created and self._embedded is not None and job.phase in _RESUMABLE:
                 # The master of this job lives in this command, so no other command can resume it.
                 job = client.resume_job(settings.job)
-        self._answered()
+        self._absence.over_at_start()
         self._job = job
         if settings.settings is None:
             self._try_checkpoints(job.settings)
-        if settings.settings is not None:
-            self._compare_prices(job, settings.settings)
-            if settings.settings.scaling not in ("", "off") and not job.settings.scaling:
-                self._output.say(
-                    "--auto has no effect: the job was created without it, or the master is too old for it; "
-                    f"set it with: elastane scale {job.name} --auto MODE",
-                    event="scaling_ignored",
-                    job=job.name,
-                )
+        else:
+            report_unused_settings(job, settings.settings, self._output)
         view = self._view_of(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"
@@ -286,69 +248,12 @@ class Agent:
         )
         return view
 
-    def _compare_prices(self, job: job_pb2.Job, asked: job_pb2.JobSettings) -> None:
-        """Warn if the job already exists with other prices than the requested ones: they are kept."""
-        found = job.settings
-        names = ("spot_price_micros", "on_demand_price_micros")
-        if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
-            spot, on_demand = (price_text(getattr(found, name), found.currency) for name in names)
-            self._output.say(
-                f"the existing job keeps its prices: spot {spot}, on demand {on_demand}; `elastane price` "
-                "changes them",
-                "warning",
-                event="prices_kept",
-            )
-
-    def _waiting(self, seconds: float, error: str) -> None:
-        """Report once that no master answers; on a terminal also count down to the timeout.
-
-        Called by the client while it waits at the start. seconds: unused; error: its last failure.
-        """
-        now, most = time.monotonic(), self._settings.master_timeout_seconds
-        if self._gives_up_at is None:
-            self._gives_up_at = now + most
-            self._output.say(
-                f"no master answers at {self._address} ({error}); trying for {most:g} s (--master-timeout)",
-                "warning",
-                event="master_awaited",
-            )
-        self._output.passing(f"no master yet; {max(self._gives_up_at - now, 0.0):.0f} s left")
-
-    def _master_away(self, now: float, error: str) -> None:
-        """Report once, after `_MOMENT_SECONDS`, that the master is away while workers run.
-
-        On a terminal also count down how long the workers still wait for it.
-        """
-        if self._away_since is None:
-            self._away_since = now
-        away, most = now - self._away_since, self._settings.master_timeout_seconds
-        if away < _MOMENT_SECONDS:
-            return
-        if not self._said_away:
-            self._said_away = True
-            self._output.say(
-                f"the master at {self._address} does not answer ({error}); workers wait up to {most:g} s "
-                "(--master-timeout)",
-                "warning",
-                event="master_away",
-            )
-        self._output.passing(f"no master; {max(most - away, 0.0):.0f} s left")
-
-    def _master_answers(self) -> None:
-        if self._said_away:
-            self._output.say("the master answers again", event="master_answers")
-        self._away_since, self._said_away = None, False
-
-    def _answered(self) -> None:
-        self._output.passing("")
-        self._gives_up_at = None
-
     def _watch_job(self) -> None:
         client = self._watch_client = MasterClient(
             self._address,
             timeout_seconds=float("inf"),
             # The exit of an embedded master is reported by `_MasterExited` already.
-            on_wait=None if self._master else lambda _, error: self._events.put(_MasterAway(error)),
+            on_wait=None if self._embedded else lambda _, error: self._events.put(_MasterAway(error)),
         )
 
         def watch() -> None:
@@ -361,42 +266,10 @@ class Agent:
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
     def _feed_prices(self) -> None:
-        prices, client = self._settings.prices, self._watch_client
-        if prices is None:
-            return
-        assert client is not None
-        if isinstance(prices, PriceFeedSettings):
-            self._follow_prices(prices, client)
-            return
-        created = self._job.created.ToNanoseconds() / 1e9
-
-        def tell(row: PriceRow) -> None:
-            client.set_prices(
-                self._settings.job,
-                spot_price_micros=row.spot_micros,
-                on_demand_price_micros=row.on_demand_micros,
-            )
-
-        self._prices = PriceFeed(
-            prices.since_epoch(created),
-            tell,
-            lambda text: self._output.say(text, "warning", "prices_refused"),
-        )
-        self._prices.start()
-
-    def _follow_prices(self, prices: PriceFeedSettings, client: MasterClient) -> None:
-        def tell(news: News) -> None:
-            client.set_prices(self._settings.job, **set_prices_arguments(news))
-
-        self._prices = PriceListFeed(
-            prices,
-            self._job.settings.currency,
-            tell,
-            lambda text, event: self._output.say(
-                text, "info" if event == "prices_readable" else "warning", event
-            ),
-        )
-        self._prices.start()
+        if self._settings.prices is not None:
+            assert self._watch_client is not None
+            self._prices = feed_of(self._settings.prices, self._job, self._watch_client, self._output)
+            self._prices.start()
 
     def _watch_notices(self) -> None:
         self._notices.start(
@@ -422,8 +295,10 @@ class Agent:
     def _run_once(self) -> None:
         """Handle one event, or whatever is due first if no event comes before."""
         places_due = self._placement.next_due() if self._placement is not None else None
-        disk_due = self._look_at_disk()
-        every = (self._policy.next_due(), self._master_due, places_due, disk_due)
+        embedded = self._embedded
+        disk_due = embedded.look_at_disk() if embedded is not None else None
+        restart_due = embedded.restart_due if embedded is not None else None
+        every = (self._policy.next_due(), restart_due, places_due, disk_due)
         dues = [due for due in every if due is not None]
         timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
         try:
@@ -433,7 +308,7 @@ class Agent:
         now = time.monotonic()
         if event is not None:
             self._perform(self._handle(now, event))
-        if self._master_due is not None and now >= self._master_due and self._code is None:
+        if self._is_restart_due(now) and self._code is None:
             self._perform(self._restart_master())
         now = time.monotonic()
         if places_due is not None and now >= places_due:
@@ -445,7 +320,7 @@ class Agent:
             case _WorkerExited(worker, status):
                 return self._worker_exited(now, worker, status)
             case _JobNews(job):
-                self._master_answers()
+                self._absence.over()
                 self._job = job
                 return self._policy.job_changed(now, self._view_of(job))
             case _Signalled(number):
@@ -455,7 +330,7 @@ class Agent:
             case _HostsFound(hosts):
                 return self._hosts_found(now, hosts)
             case _MasterAway(error):
-                self._master_away(now, error)
+                self._absence.while_running(now, self._address, error)
                 return []
             case _MasterExited(status):
                 return self._master_died(now, f"the embedded master {status}")
@@ -624,38 +499,22 @@ class Agent:
 
     # ------------------------------------------------------------------ the embedded master
 
-    def _look_at_disk(self) -> float | None:
-        """Report when the disk of the embedded master's state fills up or has room again.
-
-        Returns when to look next (monotonic seconds); None without an embedded master. The agent does this
-        because a master without disk space may not be able to write it to its log.
-        """
-        if self._master is None:
-            return None
-        if (full := is_full(self._master.state_dir)) != self._disk_was_full:
-            self._disk_was_full = full
-            where = self._master.state_dir
-            if full:
-                text = f"no space left on the disk of {where}: nothing can be committed until space is free"
-                self._output.say(text, "error", event="disk_full", state_dir=str(where))
-            else:
-                self._output.say(f"the disk of {where} has free space again", event="disk_has_room")
-        return time.monotonic() + _LOOK_AT_DISK_SECONDS
+    def _is_restart_due(self, now: float) -> bool:
+        due = self._embedded.restart_due if self._embedded is not None else None
+        return due is not None and now >= due
 
     def _master_died(self, now: float, what: str) -> list[Action]:
-        decision = MASTER_BUDGET.decide(now, self._master_deaths, self._master_deaths)
-        self._master_deaths.append(now)
+        assert self._embedded is not None
+        decision = self._embedded.died(now)
         if not decision.allowed:
             return self._policy.fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
-        self._master_due = now + decision.delay_seconds
         return [act.Say(f"{what}; {decision.reason}", "warning", "master_died")]
 
     def _restart_master(self) -> list[Action]:
-        assert self._master is not None
-        self._master_due = None
+        assert self._embedded is not None
         self._metrics.counts.master_restarts += 1
         try:
-            self._master.start()
+            self._embedded.restart()
         except MasterStartError as error:
             return self._master_died(time.monotonic(), str(error))
         return [act.Say(f"embedded master restarted at {self._address}", event="master_restarted")]
@@ -675,12 +534,15 @@ class Agent:
         self._say_what_was_kept()
         if self._watch_client is not None:
             self._watch_client.close()
-        if self._master is not None:
-            if self._code == CODE_OK and self._master.running:
+        embedded = self._embedded
+        if embedded is not None:
+            if self._code == CODE_OK and embedded.running:
                 self._linger()
-            self._master.stop()
+            embedded.stop()
         self._metrics.close()
-        self._dispose_of_state()
+        if embedded is not None:
+            said = self._said_what_was_kept
+            embedded.dispose_of_state(self._job, self._code, said_what_was_kept=said)
 
     def _say_what_was_kept(self) -> None:
         """After a stop signal, report which part of the training is saved (see `farewell`)."""
@@ -691,7 +553,8 @@ class Agent:
             MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client,
         ):
             self._job = client.get_job(self._settings.job)
-        state_dir = str(self._temporary_dir or "")
+        temporary_dir = self._embedded.temporary_dir if self._embedded is not None else None
+        state_dir = str(temporary_dir or "")
         if text := what_was_kept(self._job, state_dir=state_dir):
             self._said_what_was_kept = True
             self._output.say(text, "warning", event="what_was_kept", saved_step=self._job.saved_step)
@@ -703,30 +566,6 @@ class Agent:
             with contextlib.suppress(queue.Empty):
                 if isinstance(self._events.get(timeout=left), _Signalled):
                     return
-
-    def _dispose_of_state(self) -> None:
-        """Remove the temporary state directory.
-
-        It is kept if the job can be resumed from it, if the job failed, or if the master's log is needed.
-        """
-        if self._temporary_dir is None:
-            return
-        resumable = self._job.saved_step >= 0 and self._job.phase not in (
-            job_pb2.JOB_PHASE_SUCCEEDED,
-            job_pb2.JOB_PHASE_CANCELLED,
-        )
-        failed = self._code in (CODE_FAILED, CODE_UNREACHABLE, None)
-        if (failed and self._job.name) or resumable:
-            if not self._said_what_was_kept:
-                self._output.say(
-                    f"state kept: continue with --state-dir {self._temporary_dir}",
-                    event="state_kept",
-                    state_dir=str(self._temporary_dir),
-                )
-            return
-        if self._log_wanted:
-            return
-        shutil.rmtree(self._temporary_dir, ignore_errors=True)
 
     @contextlib.contextmanager
     def _signal_handlers(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Waits for a job that somebody else creates."""
+"""Entry into a job that exists already, or that somebody else creates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import time
 from itertools import islice
 from typing import Final
 
-from elastane_common.client import MasterClient, RequestRefusedError
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
 from elastane_common.errors import JobMissingError
 from elastane_common.processes.output import Output
+from elastane_proto.amounts import price_text
 from elastane_proto.v1 import job_pb2
 
 #: Polling interval: a master has no watch for jobs that do not exist yet.
@@ -39,6 +41,27 @@ def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output
             output.say(text, event="waiting_for_job", job=name)
             said = True
         time.sleep(min(_LOOK_SECONDS, left))
+
+
+def report_unused_settings(job: job_pb2.Job, asked: job_pb2.JobSettings, output: Output) -> None:
+    """Warn if an existing job keeps settings other than those asked for. job: as found, or just created."""
+    found = job.settings
+    names = ("spot_price_micros", "on_demand_price_micros")
+    if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
+        spot, on_demand = (price_text(getattr(found, name), found.currency) for name in names)
+        output.say(
+            f"the existing job keeps its prices: spot {spot}, on demand {on_demand}; `elastane price` "
+            "changes them",
+            "warning",
+            event="prices_kept",
+        )
+    if asked.scaling not in ("", "off") and not found.scaling:
+        output.say(
+            "--auto has no effect: the job was created without it, or the master is too old for it; "
+            f"set it with: elastane scale {job.name} --auto MODE",
+            event="scaling_ignored",
+            job=job.name,
+        )
 
 
 def _others(client: MasterClient) -> str:

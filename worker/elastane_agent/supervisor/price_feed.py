@@ -22,8 +22,16 @@ from elastane_agent.supervisor.price_list import (
     parse_price_list,
 )
 from elastane_agent.supervisor.price_source import is_url, read_source
-from elastane_agent.supervisor.price_table import PriceTable, PriceTableError, parse_price_table
+from elastane_agent.supervisor.price_table import (
+    PriceFeed,
+    PriceRow,
+    PriceTable,
+    PriceTableError,
+    parse_price_table,
+)
+from elastane_common.client import MasterClient
 from elastane_common.errors import ElastaneError
+from elastane_common.processes.output import Output
 from elastane_proto.v1 import job_pb2
 
 INTERVAL_SECONDS: Final = 60.0
@@ -79,6 +87,32 @@ def prices_at(settings: PriceFeedSettings) -> PriceTable | PriceFeedSettings:
         return settings
     except PriceTableError as error:
         raise PriceTableError(f"{settings.location}: {error.args[0]}", hint=error.hint) from None
+
+
+def feed_of(
+    prices: PriceTable | PriceFeedSettings, job: job_pb2.Job, client: MasterClient, output: Output
+) -> PriceFeed | PriceListFeed:
+    """Return the feed that sends these prices of a job to its master; start it."""
+
+    def send_list(news: News) -> None:
+        client.set_prices(job.name, **set_prices_arguments(news))
+
+    def send_row(row: PriceRow) -> None:
+        client.set_prices(
+            job.name, spot_price_micros=row.spot_micros, on_demand_price_micros=row.on_demand_micros
+        )
+
+    if isinstance(prices, PriceFeedSettings):
+        return PriceListFeed(
+            prices,
+            job.settings.currency,
+            send_list,
+            lambda text, event: output.say(text, "info" if event == "prices_readable" else "warning", event),
+        )
+    created = job.created.ToNanoseconds() / 1e9
+    return PriceFeed(
+        prices.since_epoch(created), send_row, lambda text: output.say(text, "warning", "prices_refused")
+    )
 
 
 class PriceListFeed:

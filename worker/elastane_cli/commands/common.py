@@ -23,7 +23,8 @@ from elastane_common.exit_codes import CODE_FAILED, CODE_NO_JOB, CODE_REFUSED, C
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from elastane_common.client import MasterClient, RequestRefusedError
+    from elastane_common.client import MasterClient
+    from elastane_common.client_errors import RequestRefusedError
 
 
 _JOBS_SHOWN = 20
@@ -117,7 +118,8 @@ def connect(master: str, timeout_seconds: float) -> Iterator[MasterClient]:
     If a request names a job that does not exist, the error lists the jobs that the caller may see. Raises
     BadParameter for an invalid address.
     """
-    from elastane_common.client import MasterClient, RequestRefusedError
+    from elastane_common.client import MasterClient
+    from elastane_common.client_errors import RequestRefusedError
 
     gives_up_at: list[float] = []
 
@@ -150,7 +152,7 @@ def connect(master: str, timeout_seconds: float) -> Iterator[MasterClient]:
 
 def with_known_jobs(error: RequestRefusedError, client: MasterClient) -> RequestRefusedError:
     """If a refusal says that a job does not exist, return it with the jobs that the caller may see."""
-    from elastane_common.client import RequestRefusedError
+    from elastane_common.client_errors import RequestRefusedError
 
     if error.reason != "not_found" or error.facts.keys() != {"job"}:
         return error

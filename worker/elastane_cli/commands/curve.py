@@ -58,7 +58,7 @@ def curve(
     Examples: elastane curve; elastane curve train -n loss; elastane curve --csv > curves.csv
     """
     from elastane_cli.views.plain import to_plain
-    from elastane_common.client import RequestRefusedError
+    from elastane_common.client_errors import RequestRefusedError
     from elastane_common.logged import get_series
 
     with connect(master, timeout) as client:

@@ -97,7 +97,7 @@ def _until_over(
     watcher: a second connection, which watches for the end of the job.
     """
     from elastane_cli.views.jobs import is_over
-    from elastane_common.client import RequestRefusedError
+    from elastane_common.client_errors import RequestRefusedError
     from elastane_common.errors import ElastaneError
 
     failures: list[ElastaneError] = []

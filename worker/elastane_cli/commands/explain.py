@@ -48,7 +48,7 @@ def explain(
 
     from elastane_cli.explain import explain as explained
     from elastane_cli.explain import known_workers
-    from elastane_common.client import RequestRefusedError
+    from elastane_common.client_errors import RequestRefusedError
 
     with connect(master, timeout) as client:
         found = client.get_job(client.only_job(job))

@@ -173,7 +173,7 @@ def jobs(
 
 def _newest_runs(client: MasterClient) -> list[training_pb2.Run]:
     """Return the runs to list and one more; none if the caller may not see runs, or the master has none."""
-    from elastane_common.client import RequestRefusedError
+    from elastane_common.client_errors import RequestRefusedError
     from elastane_common.training_client import TrainingClient
 
     wanted = _RUNS_SHOWN + 1

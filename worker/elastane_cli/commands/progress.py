@@ -83,7 +83,7 @@ def until_over(
     watcher: a second connection, which watches for the end of the job.
     """
     from elastane_cli.views.jobs import is_over
-    from elastane_common.client import ClientClosedError
+    from elastane_common.client_errors import ClientClosedError
 
     over = threading.Event()
 

@@ -20,7 +20,7 @@ def spec_like(training: TrainingClient, run_id: int) -> training_pb2.RunSpec:
     RequestRefusedError.
     """
     from elastane_common import layout
-    from elastane_common.client import RequestRefusedError
+    from elastane_common.client_errors import RequestRefusedError
 
     try:
         run = training.get(run_id)

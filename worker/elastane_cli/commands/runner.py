@@ -274,7 +274,8 @@ def _pod_host(runner_id: str, namespace: str) -> Callable[[Unit, int], str]:
 
 def _asking(masters: str) -> AskRun:
     """Return a function that asks the master for a run, and for what its job says if that is allowed."""
-    from elastane_common.client import MasterClient, RequestRefusedError
+    from elastane_common.client import MasterClient
+    from elastane_common.client_errors import RequestRefusedError
     from elastane_common.record_writing import RunFacts
     from elastane_proto.v1 import metric_pb2, metric_pb2_grpc, training_pb2, training_pb2_grpc
 

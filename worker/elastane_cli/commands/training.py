@@ -21,7 +21,7 @@ def connect_training(master: str, timeout_seconds: float) -> Iterator[TrainingCl
 
     Raises BadParameter for an invalid address, RequestRefusedError for a master without the service.
     """
-    from elastane_common.client import RequestRefusedError
+    from elastane_common.client_errors import RequestRefusedError
     from elastane_common.training_client import TrainingClient
 
     with connect(master, timeout_seconds) as client:

@@ -22,7 +22,8 @@ from elastane.runtime.rehearsal import Gate
 from elastane_agent.supervisor.gpus import gpu_variables
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_agent.supervisor.worker_command import job_variables
-from elastane_common.client import ClientClosedError, MasterClient
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import ClientClosedError
 from elastane_common.errors import ElastaneError
 from elastane_common.gpus import VISIBLE
 from elastane_common.processes.child import ChildProcess, ExitStatus

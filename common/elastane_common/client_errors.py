@@ -1,0 +1,105 @@
+"""Errors of calls to a master: the refusals that callers see, and failures after which a call is retried.
+
+The master describes a refusal in an `ErrorDetail` inside google.rpc.Status: reason, facts, hint, and whether
+the call may be retried. `error_of` decodes it; `connection` decides what follows.
+"""
+
+from __future__ import annotations
+
+import grpc
+from grpc_status import rpc_status
+
+from elastane_common.errors import ElastaneError, RefusedError
+from elastane_proto.error_codes import wire_code
+from elastane_proto.v1 import errors_pb2
+
+MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
+#: CANCELLED comes from a server that is shutting down, or from gRPC under load: this client cancels only in
+#: `close`.
+_TRANSIENT = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+#: gRPC reports some lost connections with code UNKNOWN and this text (grpc/grpc#34076).
+_CONNECTION_LOST = "Stream removed"
+
+
+class RequestRefusedError(RefusedError):
+    """The master refused a request.
+
+    reason: an ErrorReason in lower case ("not_found", ...), or the gRPC status if the master gave none.
+    """
+
+    def __init__(self, message: str, *, reason: str, hint: str = "", **facts: object) -> None:
+        self.code = wire_code(reason)
+        super().__init__(message, hint=hint, **facts)
+        self.reason = reason
+
+
+class ClientClosedError(ElastaneError):
+    """The client was closed during a call."""
+
+    code = "ELA403"
+
+
+class StreamEndedError(Exception):
+    """A stream ended normally during the wait for an answer; the request must be sent again."""
+
+
+class TransientError(Exception):
+    """A failed attempt that may be retried. refusal: the error to raise if retries run out, if any."""
+
+    def __init__(
+        self,
+        message: str,
+        hint: str,
+        *,
+        address: str,
+        leader: str = "",
+        standby: bool = False,
+        refusal: RequestRefusedError | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.address = address
+        self.leader = leader
+        self.standby = standby
+        self.refusal = refusal
+
+
+def error_of(error: grpc.Call, address: str) -> RequestRefusedError | TransientError:
+    """Return the error that a failed call stands for; a TransientError if the call may be retried."""
+    detail = _detail(error)
+    text = error.details() or error.code().name.lower()
+    if detail is not None and not detail.retryable:
+        reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
+        return RequestRefusedError(text, reason=reason, hint=detail.hint, **dict(detail.facts))
+    if detail is not None:
+        standby = detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING
+        leader = detail.facts.get("leader", "")
+        return TransientError(text, detail.hint, address=address, leader=leader, standby=standby)
+    if error.code() in _TRANSIENT or _CONNECTION_LOST in text:
+        return TransientError(text, "", address=address)
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return RequestRefusedError(text, reason="limit_exceeded", hint=MESSAGE_TOO_LARGE_HINT)
+    return RequestRefusedError(text, reason=error.code().name.lower())
+
+
+def plain_cause(error: str) -> str:
+    """Return the cause in gRPC's text of a failed connection, without the addresses and layers around it."""
+    return error.rpartition("Failed to connect to remote host: ")[2] or error
+
+
+def _detail(error: grpc.Call) -> errors_pb2.ErrorDetail | None:
+    """Return the ErrorDetail of a refused call, if it has one."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # status and details contradict each other: not one of our errors
+        return None
+    for packed in status.details if status is not None else ():
+        detail = errors_pb2.ErrorDetail()
+        if packed.Unpack(detail):
+            return detail
+    return None

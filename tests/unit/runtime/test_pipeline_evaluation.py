@@ -70,6 +70,15 @@ class Member:
         assert sum(map(bool, given)) == 1, "one member's mini-batches"
         return [10 * value for value in inputs]
 
+    leader = 0
+
+    def gather_weights(self, askers: Sequence[int], take: Callable[[dict[str, Any]], object]) -> None:
+        given = self.rings[self.at].meet(self.me, list(askers))
+        assert given == [given[0]] * len(given), "all members know who asks"
+        if self.me in askers:
+            for unit in range(2):
+                take({f"{unit}.weight": torch.tensor([float(unit)])})
+
     def flush(self) -> None: ...
 
     def _tell(self, change: Callable[[], object]) -> None:
@@ -80,10 +89,15 @@ class Member:
         self.protocol.applied_step = self.after[min(self.at, len(self.after) - 1)]
         self.protocol.is_running = True
 
-    def serve(self) -> None:
+    def serve(self, ended: bool = False) -> None:
         """Wait for the next step, as the step boundary does."""
-        while not self.evaluation.serve():
+        while not self.evaluation.serve(ended=ended):
             self._settle()
+
+    def end(self) -> None:
+        """Wait after the last epoch."""
+        self.serve(ended=True)
+        self.refusal = "after the last epoch"
 
     def evaluate(self, values: Sequence[int], then_wait: bool = True) -> list[int]:
         found = self.evaluation.run(values, lambda output, batch: output + batch)
@@ -159,3 +173,71 @@ def test_where_it_cannot_be_called() -> None:
     worker.refusal = "in the loader loop, in step 4"
     with pytest.raises(EvaluationError, match=r"was called in the loader loop, in step 4"):
         worker.evaluate([1])
+
+
+WEIGHTS = {"0.weight": 0.0, "1.weight": 1.0}
+
+
+def values(weights: dict[str, Any]) -> dict[str, float]:
+    return {name: value.item() for name, value in weights.items()}
+
+
+@pytest.mark.parametrize("askers", [{1}, {0, 2}, {0, 1, 2}])
+def test_who_asks_gets_the_whole_models_weights(askers: set[int]) -> None:
+    workers = members(3, Ring(3))
+
+    def ask(worker: Member) -> dict[str, float]:
+        found = values(worker.evaluation.weights()) if worker.me in askers else {}
+        worker.serve()
+        return found
+
+    answers = together(*(lambda w=worker: ask(w) for worker in workers))
+    assert answers == [WEIGHTS if me in askers else {} for me in range(3)]
+
+
+def test_weights_for_one_come_before_what_all_evaluate() -> None:
+    first, second = members(2, Ring(2))
+
+    def both() -> tuple[dict[str, float], list[int]]:
+        return values(first.evaluation.weights()), first.evaluate([1, 2, 3])
+
+    assert together(both, lambda: second.evaluate([1, 2, 3])) == [(WEIGHTS, [11, 22, 33]), [11, 22, 33]]
+
+
+def test_weights_are_asked_for_again_in_a_new_ring() -> None:
+    for meeting in (1, 2):
+        first, second = members(2, Ring(2, {0: meeting}), Ring(2))
+
+        def ask(worker: Member) -> dict[str, float]:
+            found = values(worker.evaluation.weights())
+            worker.serve()
+            return found
+
+        assert together(lambda w=first: ask(w), second.serve)[0] == WEIGHTS, meeting
+
+
+def test_after_the_last_epoch_the_leader_has_the_weights() -> None:
+    for rings in ([Ring(2)], [Ring(2, {1: 1}), Ring(2)]):
+        leader, other = members(2, *rings)
+        together(leader.end, other.end)
+        assert values(leader.evaluation.weights()) == WEIGHTS
+        with pytest.raises(EvaluationError, match=r"pipe\.state_dict was called after the last epoch"):
+            other.evaluation.weights()
+
+
+def test_who_ends_early_beside_one_that_goes_on_gathers_nothing() -> None:
+    first, second = members(2, Ring(2))
+    together(first.end, second.serve)
+    with pytest.raises(EvaluationError):
+        first.evaluation.weights()
+
+
+def test_a_full_disk_is_told_to_who_asks_and_ends_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    leader, other = members(2, Ring(2))
+    together(leader.end, other.end)
+    with pytest.raises(EvaluationError, match="No space left on device"):
+        leader.evaluation.weights()

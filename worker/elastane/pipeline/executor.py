@@ -14,6 +14,7 @@ INTERFACE (for the runner; it changes only here, and by a commit of its own)
     executor.end_step(applied=True)                      adopts EST 0's buffers (False: those before the step)
     executor.drop()                                      the ring ended, or a unit raised: the step is lost
     outputs = executor.forward_only(inputs)              collective, between steps
+    executor.gather_weights(askers, take)                collective, between steps
     values = executor.tell_all(value)                    collective, between steps; then executor.flush()
     executor.close()
 
@@ -33,7 +34,7 @@ waits for (`waits`), and between two waits nothing else runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -56,6 +57,7 @@ from elastane.pipeline.stage_blocks import StageBlocks
 from elastane.pipeline.stage_run import Loss, StageRun
 from elastane.pipeline.unit_clock import UnitClock
 from elastane.pipeline.waits import RowsWait, drive
+from elastane.pipeline.weights import Take, gathering
 from elastane.rng import Generators, Parts
 from elastane.state.model_units import ModelUnits
 from elastane_planner.plan import Plan
@@ -442,6 +444,18 @@ class StepExecutor:
     def me(self) -> int:
         """This member's index in the ring."""
         return self._ring().me
+
+    @property
+    def leader(self) -> int:
+        """The member that is home of EST 0."""
+        return self._ring().ring.homes[0]
+
+    def gather_weights(self, askers: Collection[int], take: Take) -> None:
+        """Bring the whole model's weights to some members; `take` gets one unit after the other there.
+
+        Collective, between steps. Raises RingAborted, RingBroken.
+        """
+        drive(gathering(self._ring(), self._units, askers, take), self._ring().links)
 
     def forward_only(self, inputs: Iterable[Any]) -> list[Any]:
         """Return the model's outputs for this member's inputs, in order: no gradients, buffers and generators

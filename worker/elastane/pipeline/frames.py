@@ -71,6 +71,8 @@ class Kind(IntEnum):
     #: Evaluation: input or a stage's output, and the model's output to who asked.
     EVALUATE = 11
     OUTPUT = 12
+    #: A unit's weights, to who asked for the whole model's.
+    WEIGHTS = 13
 
 
 class FrameKey(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -101,7 +102,7 @@ def build_pipeline_trainer(
 
     evaluation = Evaluation(parts, ests, lambda: finish(boundaries[0].settle(in_loop=False)), refusal)
     runner.settle = lambda: finish(boundaries[0].settle())
-    runner.rest = evaluation.serve
+    runner.rest = partial(evaluation.serve, ended=True)
 
     def boundary(member: RingMember) -> StepBoundary:
         actions = PipelineBoundaryActions(parts, runner, saver, interval, member, evaluation, ests, device)

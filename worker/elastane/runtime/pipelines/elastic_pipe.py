@@ -35,5 +35,8 @@ class ElasticPipe(Pipe):
     ) -> Tensor:
         return self._runner.clip(max_norm, norm_type, error_if_nonfinite, foreach)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._evaluation.weights()
+
     def evaluate(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
         return self._evaluation.run(batches, fn)

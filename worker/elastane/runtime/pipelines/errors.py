@@ -18,6 +18,6 @@ class PipelineBodyError(StepError):
 
 
 class EvaluationError(StepError):
-    """`pipe.evaluate` was called where it cannot be answered."""
+    """`pipe.evaluate` or `pipe.state_dict` was called where it cannot be answered."""
 
     code = "ELA396"

@@ -1,13 +1,18 @@
-"""Evaluation between two epochs: the model's outputs, through the stages of whoever holds them.
+"""What workers do together between two epochs: evaluation, through the stages of whoever holds them, and the
+whole model's weights for those who ask.
 
 The script's code between epochs runs in every worker at its own pace, in some perhaps not at all: a worker
 that has just joined, or one that does not lead, may already wait for its next step. So all members meet in
 rounds, one that evaluates with every few mini-batches, one that waits with nothing to ask:
 
-    told       every member says where it is: in which call of `evaluate`, how far; or that it waits
-    nobody     evaluates: those who wait go on to the next step
-    somebody   is furthest behind: that one's mini-batches go through the stages, and what `fn` makes of the
-               outputs is told to all. Others at the same place, with the same mini-batches, take it too
+    told       every member says where it is: in which call of `evaluate`, how far; that it asks for weights;
+               or that it waits
+    nobody     asks: those who wait go on to the next step. After the last, the leader gets the weights: the
+               script's code after its loop over epochs may want them, when the others are gone
+    somebody   asks for weights: every unit's go to all who do
+    somebody   evaluates, and is furthest behind: that one's mini-batches go through the stages, and what `fn`
+               makes of the outputs is told to all. Others at the same place, with the same mini-batches, take
+               it too
 
 A round that a change of the ring cuts off is begun again in the new ring: no step has been made meanwhile, so
 the weights are the same. If the job has gone back to a checkpoint, this process cannot know what the script
@@ -19,12 +24,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import structlog
+from torch import Tensor
 
 from elastane.collective.ring_errors import RingError
 from elastane.runtime.pipelines.errors import EvaluationError
+from elastane.runtime.pipelines.final_weights import FinalWeights
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.pipe import EvalMode
 from elastane.state.value_digests import digest_any
@@ -33,14 +40,18 @@ from elastane_common.errors import EXIT_START_ANEW
 _log = structlog.get_logger(__name__)
 
 Place = tuple[int, int, str]
-"""Call of `evaluate` since the last epoch's end, group of mini-batches in it, and their digest."""
+"""Call of `evaluate` since the last epoch's end, from 1; group of mini-batches in it; their digest."""
+_WEIGHTS: Final[Place] = (0, 0, "weights")
+"""Of who asks for weights: before any evaluation, so that who does both is not waited for in vain."""
+_ENDED: Final = "ended"
+"""Of who waits after the last epoch."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Mini-batches that are evaluated together. Empty: this member waits."""
+    """Mini-batches that are evaluated together. Empty: this member waits, or asks for weights."""
 
-    place: Place | None = None
+    place: Place | str | None = None
     batches: Sequence[Any] = ()
     inputs: Sequence[Any] = ()
     fn: Callable[[Any, Any], Any] | None = None
@@ -63,14 +74,11 @@ class Evaluation:
         self._parts, self._num_ests, self._settle, self._refusal = parts, num_ests, settle, refusal
         self._protocol = parts.worker_session.protocol
         self._calls, self._step = 0, -1
+        self._final = FinalWeights()
 
     def run(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
         """See `Pipe.evaluate`."""
-        if refusal := self._refusal():
-            raise EvaluationError(
-                f"pipe.evaluate was called {refusal}",
-                hint="call it in the loop over job.epochs, before or after the loop over the loader",
-            )
+        self._check("pipe.evaluate")
         step = self._protocol.applied_step
         if step != self._step:
             self._calls, self._step = 0, step
@@ -87,18 +95,46 @@ class Evaluation:
             found += self._answer(_Group(place, group, inputs, fn), step)
         raise AssertionError("unreachable")
 
-    def serve(self) -> bool:
-        """Take part in others' evaluations while this worker waits; False if the ring has changed."""
+    def weights(self) -> dict[str, Tensor]:
+        """See `Pipe.state_dict`."""
+        if self._final.failure:
+            raise EvaluationError(
+                f"the trained weights could not be kept: {self._final.failure}",
+                hint="call pipe.state_dict() in the loop over job.epochs; TMPDIR says where files are kept",
+            )
+        if self._final.is_whole:
+            return self._final.read()
+        self._check("pipe.state_dict")
+        found: dict[str, Tensor] = self._answer(_Group(_WEIGHTS), self._protocol.applied_step)
+        return found
+
+    def serve(self, *, ended: bool = False) -> bool:
+        """Take part in what others ask for while this worker waits; False if the ring has changed.
+
+        ended: it waits after the last epoch.
+        """
         try:
             while self._protocol.is_running:
-                if self._round(_Group()) is None:
+                if self._round(_Group(_ENDED if ended else None)) is None:
                     return True
         except RingError as error:
             self._tell_broken(error)
         return False
 
-    def _answer(self, group: _Group, step: int) -> list[Any]:
-        """Return what `fn` makes of the group's outputs."""
+    def _check(self, call: str) -> None:
+        if refusal := self._refusal():
+            raise EvaluationError(
+                f"{call} was called {refusal}",
+                hint="call it in the loop over job.epochs, before or after the loop over the loader"
+                + (
+                    "; after that loop, only the worker with job.is_leader has the weights"
+                    if call.endswith("dict")
+                    else ""
+                ),
+            )
+
+    def _answer(self, group: _Group, step: int) -> Any:
+        """Return what `fn` makes of the group's outputs, or the weights."""
         while True:
             try:
                 if not self._protocol.is_running:
@@ -109,18 +145,27 @@ class Evaluation:
             except RingError as error:
                 self._tell_broken(error)
 
-    def _round(self, group: _Group) -> tuple[Place, list[Any]] | None:
-        """Run one round; returns whose mini-batches it was about, and the results. None: nobody evaluates.
+    def _round(self, group: _Group) -> tuple[Place, Any] | None:
+        """Run one round; returns what it was about, and the results. None: nobody asks for anything.
 
         Raises RingAborted, RingBroken.
         """
         parts, executor = self._parts, self._parts.executor
         told = executor.tell_all(group.place)
-        places = [place for place in told if place is not None]
+        places = [place for place in told if isinstance(place, tuple)]
         if not places:
+            if all(place == _ENDED for place in told):
+                self._final.begin(wanted=executor.me == executor.leader)
+                executor.gather_weights([executor.leader], self._final.take)
             executor.flush()
             return None
         first = min(places)
+        if first == _WEIGHTS:
+            weights: dict[str, Tensor] = {}
+            askers = [member for member, place in enumerate(told) if place == _WEIGHTS]
+            executor.gather_weights(askers, weights.update)
+            executor.flush()
+            return first, weights
         if any(place[:2] == first[:2] and place != first for place in places):
             raise EvaluationError(
                 "workers evaluate with different mini-batches: the answer would depend on who leads",

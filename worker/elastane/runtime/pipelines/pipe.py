@@ -68,8 +68,17 @@ class Pipe(abc.ABC):
         """The units whose values are in this process now."""
         return self._units.held
 
+    @abc.abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the parameters and persistent buffers of the units held here, by stock's names."""
+        """Return the parameters and persistent buffers of the whole model, by stock's names.
+
+        Called between epochs, in any workers: the other ones send what they hold. After the last epoch the
+        worker that leads has them still. Its tensors are copies on the CPU, in a process of stock DDP the
+        model's own. Raises EvaluationError.
+        """
+
+    def held_state_dict(self) -> dict[str, Tensor]:
+        """Return those of the units held in this process, on their device."""
         found: dict[str, Tensor] = {}
         for unit in sorted(self._units.held):
             found |= self._units.module(unit).state_dict(prefix=self._units.prefix(unit))

@@ -60,6 +60,9 @@ class StockPipe(Pipe):
             self._module.parameters(), max_norm, norm_type, error_if_nonfinite, foreach
         )
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return self.held_state_dict()
+
     def evaluate(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
         generators = Generators(next(self._module.parameters()).device)
         found = []

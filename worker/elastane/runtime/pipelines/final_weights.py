@@ -1,0 +1,56 @@
+"""The trained model's weights, kept in the leader for the code after the loop over epochs.
+
+By then the other workers may be gone. They are in files, since the model may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+class FinalWeights:
+    """Weights by unit in a folder of temporary files, which ends with the process."""
+
+    def __init__(self) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._files: list[Path] = []
+        #: Why they are not here, if they should be.
+        self.failure = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if all units have been taken."""
+        return self._folder is not None and not self.failure
+
+    def begin(self, *, wanted: bool) -> None:
+        """Begin anew. wanted: they are kept in this process."""
+        self._folder, self._files, self.failure = None, [], ""
+        if not wanted:
+            return
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="elastane-weights-")
+        except OSError as error:
+            self.failure = str(error)
+
+    def take(self, weights: dict[str, Tensor]) -> None:
+        """Keep the next unit's. A disk that is full is no reason to lose the training: see `failure`."""
+        if self._folder is None or self.failure:
+            return
+        path = Path(self._folder.name) / f"unit-{len(self._files)}.pt"
+        try:
+            torch.save(weights, path)
+        except (OSError, RuntimeError) as error:
+            self.failure = str(error)
+            return
+        self._files.append(path)
+
+    def read(self) -> dict[str, Tensor]:
+        """Return all units'; memory is used as tensors are read."""
+        found: dict[str, Tensor] = {}
+        for path in self._files:
+            found |= torch.load(path, mmap=True, weights_only=True)
+        return found

@@ -309,7 +309,8 @@ class PipelineBook(msgspec.Struct):
     plan: of the newest ring that trained, kept while there is none (stage_plans.py). proposed: a better one
     for the present ring, to be taken at a step boundary (replanning.py); changed_at: when one was last taken;
     changes: taken since the workers last changed. measured: by unit (unit_seconds.py); measurements: how
-    often any of it has changed. finished_units: of workers whose scripts have ended.
+    often any of it has changed. finished_units: of workers whose scripts have ended. workers_least: that hold
+    the model in the memory that they said they may use; 0: not known (stage_memory.py).
     """
 
     plan: StagePlan | None = None
@@ -319,6 +320,7 @@ class PipelineBook(msgspec.Struct):
     measured: tuple[UnitSeconds, ...] = ()
     measurements: int = 0
     finished_units: dict[str, tuple[UnitRange, ...]] = {}
+    workers_least: int = 0
 
 
 class JobState(msgspec.Struct):
@@ -398,7 +400,7 @@ class JobState(msgspec.Struct):
             return 1
         if settings.recovery == "fixed":
             return settings.workers_most
-        return settings.workers_min
+        return max(settings.workers_min, self.pipeline.workers_least)
 
     @property
     def total_steps(self) -> int:

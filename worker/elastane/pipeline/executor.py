@@ -3,7 +3,7 @@
 INTERFACE (for the runner; it changes only here, and by a commit of its own)
 
     executor = StepExecutor(units, loss_fn, num_ests, generators, bucket_cap_mb=None, device=...,
-                            swap_bytes_max=None, scale=None)
+                            swap_bytes_max=None, scale=None, observe=None)
     executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are there
     executor.set_layout(ready_order)                     between steps, as Reducer.set_layout
     executor.begin_step(step)
@@ -35,7 +35,7 @@ waits for (`waits`), and between two waits nothing else runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,8 @@ class StepExecutor:
 
     units: the model's; loss_fn: (output of the last unit, target) -> scalar loss; num_ests: N;
     bucket_cap_mb: as DDP's; device: of the held units; swap_bytes_max: host memory for swapped activations;
-    scale: applied to the loss before backward (GradScaler.scale); losses that are told are without it.
+    scale: applied to the loss before backward (GradScaler.scale); losses that are told are without it;
+    observe: (step, EST, micro-batch) -> context in which that backward runs here.
     """
 
     def __init__(
@@ -125,12 +126,13 @@ class StepExecutor:
         device: torch.device | None = None,
         swap_bytes_max: int | None = None,
         scale: Callable[[Tensor], Tensor] | None = None,
+        observe: Callable[[int, int, int], AbstractContextManager[None]] | None = None,
     ) -> None:
         refusals.check_loss(loss_fn)
         self._units, self._loss_fn, self._num_ests, self._generators = units, loss_fn, num_ests, generators
         self._bucket_cap_mb, self._device = bucket_cap_mb, device or _CPU
         self._swap_bytes_max = swap_bytes_max
-        self.scale = scale
+        self.scale, self._observe = scale, observe
         #: Trainable parameters of the whole model: places in `units.parameters`, and their names.
         self._trainable = [place for place, spec in enumerate(units.specs) if spec.requires_grad]
         self._names = [units.specs[place].name for place in self._trainable]
@@ -393,7 +395,9 @@ class StepExecutor:
             run.prepare_backward(flying.stash)
             self._generators.exchange(parts)
             capture.begin_backward(est, last=last)
-            sent = run.backward(flying.stash, gradients)
+            observe = self._observe
+            with nullcontext() if observe is None else observe(messages.step, est, micro):
+                sent = run.backward(flying.stash, gradients)
             order = capture.end_backward()
             parts = self._generators.capture()
             if est == 0 and last and self._layout_order is None:
@@ -522,15 +526,17 @@ class StepExecutor:
         dtypes = [self._units.specs[place].dtype for place in self._trainable]
         return clipping.clip(self._ring(), held, dtypes, max_norm, norm_type, error_if_nonfinite, foreach)
 
-    def any_member(self, flag: bool) -> bool:
-        """True if the flag is set at any member: GradScaler's found_inf. Collective, after
-        `sum_gradients`."""
-        answer: bool = drive(self.flags(flag), self._ring().links)
+    def found_inf(self) -> bool:
+        """True if an average of the model is not finite: GradScaler's found_inf. Collective, after
+        `sum_gradients`. Raises RingAborted, RingBroken."""
+        answer: bool = drive(self.not_finite(), self._ring().links)
         return answer
 
-    def flags(self, flag: bool) -> Step:
-        """`any_member` as a generator."""
-        values = yield from self._ring().tell_all(Kind.FLAGS, flag)
+    def not_finite(self) -> Step:
+        """`found_inf` as a generator."""
+        held = [param.grad for one in self._held.values() for param in one.trainable.values()]
+        own = any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in held)
+        values = yield from self._ring().tell_all(Kind.FLAGS, own)
         return any(values)
 
     def tell_all(self, value: Any) -> list[Any]:

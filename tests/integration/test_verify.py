@@ -83,6 +83,14 @@ def test_the_same_seed_makes_the_same_churn(prove) -> None:
 
 
 @slow  # in a trace: unit/verify
+def test_the_first_difference_of_a_pipeline_names_step_est_and_unit(prove) -> None:
+    script = (str(SCRIPTS / "train_pipeline.py"), "--epochs", "1", "--evaluate", "none", "--flaw")
+    result = prove(*script, stages=(1, 3))
+    assert result.verdict is Verdict.DIFFERS
+    assert result.where == "step 0, EST 1: the local gradient of 6.weight", result.as_json()
+
+
+@slow  # in a trace: unit/verify
 def test_an_unregistered_generator_is_named(prove) -> None:
     result = prove(*flawed("generator"))
     assert result.verdict is Verdict.DIFFERS and result.exit_code == 1

@@ -5,8 +5,8 @@ cnn            BatchNorm and dropout: buffers and generators
 gpt            an embedding, dropout in every block, a residual stream
 channels-last  convolutions whose kernels follow the strides
 transposing    units that leave their outputs transposed, so that gradients are, too
-mixed          tuples, None, integer and bool tensors between units, a tensor used by several stages,
-               bfloat16 in the middle, draws in backward, shapes that vary from step to step
+mixed          tuples, None, integer, bool and zero-size tensors between units, a tensor used by several
+               stages, bfloat16 in the middle, draws in backward, shapes that vary from step to step
 widened        as mlp, with two dtypes: two buckets, clipped
 """
 
@@ -128,7 +128,7 @@ class Open(nn.Module):
             torch.arange(len(x), device=x.device),
             x[:, :1] > 0,
             None,
-            {"scale": 0.5, "count": len(x)},
+            {"scale": 0.5, "count": len(x), "empty": base[:0] * 2},
         )
 
 
@@ -146,6 +146,7 @@ class Among(nn.Module):
         self.seen += settings["count"]
         h = _Jittered.apply(self.linear(h) * settings["scale"]) + base
         h = torch.where(mask, h, functional.dropout(h, 0.2)).add_(index[:, None] * 0.01)
+        h = h + settings["empty"].sum()
         return base, h, index, mask, nothing, settings
 
 

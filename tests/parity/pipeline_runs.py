@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,10 @@ def _train_rank(rank: int, job: PipelineModel) -> tuple[Trace, list[str], str]:
 # ---------------------------------------------------------------------- a pipeline in one process
 
 
+class DiedError(Exception):
+    """A worker has died in a step."""
+
+
 @dataclass
 class Member:
     """A worker of the pipeline in this process."""
@@ -183,18 +187,31 @@ class LocalJob:
         self.step = self.generation = 0
         self.ready_order: list[int] | None = None
         self.hub = LocalHub(changed, self.device)
+        #: How often workers still wait before they die.
+        self._lives: dict[int, int] = {}
+        self._gone: Set[int] = frozenset()
 
-    def set_plan(self, plan: Plan, members: int, order: dict[int, tuple[Block, ...]] | None = None) -> None:
+    def set_plan(
+        self,
+        plan: Plan,
+        members: int,
+        order: dict[int, tuple[Block, ...]] | None = None,
+        *,
+        gone: Set[int] = frozenset(),
+    ) -> None:
         """Give the job a ring of so many workers. State goes over by unit, as a hand-over would bring it;
-        workers that stay keep their units and executors."""
-        old = self.members
+        workers that stay keep their units and executors. gone: have died; new ones are in their places."""
+        old, self._gone = self.members, gone
         values, state = self._values() if old else ({}, {})
+        self._gone = frozenset()
         self.generation += 1
         self.hub, self.plan = LocalHub(self._changed, self.device), plan
         self.ranges = [(self.ests * m // members, self.ests * (m + 1) // members) for m in range(members)]
-        for member in old[members:]:
-            self._dismiss(member)
-        self.members = [old[me] if me < len(old) else self._newcomer() for me in range(members)]
+        staying = {me for me in range(min(members, len(old))) if me not in gone}
+        for me, member in enumerate(old):
+            if me not in staying:
+                self._dismiss(member)
+        self.members = [old[me] if me in staying else self._newcomer() for me in range(members)]
         for me, member in enumerate(self.members):
             units = member.units
             held = [unit for unit in range(units.count) if me in plan.holders(unit)]
@@ -297,6 +314,22 @@ class LocalJob:
         self.trace.buffers.append(digest([b for module in modules for b in module.buffers()]))
         self.trace.generators = [_generators(parts) for parts in self.contexts]
 
+    def die(self, lives: Mapping[int, int]) -> bool:
+        """Run a step in which workers die, each once it has waited so often; new workers take their places,
+        with the units that others hold. False if all come to the end of the step, which is given up."""
+        self._lives = dict(lives)
+        try:
+            self.train_step(applied=False)
+            return False
+        except DiedError:
+            for member in self.members:
+                member.executor.drop()
+        finally:
+            self._lives = {}
+        assert self.plan is not None
+        self.set_plan(self.plan, len(self.members), gone=lives.keys())
+        return True
+
     def digest_of(self, unit: int) -> str:
         """Return the digest of a unit's parameters and buffers; all its holders have the same."""
         module = self._module(unit)
@@ -315,12 +348,27 @@ class LocalJob:
 
     def _together(self, step: Callable[[Member, int], Any]) -> list[Any]:
         return run_together(
-            [(member.links, step(member, me)) for me, member in enumerate(self.members)], self._draw.choice
+            [(member.links, self._mortal(me, step(member, me))) for me, member in enumerate(self.members)],
+            self._draw.choice,
         )
+
+    def _mortal(self, me: int, step: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Yield what the step waits for, as long as the worker lives. Raises DiedError."""
+        arrived = None
+        while True:
+            try:
+                wait = step.send(arrived)
+            except StopIteration as end:
+                return end.value
+            if me in self._lives:
+                self._lives[me] -= 1
+                if self._lives[me] < 0:
+                    raise DiedError(f"worker {me}")
+            arrived = yield wait
 
     def _holders(self, unit: int) -> tuple[int, ...]:
         assert self.plan is not None
-        return self.plan.holders(unit)
+        return tuple(member for member in self.plan.holders(unit) if member not in self._gone)
 
     def _optimizer(self, unit: int) -> torch.optim.Optimizer:
         """Return the optimizer of the unit's first holder."""

@@ -62,6 +62,27 @@ def test_plans_may_change_between_steps_and_steps_be_given_up(stocks: dict[str, 
     assert job.trace.differences(stocks[model]) == []
 
 
+@pytest.mark.parametrize("model", ["cnn", "mixed"])
+@pytest.mark.parametrize("victims", [(0,), (1,), (2,), (0, 2)], ids=str)
+def test_a_worker_may_die_in_any_block_of_a_step(
+    stocks: dict[str, Trace], model: str, victims: tuple[int, ...]
+) -> None:
+    """In each forward, backward and sum: the others give the step up, and a new worker has the dead one's
+    units from those who hold them."""
+    units = len(MODELS[model].units())
+    stages = (Stage(0, 2, (0,)), Stage(2, 3, (1,), "checkpoint"), Stage(3, units, (2,)))
+    job = LocalJob(MODELS[model], seed=7)
+    job.set_plan(Plan(stages, ((1,), (3,), (1, 3))), 4)
+    job.train_step()
+    deaths = 0
+    while job.die(dict.fromkeys(victims, deaths)):
+        deaths += 1
+    job.run(MODELS[model].steps - 1)
+    job.close()
+    assert deaths >= 4 * MODELS[model].waves
+    assert job.trace.differences(stocks[model]) == []
+
+
 def test_the_matrix_has_all_cuts_memories_replicas_and_orders() -> None:
     known = [case for model in MODELS for case in cases(model)]
     assert {case.order for case in known} == set(ORDERS)

@@ -111,7 +111,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
 
     history_generation: of which history its weights are (held_state.py); 0: not known. process,
     process_started_seconds, process_clock: tell it from another process of the same worker id, and which of
-    them is newer (processes.py).
+    them is newer (processes.py). memory_bytes: of a pipeline: that its stage may use; 0: not known.
     """
 
     worker: str
@@ -130,6 +130,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
     process: bytes = b""
     process_started_seconds: float = 0.0
     process_clock: str = ""
+    memory_bytes: int = 0
 
 
 class StreamLost(Event, frozen=True, tag=True):

@@ -204,7 +204,9 @@ def _missing(state: JobState, staying: int) -> str:
         source = f"the checkpoint of step {saved}" if saved >= 0 else "the initial state"
         return f"all workers are gone; the next one goes on from {source}"
     if state.settings.recovery != "fixed":
-        return too_few(staying, state.workers_needed)
+        least = state.pipeline.workers_least
+        why = ", in whose memory the model fits" if least > state.settings.workers_min else ""
+        return too_few(staying, state.workers_needed) + why
     reason = too_few(staying, state.workers_needed, "all")
     if staying >= state.settings.workers_min:
         reason += "; with fixed recovery no fewer train"

@@ -1,6 +1,7 @@
 """Jobs whose model is cut into units: what is decided for them at each change of the ring.
 
 the first worker joins --> its model's units are the job's; what no pipeline has is off
+a worker joins         --> how many workers hold the model in their memory (stage_memory.py)
 a ring goes            --> its plan (stage_plans.py), and the source of each unit (unit_holders.py)
 a script ends          --> its units count towards the result
 """
@@ -9,10 +10,10 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions import stage_plans, unit_holders
+from elastane_master.decisions import stage_memory, stage_plans, unit_holders, unit_seconds
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import UnitSource
-from elastane_master.decisions.events import Rejection, ScaleRequested, Signature
+from elastane_master.decisions.events import Rejection, ScaleRequested, Signature, WorkerJoined
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.stages import StageOnWorkers, StagePlan
 from elastane_master.decisions.state import JobState, WorkerRecord
@@ -57,6 +58,39 @@ def require_model(settings: JobSettings, signature: Signature, worker: str) -> N
         stage_plans.profile_of(model)
     except PlanError as error:
         raise Rejection("invalid_argument", f"{worker}: {error}", hint=error.hint, **error.facts) from None
+
+
+def require_memory(state: JobState, event: WorkerJoined) -> None:
+    """Raise Rejection if no ring of this job would hold the model in the workers' memory."""
+    model, own = event.signature.pipeline, unit_seconds.memory_believed(event.memory_bytes)
+    if model is None or not own:
+        return
+    memory = max([own, *(record.memory_bytes for record in state.ring_workers())])
+    settings, profile = state.settings, stage_plans.profile_of(model)
+    try:
+        stage_memory.workers_least(profile, settings.ests, settings.workers_most, memory)
+    except PlanError as error:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker}: the model does not fit into {settings.workers_most} workers: {error}",
+            hint=error.hint,
+            **error.facts,
+        ) from None
+
+
+def memory_known(ctx: DecisionContext) -> None:
+    """Note how many workers the model needs, by the memory that those present say they may use."""
+    state = ctx.state
+    model = state.signature.pipeline if state.signature else None
+    memory = max((record.memory_bytes for record in state.ring_workers()), default=0)
+    if model is None or not memory:
+        return
+    settings, profile = state.settings, stage_plans.profile_of(model)
+    try:
+        least = stage_memory.workers_least(profile, settings.ests, settings.workers_most, memory)
+    except PlanError:  # the settings have changed since these workers joined
+        least = 0
+    state.pipeline.workers_least = least
 
 
 def require_scalable(state: JobState, event: ScaleRequested) -> None:

@@ -23,6 +23,7 @@ from elastane_master.decisions import (
     processes,
     quarantine,
     ring,
+    unit_seconds,
     waiting,
 )
 from elastane_master.decisions.decision_context import DecisionContext
@@ -98,6 +99,7 @@ def joined(ctx: DecisionContext, event: WorkerJoined) -> None:
             ctx.close(event.worker, "evicted", reason)
         was_needed = _remove(ctx, record, reason, counts=True)
     _add(ctx, event)
+    pipelines.memory_known(ctx)
     if record is not None:
         after_loss(ctx, was_needed, f"{event.worker} was lost and came back")
     if was_awaited and not state.awaited():
@@ -301,6 +303,7 @@ def _require_signature(state: JobState, event: WorkerJoined) -> None:
     level, job = state.settings.determinism, _job_signature(state)
     pipelines.require_model(state.settings, event.signature, event.worker)
     require_level(level, event.signature, event.worker)
+    pipelines.require_memory(state, event)
     if job is not None:
         require_equal(job, event.signature, event.worker, level)
     elif min(event.signature.steps_per_epoch, event.signature.epochs, event.signature.dataset_size) < 0:
@@ -379,6 +382,7 @@ def _add(ctx: DecisionContext, event: WorkerJoined) -> None:
         reason="leases dynamic tasks" if event.role == "tasks" else "joins at the next change of the ring",
         capacity=event.capacity,
         rendezvous_key=event.rendezvous_key,
+        memory_bytes=unit_seconds.memory_believed(event.memory_bytes),
     )
     cost.joined(state, state.workers[event.worker], ctx.now)
     ctx.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import msgspec
 
-from elastane_master.decisions import link_speeds, unit_holders
+from elastane_master.decisions import link_speeds, stage_memory, unit_holders
 from elastane_master.decisions.effects import PipelinePlan, PipelineStage
 from elastane_master.decisions.events import PipelineModel
 from elastane_master.decisions.stages import StageOnWorkers, StagePlan
@@ -35,6 +35,8 @@ SLOW_FRACTION = 0.1
 """A worker that is so much slower than the fastest of the pipeline is named as the reason."""
 STEPS_LEFT_UNKNOWN = 1000
 """Assumed of a script that does not say how many steps it makes."""
+SECONDS_ASSUMED = 1e-3
+"""Of a unit's forward, where a plan is needed before any time is measured."""
 SIMULATIONS_AT_ONCE_MAX = 20
 BLOCKS_SIMULATED_MAX = 4096
 """Blocks of a step up to which a plan's step is simulated, to be shown."""
@@ -249,17 +251,23 @@ def _kept(state: JobState, asked: Question) -> StagePlan | None:
 
 def _planned(asked: Question) -> tuple[StagePlan | None, str]:
     """Ask the planner, where that is done soon. Returns None if it has no plan, and why, if it was asked."""
-    is_small = (
+    if not (_is_small(asked) and asked.profile.measured):
+        return None, ""
+    try:
+        return answer(asked, simulations_max=SIMULATIONS_AT_ONCE_MAX), ""
+    except PlanError as error:
+        return None, "; ".join(filter(None, (str(error), error.hint)))
+    except Exception as error:  # noqa: BLE001 - no job may wait for a bug in the planner: there is another plan
+        return None, str(error) or type(error).__name__
+
+
+def _is_small(asked: Question) -> bool:
+    """True if the planner answers soon enough for a decision to wait for it."""
+    return (
         len(asked.profile.units) <= UNITS_AT_ONCE_MAX
         and len(asked.workers) <= WORKERS_AT_ONCE_MAX
         and asked.micro_batches <= BATCHES_AT_ONCE_MAX
     )
-    if not (is_small and asked.profile.measured):
-        return None, ""
-    try:
-        return answer(asked, simulations_max=SIMULATIONS_AT_ONCE_MAX), ""
-    except Exception as error:  # noqa: BLE001 - no job may wait for a bug in the planner: there is another plan
-        return None, str(error) or type(error).__name__
 
 
 def _cut(state: JobState, asked: Question, problem: str) -> StagePlan:
@@ -267,16 +275,51 @@ def _cut(state: JobState, asked: Question, problem: str) -> StagePlan:
 
     problem: why the planner has no plan; empty: it was not asked.
     """
-    because = f"; the planner has none: {problem}" if problem else ""
     before = state.pipeline.plan
     stages = _cut_down(before, asked) if before is not None else None
-    if stages is not None:
-        reason = f"the stages before, on the workers that are left{because}"
-        return StagePlan(stages, asked.workers, reason=reason)
-    reason = "an even cut"
-    if not asked.profile.measured:
-        reason += ": nothing is measured yet"
-    return StagePlan(_even(asked), asked.workers, reason=reason + because)
+    kept = [] if stages is None else [(stages, "the stages before, on the workers that are left")]
+    reason = "an even cut" if asked.profile.measured else "an even cut: nothing is measured yet"
+    plans = [*kept, (_even(asked), reason)]
+    if any(device.memory_bytes is not None for device in asked.cluster.devices):
+        by_size = _even(asked, by_size=True)
+        return _within_memory(asked, [*plans, (by_size, "cut into stages of equal size")], problem)
+    because = f"; the planner has none: {problem}" if problem else ""
+    return StagePlan(plans[0][0], asked.workers, reason=plans[0][1] + because)
+
+
+def _within_memory(
+    asked: Question, plans: Sequence[tuple[tuple[StageOnWorkers, ...], str]], problem: str
+) -> StagePlan:
+    """Return the first of these that keeps to the workers' memory; if none does, the first, and why."""
+    place = {worker: index for index, worker in enumerate(asked.workers)}
+    costs = Costs(asked.profile, asked.cluster, asked.micro_batches)
+    for stages, reason in plans:
+        found = stage_memory.first_fit(costs, [_by_device(StagePlan(stages, asked.workers), place)])
+        if isinstance(found, Plan):
+            because = f"; the planner has none: {problem}" if problem else ""
+            return StagePlan(_by_worker(found, asked.workers), asked.workers, reason=reason + because)
+        problem = problem or found
+    if squeezed := _squeezed(asked):
+        return squeezed
+    stages, reason = plans[0]
+    return StagePlan(stages, asked.workers, reason=f"{reason}; no stages fit the workers' memory: {problem}")
+
+
+def _squeezed(asked: Question) -> StagePlan | None:
+    """Return a plan that keeps to the workers' memory before anything is measured; None if none is found."""
+    if asked.profile.measured or not _is_small(asked):
+        return None
+    units = (
+        msgspec.structs.replace(unit, forward_seconds=SECONDS_ASSUMED, backward_seconds=2 * SECONDS_ASSUMED)
+        for unit in asked.profile.units
+    )
+    supposed = msgspec.structs.replace(asked, profile=Profile(tuple(units)), keep=None)
+    try:
+        found = answer(supposed, simulations_max=SIMULATIONS_AT_ONCE_MAX)
+    except Exception:  # noqa: BLE001 - as in `_planned`
+        return None
+    reason = "stages that keep to the workers' memory: no times are measured yet"
+    return msgspec.structs.replace(found, step_seconds=0.0, reason=reason)
 
 
 def _cut_down(before: StagePlan, asked: Question) -> tuple[StageOnWorkers, ...] | None:
@@ -311,10 +354,13 @@ def _cut_down(before: StagePlan, asked: Question) -> tuple[StageOnWorkers, ...] 
     return _with_shadows(found, asked)
 
 
-def _even(asked: Question) -> tuple[StageOnWorkers, ...]:
-    """Cut the model into as many stages as may be, of about equal time, or of equally many units."""
+def _even(asked: Question, *, by_size: bool = False) -> tuple[StageOnWorkers, ...]:
+    """Cut the model into as many stages as may be, of about equal time, or of equally many units.
+
+    by_size: of about as many bytes of weights.
+    """
     count = asked.stages_max or len(asked.workers)
-    bounds = _even_bounds(asked.profile, count)
+    bounds = _even_bounds(asked.profile, count, by_size=by_size)
     workers = sorted(asked.workers, key=lambda worker: _place_held(asked.held.get(worker)))
     replicas: list[list[str]] = [[worker] for worker in workers[:count]]
     loads = [_seconds(asked.profile, first, end) for first, end in bounds]
@@ -327,9 +373,13 @@ def _even(asked: Question) -> tuple[StageOnWorkers, ...]:
     return _with_shadows(stages, asked)
 
 
-def _even_bounds(profile: Profile, count: int) -> list[tuple[int, int]]:
+def _even_bounds(profile: Profile, count: int, *, by_size: bool) -> list[tuple[int, int]]:
     """Return where `count` stages begin and end, nowhere between units that share parameters."""
-    sums = [0.0, *accumulate(_seconds(profile, unit, unit + 1) for unit in range(len(profile.units)))]
+    sizes = [
+        float(unit.parameter_bytes) if by_size else _seconds(profile, index, index + 1)
+        for index, unit in enumerate(profile.units)
+    ]
+    sums = [0.0, *accumulate(sizes)]
     cuts, starts = list(profile.cuts), [0]
     for stage in range(1, count):
         still = count - stage

@@ -313,7 +313,8 @@ class PipelineBook(msgspec.Struct):
     for the present ring, to be taken at a step boundary (replanning.py); changed_at: when one was last taken;
     changes: taken since the workers last changed. measured: by unit (unit_seconds.py); measurements: how
     often any of it has changed. links: by source and target host, what was last told of the bandwidth, in
-    bytes per second (link_speeds.py). finished_units: of workers whose scripts have ended.
+    bytes per second (link_speeds.py). finished_units: of workers whose scripts have ended. workers_least:
+    that hold the model in the memory that they said they may use; 0: not known (stage_memory.py).
     """
 
     plan: StagePlan | None = None
@@ -324,6 +325,7 @@ class PipelineBook(msgspec.Struct):
     measurements: int = 0
     links: dict[str, dict[str, tuple[float, ...]]] = {}
     finished_units: dict[str, tuple[UnitRange, ...]] = {}
+    workers_least: int = 0
 
 
 class JobState(msgspec.Struct):
@@ -403,7 +405,7 @@ class JobState(msgspec.Struct):
             return 1
         if settings.recovery == "fixed":
             return settings.workers_most
-        return settings.workers_min
+        return max(settings.workers_min, self.pipeline.workers_least)
 
     @property
     def total_steps(self) -> int:

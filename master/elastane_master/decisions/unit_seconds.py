@@ -38,7 +38,7 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
     known = _known(state)
     speed = _speed(state, record, known, seconds) if seconds else record.speed
     new = {unit: one for unit, one in seconds.items() if not known[unit].forward + known[unit].backward}
-    memory = event.memory_bytes if 0 < event.memory_bytes <= MEMORY_BYTES_MAX else record.memory_bytes
+    memory = memory_believed(event.memory_bytes) or record.memory_bytes
     is_other_speed = abs(speed - record.speed) > CHANGE_FRACTION_MIN * record.speed
     is_other_memory = abs(memory - record.memory_bytes) > CHANGE_FRACTION_MIN * record.memory_bytes
     if not (new or is_other_speed or is_other_memory):
@@ -51,6 +51,11 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
         for unit, one in new.items():
             times[unit] = UnitSeconds(one.forward * speed, one.backward * speed)
         book.measured = tuple(times)
+
+
+def memory_believed(memory_bytes: int) -> int:
+    """Return the memory that a worker says its stage may use; 0 if it says none, or what cannot be true."""
+    return memory_bytes if 0 < memory_bytes <= MEMORY_BYTES_MAX else 0
 
 
 def _believed(state: JobState, event: AppliedReported) -> dict[int, UnitSeconds]:

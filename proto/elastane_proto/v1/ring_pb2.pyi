@@ -79,7 +79,7 @@ class ScriptSignature(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., pipeline: _Optional[_Union[_pipeline_pb2.PipelineModel, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation", "rendezvous_key", "process", "process_started", "process_clock")
+    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation", "rendezvous_key", "process", "process_started", "process_clock", "memory_bytes")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class Hello(_message.Message):
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_STARTED_FIELD_NUMBER: _ClassVar[int]
     PROCESS_CLOCK_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     role: WorkerRole
@@ -114,7 +115,8 @@ class Hello(_message.Message):
     process: bytes
     process_started: _duration_pb2.Duration
     process_clock: str
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerFigures(_message.Message):
     __slots__ = ("step", "generation", "ests", "step_seconds", "step_counts", "steps_replayed", "replay_seconds", "data_wait_seconds", "all_reduce_wait_seconds", "prepared_wait_seconds", "rings_formed", "ring_change_seconds", "handover_seconds", "handover_bytes_sent", "handover_bytes_received", "device_type", "ring_workers", "est_seconds", "est_seconds_spread", "est_steps", "ring_step_seconds", "ring_steps", "ests_max", "est_rates", "est_rate_steps", "usual_steps", "usual_ests_seconds", "usual_data_wait_seconds", "usual_all_reduce_wait_seconds", "usual_between_seconds", "first_unit", "unit_forward_seconds", "unit_backward_seconds", "memory_bytes", "link_workers", "link_bytes_per_second", "blocks_step", "blocks_began", "block_seconds")

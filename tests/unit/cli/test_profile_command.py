@@ -27,7 +27,12 @@ job.prepare_pipeline(
     units,
     lambda parameters: torch.optim.AdamW(parameters),
     DataLoader(data, batch_size=4, shuffle=True),
+    torch.amp.GradScaler("cpu"),
     loss_fn=nn.functional.cross_entropy,
+    scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+    memory="1GiB",
+    profile="this is what is written now.json",
+    **(dict(static_graph=True) if len(sys.argv) > 2 else {}),
 )
 raise RuntimeError("nothing after prepare_pipeline runs")
 """
@@ -78,6 +83,13 @@ def test_a_script_without_a_pipeline(tmp_path: Path, text: str, said: str) -> No
     assert found.exit_code == 11
     assert "ELA412" in found.stderr and said in found.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+def test_what_training_refuses_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    found = _profile("-o", tmp_path / "out.json", script, 8, "refused")
+    assert found.exit_code == 11 and "a pipeline has no static_graph" in found.stderr
 
 
 def test_a_script_that_hangs_is_ended(tmp_path: Path) -> None:

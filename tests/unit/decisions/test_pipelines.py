@@ -457,6 +457,88 @@ def test_figures_that_cannot_be_true_are_refused(figures: dict[str, Any]) -> Non
         none.join("a")
 
 
+# ------------------------------------------------------------------ memory
+
+#: Weights, gradients of four micro-batches, and a piece on its way, of six units: on one device alone.
+ALONE = UNITS * 100 * (1 + 4 + 1)
+
+
+def test_a_job_waits_for_as_many_workers_as_hold_its_model() -> None:
+    job = PipelineDriver()
+    job.join("a", memory_bytes=ALONE // 2 + 200)
+    job.gather()
+    assert job.state.ring.stage == "none"
+    assert job.state.reason == "1 of at least 2 workers are there, in whose memory the model fits"
+    job.join("b", memory_bytes=ALONE // 2 + 200)
+    job.gather()
+    assert job.members == ("a", "b")
+
+
+def test_a_model_that_no_number_of_workers_holds_is_refused_with_the_least_that_would_do() -> None:
+    job = PipelineDriver(workers_max=2)
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection) as raised:
+        job.join("a", memory_bytes=ALONE // 3 + 200)
+    assert "does not fit into 2 workers: stage 0 (units unit 0 to unit 2) needs 1.76 KiB" in str(raised.value)
+    assert raised.value.hint.startswith("3 devices with 1.37 KiB each would do"), raised.value.hint
+    assert job.machine.snapshot() == before
+    with pytest.raises(Rejection) as raised:
+        job.join("a", memory_bytes=300)
+    assert "unit 0) alone needs" in raised.value.hint
+    job.join("b", memory_bytes=ALONE // 2 + 200)  # with whom this one would do
+    job.join("a", memory_bytes=300)
+
+
+def test_memory_that_cannot_be_true_is_not_believed() -> None:
+    job = PipelineDriver()
+    job.join("a", memory_bytes=-1)
+    job.join("b", memory_bytes=2**62)
+    assert {record.memory_bytes for record in job.state.workers.values()} == {0}
+    assert job.state.workers_needed == 1
+
+
+def test_stages_run_forwards_again_where_activations_do_not_fit() -> None:
+    figures = {"activation_bytes": 1000, "boundary_bytes": 10}
+    for more in ({}, {"forward_seconds": 0.01, "backward_seconds": 0.02}):
+        job = PipelineDriver(of=model(**figures, **more))
+        for worker in "ab":
+            job.join(worker, memory_bytes=6000)
+        job.gather()
+        for worker in "ab":
+            job.ready(worker)
+        job.loaded("a")
+        assert [stage.memory for stage in job.plan.stages] == ["checkpoint", "plain"], more
+
+
+def test_units_of_unlike_size_are_cut_by_size_where_an_even_cut_does_not_fit() -> None:
+    sizes = (500, 100, 100, 100, 100, 100)
+    large = PipelineModel(tuple(PipelineUnit(f"unit {i}", size) for i, size in enumerate(sizes)))
+    job = PipelineDriver(of=large)
+    for worker in "ab":
+        job.join(worker, memory_bytes=3100)
+    job.gather()
+    for worker in "ab":
+        job.ready(worker)
+    job.loaded("a")
+    assert job.stages() == [(0, 1, ["a"]), (1, 6, ["b"])]
+
+
+def test_fewer_workers_than_hold_the_model_wait_after_a_death() -> None:
+    job = PipelineDriver(pipeline_shadows=0)
+    for worker in "abc":
+        job.join(worker, memory_bytes=ALONE // 3 + 300)
+    job.gather()
+    for worker in "abc":
+        job.ready(worker)
+    job.loaded("a")
+    job.entered()
+    job.steps(0, 2)
+    job.take()
+    job.lose("c")
+    assert job.state.ring.stage == "none"
+    assert job.state.reason == "2 of at least 3 workers are there, in whose memory the model fits"
+
+
 def test_what_no_pipeline_has_is_off_and_said() -> None:
     job = PipelineDriver(scaling="efficiency", sentinel_steps=5)
     job.join("a")

@@ -342,12 +342,16 @@ def test_a_norm_that_is_not_finite_is_an_error_for_all_who_ask_for_one():
         job.together(lambda executor, me: executor.clip(0.5, error_if_nonfinite=True))
 
 
-def test_flags_are_joined():
+def test_a_gradient_that_is_not_finite_anywhere_is_known_to_all():
     job = _Job(_linears, _two(), 2, 2)
     job.forward_backward()
-    for flags in ((False, False), (True, False), (False, True)):
-        answers = job.together(lambda executor, me, flags=flags: executor.flags(flags[me]))
-        assert answers == [any(flags)] * 2
+    assert job.together(lambda executor, me: executor.not_finite()) == [False] * 2
+    for place, value in ((0, float("inf")), (3, float("nan"))):
+        grad = job.units[place // 2].parameters[place].grad
+        kept = grad.clone()
+        grad.view(-1)[1] = value
+        assert job.together(lambda executor, me: executor.not_finite()) == [True] * 2
+        grad.copy_(kept)
 
 
 def test_evaluation_gives_the_model_s_outputs_and_changes_nothing():

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.pipelines.errors import PipelineBodyError, PipelineOptionError
-from elastane.runtime.pipelines.options import parse_size
 from elastane.runtime.stock import PlainJob
 from elastane_common.errors import StepError
 from elastane_planner.profile import Profile, UnitProfile
@@ -110,13 +109,15 @@ def test_objects_that_need_the_whole_model() -> None:
     loss = nn.functional.cross_entropy
     model = nn.Linear(2, 2)
     for extra, words in (
-        (torch.amp.GradScaler("cpu"), "no GradScaler"),
         (torch.optim.swa_utils.AveragedModel(model), "AveragedModel was prepared beside the units"),
         (sgd(model.parameters()), "second optimizer"),
         (torch.optim.lr_scheduler.StepLR(sgd(model.parameters()), 1), "StepLR was given as an object"),
     ):
         with pytest.raises(PipelineOptionError, match=words):
             job().prepare_pipeline(UNITS, sgd, loader(), extra, loss_fn=loss)
+    two = [torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu")]
+    with pytest.raises(PipelineOptionError, match="2 GradScalers"):
+        job().prepare_pipeline(UNITS, sgd, loader(), *two, loss_fn=loss)
     with pytest.raises(PipelineOptionError, match="loader of a pipeline was given as a list"):
         job().prepare_pipeline(UNITS, sgd, [1, 2], loss_fn=loss)
 
@@ -153,10 +154,10 @@ def test_a_profile_is_of_the_same_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("2GiB", 2 << 30), ("1.5 kB", 1500), ("3M", 3_000_000), (17, 17), ("64KiB", 65536)]
+    ("given", "size"), [("2GiB", 2 << 30), ("1.5 kB", 1536), (17, 17), ("64KiB", 65536), (None, 0)]
 )
-def test_sizes(text: str | int, size: int) -> None:
-    assert parse_size(text) == size
+def test_memory_that_a_stage_may_use(given: str | int | None, size: int) -> None:
+    assert prepared(memory=given)[1]._options.memory_bytes == size
 
 
 def test_a_script_is_prepared_once() -> None:

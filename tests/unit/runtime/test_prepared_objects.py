@@ -135,7 +135,7 @@ def test_calls_that_count_once_a_step_are_intercepted(parts):
     averaged.update_parameters(model)
     assert [kind for kind, _ in calls.calls] == [
         "optimizer_step", "zero_grad", "zero_grad", "scheduler_step",
-        "optimizer_step", "optimizer_step", "once", "once",
+        "unscale", "optimizer_step", "once", "once",
     ]  # fmt: skip
     assert scheduler.state_dict() == plain_state, "nothing of ours is in a scheduler's state"
     assert "update_parameters" not in averaged.state_dict()

@@ -19,7 +19,13 @@ from torch import nn
 from elastane.runtime import script_generators
 from elastane.state.value_digests import digest_any, digest_tensor
 from elastane_cli.verify.causes import likely_cause, place_in_words
-from elastane_cli.verify.compare import Difference, RunTrace, first_difference, read_traces
+from elastane_cli.verify.compare import (
+    Difference,
+    RunTrace,
+    add_records,
+    first_difference,
+    read_traces,
+)
 from unit.verify.traced_training import Net, Twist, elastic, reference, write_trace
 
 
@@ -58,6 +64,52 @@ def test_equal_runs_have_equal_traces(stock: RunTrace, tmp_path: Path) -> None:
         "norm.running_var",
         "norm.num_batches_tracked",
     }
+
+
+def divided(folder: Path, twist: Twist | None = None) -> RunTrace:
+    """The same as a pipeline of two workers traces it: the second has the last layer alone."""
+    elastic(folder, twist)
+    [file] = folder.glob("*.jsonl")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    run = RunTrace()
+    for worker in range(2):
+        mine = []
+        for record in records:
+            if record["kind"] == "applied":
+                parts = {
+                    what: {name: d for name, d in record[what].items() if name.startswith("last.") == worker}
+                    for what in ("weights", "buffers")
+                }
+                mine.append({**record, **parts, "partial": True})
+            elif record["kind"] == "end":
+                own = [one for one in record["gradients"] if one[0].startswith("last.") == worker]
+                place = {name: record[name] for name in ("step", "rank", "micro")}
+                mine.append({"kind": "backward", "gradients": own, **place})
+                mine += [] if worker else [{**record, "gradients": None}]
+            elif not worker:
+                mine.append(record)
+        add_records(run, f"elastic-w{worker}", mine)
+    return run
+
+
+def test_workers_of_a_pipeline_have_traced_their_units(stock: RunTrace, tmp_path: Path) -> None:
+    assert first_difference(stock, divided(tmp_path / "same")) is None
+    # The same value, with other gradients.
+    twist = Twist(loss=lambda step, rank, loss: 2 * loss - loss.detach() if (step, rank) == (2, 1) else loss)
+    difference = first_difference(stock, divided(tmp_path / "other", twist))
+    assert difference is not None and difference.process == "elastic-w0"
+    assert place_in_words(difference) == (
+        "step 2, EST 1: the local gradient of norm.weight (and 3 more of 4)"
+    ), difference
+    assert difference.together == (0, 1)
+
+    def written(step: int, net: torch.nn.Module) -> None:
+        if step == 1:
+            net.last.bias.data.add_(1)
+
+    difference = first_difference(stock, divided(tmp_path / "third", Twist(applied=written)))
+    assert difference is not None and difference.process == "elastic-w1"
+    assert place_in_words(difference) == "step 1: the weight last.bias"
 
 
 def test_another_batch(stock: RunTrace, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -18,11 +18,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from elastane.diagnose.ending import end_script
 from elastane.diagnose.profile_report import PROGRESS, ProfileReport, Sized, write_report
 from elastane.pipeline.profiling import STEPS_MIN, Measurement, ProfileError, profile_units, resized
-from elastane.pipeline.units import Units
 from elastane.rng import seed_all
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.pipelines.options import PipelineOptions
+from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.stock import LocalJob, LocalTask
-from elastane.state.unit_optimizer import UnitOptimizer
 
 _ESTS_DEFAULT: Final = 2
 """Begins the lines that tell `elastane profile` how far this process is."""
@@ -62,26 +62,30 @@ class ProfileJob(LocalJob):
     def prepare_pipeline(
         self,
         units: Any,
-        optimizer: Callable[[Any], Any],
+        optimizer: Any,
         loader: Any,
         *extras: Any,
-        loss_fn: Callable[[Any, Any], torch.Tensor],
-        split: Callable[[Any], tuple[Any, Any]] | None = None,
+        loss_fn: Any,
+        scheduler: Any = None,
+        split: Any = None,
+        memory: str | int | None = None,
+        profile: Any = None,
         **options: Any,
     ) -> NoReturn:
-        """Measure all units, write the report, and end the script."""
-        built = Units.build(units)
-        divided = UnitOptimizer.build(built, optimizer)
+        """Measure all units, write the report, and end the script.
+
+        profile: is not read: it may be the file that is to be written.
+        """
+        chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, None, options)
+        prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=True)
+        built = prepared.units
         if self._seed is not None:
             seed_all(self._seed)
-        taken = [
-            split(batch) if split is not None else _pair(batch)
-            for _, batch in zip(range(self._settings.steps), loader, strict=False)
-        ]
+        taken = [chosen.split(batch) for _, batch in zip(range(self._settings.steps), loader, strict=False)]
         profiles = []
         for samples in (0, *self._settings.samples):
             batches = taken if not samples else [_cut(pair, samples) for pair in taken]
-            measured = self._measure(built, divided, batches, loss_fn)
+            measured = self._measure(prepared, batches)
             profiles.append(
                 Sized(samples=measured.samples, profile=measured.profile, spread=list(measured.spread))
             )
@@ -98,19 +102,20 @@ class ProfileJob(LocalJob):
         )
         end_script()
 
-    def _measure(
-        self,
-        units: Units,
-        optimizer: UnitOptimizer,
-        batches: list[tuple[Any, Any]],
-        loss_fn: Callable[[Any, Any], torch.Tensor],
-    ) -> Measurement:
+    def _measure(self, prepared: PreparedPipeline, batches: list[tuple[Any, Any]]) -> Measurement:
+        units, options = prepared.units, prepared.options
+
         def told(unit: int) -> None:
             sys.stderr.write(f"{PROGRESS}unit {unit + 1} of {units.count} ({units.names[unit]})\n")
             sys.stderr.flush()
 
         return profile_units(
-            units, batches, loss_fn, steps=self._settings.steps, optimizer=optimizer, told=told
+            units,
+            batches,
+            options.loss_fn,
+            steps=self._settings.steps,
+            optimizer=prepared.optimizer,
+            told=told,
         )
 
     def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
@@ -121,16 +126,6 @@ class ProfileJob(LocalJob):
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
         raise ProfileError("the script leases tasks: it has no pipeline", hint="see job.prepare_pipeline")
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    """Return (input, target)."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise ProfileError(
-        f"a batch of the loader is a {type(batch).__name__}, not (input, target)",
-        hint="pass split= to job.prepare_pipeline: a function of a batch that returns (input, target)",
-    )
 
 
 def _cut(pair: tuple[Any, Any], samples: int) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 INTERFACE (for the runner; it changes only here, and by a commit of its own)
 
     executor = StepExecutor(units, loss_fn, num_ests, generators, bucket_cap_mb=None, device=...,
-                            swap_bytes_max=None, scale=None)
+                            swap_bytes_max=None, scale=None, observe=None)
     executor.set_ring(plan, me, ranges, links, generation, ready_order)   the plan's units are there
     executor.set_layout(ready_order)                     between steps, as Reducer.set_layout
     executor.begin_step(step)
@@ -53,7 +53,7 @@ from elastane.pipeline.host_memory import HostMemory
 from elastane.pipeline.links import Links
 from elastane.pipeline.messages import Messages, Step
 from elastane.pipeline.ring_plan import RingPlan, plan_of
-from elastane.pipeline.stage_blocks import StageBlocks
+from elastane.pipeline.stage_blocks import Observe, StageBlocks
 from elastane.pipeline.stage_run import Loss, StageRun
 from elastane.pipeline.unit_clock import UnitClock
 from elastane.pipeline.waits import RowsWait, drive
@@ -89,7 +89,8 @@ class StepExecutor:
 
     units: the model's; loss_fn: (output of the last unit, target) -> scalar loss; num_ests: N;
     bucket_cap_mb: as DDP's; device: of the held units; swap_bytes_max: host memory for swapped activations;
-    scale: applied to the loss before backward (GradScaler.scale); losses that are told are without it.
+    scale: applied to the loss before backward (GradScaler.scale); losses that are told are without it;
+    observe: (step, EST, micro-batch) -> context in which that backward runs here.
     """
 
     def __init__(
@@ -103,12 +104,13 @@ class StepExecutor:
         device: torch.device | None = None,
         swap_bytes_max: int | None = None,
         scale: Callable[[Tensor], Tensor] | None = None,
+        observe: Observe | None = None,
     ) -> None:
         refusals.check_loss(loss_fn)
         self._units, self._loss_fn, self._num_ests, self._generators = units, loss_fn, num_ests, generators
         self._bucket_cap_mb, self._device = bucket_cap_mb, device or _CPU
         self._swap_bytes_max = swap_bytes_max
-        self.scale = scale
+        self.scale, self._observe = scale, observe
         #: Trainable parameters of the whole model: places in `units.parameters`, and their names.
         self._trainable = [place for place, spec in enumerate(units.specs) if spec.requires_grad]
         self._names = [units.specs[place].name for place in self._trainable]
@@ -192,7 +194,7 @@ class StepExecutor:
             {address: name for address, name in names.items() if address in trainable},
         )
         capture = GradientCapture(held.trainable, self._names, self._num_ests)
-        return StageBlocks(held, run, capture, messages, self._generators, self._loss)
+        return StageBlocks(held, run, capture, messages, self._generators, self._loss, self._observe)
 
     def set_layout(self, ready_order: Sequence[int] | None) -> None:
         """Set the bucket layout from the next step on; None: the first step's."""
@@ -417,15 +419,17 @@ class StepExecutor:
         dtypes = [self._units.specs[place].dtype for place in self._trainable]
         return clipping.clip(self._ring(), held, dtypes, max_norm, norm_type, error_if_nonfinite, foreach)
 
-    def any_member(self, flag: bool) -> bool:
-        """True if the flag is set at any member: GradScaler's found_inf. Collective, after
-        `sum_gradients`."""
-        answer: bool = drive(self.flags(flag), self._ring().links)
+    def found_inf(self) -> bool:
+        """True if an average of the model is not finite: GradScaler's found_inf. Collective, after
+        `sum_gradients`. Raises RingAborted, RingBroken."""
+        answer: bool = drive(self.not_finite(), self._ring().links)
         return answer
 
-    def flags(self, flag: bool) -> Step:
-        """`any_member` as a generator."""
-        values = yield from self._ring().tell_all(Kind.FLAGS, flag)
+    def not_finite(self) -> Step:
+        """`found_inf` as a generator."""
+        held = [param.grad for one in self._held for param in one.trainable.values()]
+        own = any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in held)
+        values = yield from self._ring().tell_all(Kind.FLAGS, own)
         return any(values)
 
     def tell_all(self, value: Any) -> list[Any]:

@@ -7,7 +7,7 @@ put out. What comes out is sent on at once, and the EST's generators travel alon
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -23,6 +23,8 @@ from elastane.pipeline.stage_run import Loss, StageRun, Stash
 from elastane.rng import Generators, Parts
 from elastane_planner.schedule import Block
 
+Observe = Callable[[int, int, int], AbstractContextManager[None]]
+
 
 @dataclass(frozen=True, slots=True)
 class _Flying:
@@ -35,7 +37,11 @@ class _Flying:
 
 
 class StageBlocks:
-    """Runs the blocks of one member's stage; built for a generation. loss: of a target, as of `StageRun`."""
+    """Runs the blocks of one member's stage; built for a generation.
+
+    loss: of a target, as of `StageRun`. observe: (step, EST, micro-batch) -> context in which that backward
+    runs here.
+    """
 
     def __init__(
         self,
@@ -45,9 +51,11 @@ class StageBlocks:
         messages: Messages,
         generators: Generators,
         loss: Callable[[Any], Loss],
+        observe: Observe | None = None,
     ) -> None:
         self.held, self.run, self._capture = held, run, capture
         self._messages, self._generators, self._loss = messages, generators, loss
+        self._observe = observe
         self._last_stage = held.stage == messages.ring.last
         self._measured = messages.ring.ests_of(held.stage, messages.me)[:1]
         self._flying: dict[int, _Flying] = {}
@@ -122,7 +130,9 @@ class StageBlocks:
             run.prepare_backward(flying.stash)
             self._generators.exchange(parts)
             self._capture.begin_backward(est, last=last)
-            sent = run.backward(flying.stash, gradients)
+            observe = self._observe
+            with nullcontext() if observe is None else observe(messages.step, est, micro):
+                sent = run.backward(flying.stash, gradients)
             order = self._capture.end_backward()
             parts = self._generators.capture()
             if est == 0 and last and orders:

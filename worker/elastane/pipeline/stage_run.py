@@ -159,7 +159,7 @@ class StageRun:
             chosen = [(edge, g) for edge, g in zip(roots, gradients, strict=True) if g is not None]
             roots, given = [edge for edge, _ in chosen], [g for _, g in chosen]
         if roots:
-            with _no_autocast():
+            with no_autocast():
                 torch.autograd.backward(roots, given)
         if stash.measured:
             self._clock.end_backward()
@@ -211,8 +211,8 @@ def _edges(value: Any) -> list[GradientEdge]:
 
 
 @contextmanager
-def _no_autocast() -> Iterator[None]:
-    """Backward runs outside of the script's autocast, as after a stock `with autocast():` block."""
+def no_autocast() -> Iterator[None]:
+    """Backward runs in this context outside of the script's autocast, as after a stock `with autocast():`."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):

@@ -69,6 +69,7 @@ class LocalCalls:
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if self.sync or not self._in_loop else None
 
+    unscale = optimizer_step
     scheduler_step = once
 
     def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipeline_assembly import build_pipeline_trainer
+from elastane.runtime.pipeline_calls import PipelineCalls
 from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.parts import PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
@@ -196,7 +197,8 @@ class ElasticJob(Job):
             raise SystemExit(error.exit_code) from error
         refuse_other_scalers(prepared)
         give_wrapper_names(prepared.model)
-        self._install(trainer, prepared, source, zeroing=chosen.accumulation_steps > 1)
+        calls, adds = ElasticCalls(trainer), chosen.accumulation_steps > 1
+        self._install(trainer, prepared, source, calls, zeroing=adds)
         loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
@@ -226,7 +228,9 @@ class ElasticJob(Job):
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
-        self._install(built.trainer, prepared.objects, source, zeroing=False)
+        refuse_other_scalers(prepared.objects)
+        calls = PipelineCalls(built.trainer, built.runner)
+        self._install(built.trainer, prepared.objects, source, calls, zeroing=False)
         return prepared.returned(built.pipe, ElasticLoader(loader, built.trainer, source.steps_per_epoch))
 
     def _check_unprepared(self, name: str) -> None:
@@ -255,11 +259,17 @@ class ElasticJob(Job):
         return source
 
     def _install(
-        self, trainer: Trainer, prepared: PreparedObjects, source: BatchSource, *, zeroing: bool
+        self,
+        trainer: Trainer,
+        prepared: PreparedObjects,
+        source: BatchSource,
+        calls: ElasticCalls,
+        *,
+        zeroing: bool,
     ) -> None:
         """Let the script's calls reach its trainer. zeroing: zero_grad and clipping too."""
         trainer.sampler_epoch = watch_set_epoch(prepared.loader)
-        intercept(prepared, ElasticCalls(trainer), zeroing=zeroing)
+        intercept(prepared, calls, zeroing=zeroing)
         refuse_new_groups(prepared)
         self._trainer = trainer
         self._epoch_values = EpochValues(prepared, source.registry.objects)

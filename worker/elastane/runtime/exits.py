@@ -65,7 +65,9 @@ class WorkerExits:
         previous = sys.excepthook
 
         def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-            in_one_line = " ".join(f"{kind.__name__}: {value}".split())
+            # Where it happened, as the notes of a pipeline say: in which unit, for which EST.
+            places = [note for note in getattr(value, "__notes__", ()) if note.startswith("  in ")]
+            in_one_line = " ".join(f"{kind.__name__}: {', '.join([str(value), *places])}".split())
             self._bye = ring_pb2.Bye(
                 reason=ring_pb2.BYE_REASON_FAILED,
                 message=in_one_line[:1000],

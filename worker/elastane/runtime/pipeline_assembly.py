@@ -23,6 +23,8 @@ from elastane.runtime.pipelines.evaluation import Evaluation
 from elastane.runtime.pipelines.parts import PipelineParts, PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.runner import PipelineRunner
+from elastane.runtime.pipelines.scaling import JoinedScaler, scale_of
+from elastane.runtime.pipelines.trace import open_unit_trace
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.step_boundary import StepBoundary
@@ -40,6 +42,7 @@ class PipelineTrainer:
     """A trainer and the pipe that its script gets."""
 
     trainer: Trainer
+    runner: PipelineRunner
     pipe: ElasticPipe
 
 
@@ -67,6 +70,7 @@ def build_pipeline_trainer(
     state.export_common()  # fail now, and not at the first hand-over
     # Messages are on the CPU, whatever the device: their waits must end with the ring.
     worker_session = WorkerSession(environment, device=_CPU)
+    trace = open_unit_trace(environment.worker_id, prepared, state, source.registry)
     parts = PipelineParts(
         worker_session=worker_session,
         source=source,
@@ -79,10 +83,14 @@ def build_pipeline_trainer(
             generators,
             bucket_cap_mb=options.train.bucket_cap_mb,
             device=device,
+            scale=scale_of(objects.scalers),
+            observe=None if trace is None else trace.backward,
         ),
         state=state,
+        scaler=JoinedScaler(objects.scalers, device),
         frozen=FrozenParameters(objects.model),
         figures=WorkerFigures(),
+        trace=trace,
     )
     runner = PipelineRunner(parts, device)
     saver = CheckpointSaver(worker_session.saved)
@@ -121,7 +129,7 @@ def build_pipeline_trainer(
         parts, runner, boundary, PipelineState(state), saver, interval, closed_epochs, carried, signature
     )
     trainer = Trainer(environment, trainer_parts)
-    return PipelineTrainer(trainer, ElasticPipe(prepared.units, runner, evaluation))
+    return PipelineTrainer(trainer, runner, ElasticPipe(prepared.units, runner, evaluation))
 
 
 def pipeline_model(prepared: PreparedPipeline) -> pipeline_pb2.PipelineModel:

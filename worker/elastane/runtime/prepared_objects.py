@@ -142,7 +142,11 @@ class StepCalls(Protocol):
         ...
 
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`optimizer.step`, `scaler.unscale_` and `scaler.step`: run with the averaged gradients only."""
+        """`optimizer.step` and `scaler.step`: run with the averaged gradients only."""
+        ...
+
+    def unscale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`scaler.unscale_`: runs with the averaged gradients only."""
         ...
 
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -161,25 +165,25 @@ class StepCalls(Protocol):
 def intercept(prepared: PreparedObjects, calls: StepCalls, *, zeroing: bool) -> None:
     """Route methods of the prepared objects through `calls`. zeroing: zero_grad and clipping too."""
     for optimizer in prepared.optimizers:
-        _in_instance(optimizer, "step", calls.optimizer_step)
+        replace_method(optimizer, "step", calls.optimizer_step)
         if zeroing:
-            _in_instance(optimizer, "zero_grad", calls.zero_grad)
+            replace_method(optimizer, "zero_grad", calls.zero_grad)
     if zeroing:
-        _in_instance(prepared.model, "zero_grad", calls.zero_grad)
+        replace_method(prepared.model, "zero_grad", calls.zero_grad)
         count_clips_once(prepared.model, calls.adding)
     for scheduler in prepared.schedulers:
         _in_class(scheduler, "step", calls.scheduler_step)
     for scaler in prepared.scalers:
-        _in_instance(scaler, "unscale_", calls.optimizer_step)
-        _in_instance(scaler, "step", calls.optimizer_step)
-        _in_instance(scaler, "update", calls.once)
+        replace_method(scaler, "unscale_", calls.unscale)
+        replace_method(scaler, "step", calls.optimizer_step)
+        replace_method(scaler, "update", calls.once)
     for averaged in prepared.averaged:
-        _in_instance(averaged, "update_parameters", calls.once)
+        replace_method(averaged, "update_parameters", calls.once)
 
 
 def intercept_zero_grad(model: torch.nn.Module, calls: StepCalls) -> None:
     """Route zero_grad of a wrapper around the prepared model through `calls`."""
-    _in_instance(model, "zero_grad", calls.zero_grad)
+    replace_method(model, "zero_grad", calls.zero_grad)
 
 
 def refuse_new_groups(prepared: PreparedObjects) -> None:
@@ -195,7 +199,7 @@ def refuse_new_groups(prepared: PreparedObjects) -> None:
         )
 
     for optimizer in prepared.optimizers:
-        _in_instance(optimizer, "add_param_group", refuse)
+        replace_method(optimizer, "add_param_group", refuse)
 
 
 def refuse_other_scalers(prepared: PreparedObjects) -> None:
@@ -257,7 +261,7 @@ class _Controlled:
         return getattr, (self._original.__self__, self._original.__name__)
 
 
-def _in_instance(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+def replace_method(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
     """Replace a method by an instance attribute: the object keeps its class and the script its reference."""
     setattr(owner, name, _Controlled(_method(owner, name), replacement))
 

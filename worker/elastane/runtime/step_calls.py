@@ -41,6 +41,9 @@ class ElasticCalls:
         finally:
             steps.gradients_used()
 
+    def unscale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.optimizer_step(original, *args, **kwargs)
+
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         est_step = self._steps.est_step
         if est_step is None:

@@ -11,6 +11,7 @@ All values are digests (`digests`), logged numbers are float.hex(). "states" are
 registered items, "generators" the script's unregistered generators, by the path where they were found.
 "gradients" are the EST's local ones as autograd left them, before any reduction, in the order of backward.
 The weights before the first step are the "applied" of step -1. A worker that replays a step writes it again.
+Workers of a pipeline write the records of their units (`pipelines.trace`).
 Each line is passed to the kernel at once: the lines of a killed process are complete.
 
 Tracing reads every gradient and weight of every step; it is for finding a difference, not for timing.
@@ -105,15 +106,7 @@ class StepTrace:
     ) -> None:
         """Record that the EST's mini-batch has ended; parts: its states now; values: logged by the script."""
         self._est_step = None
-        self._write(
-            kind="end",
-            step=step,
-            rank=rank,
-            micro=micro,
-            gradients=self._gradients,
-            states=_states(parts),
-            values={name: _number(value).hex() for name, value in values.items()},
-        )
+        self._ended(step, rank, micro, parts, values, self._gradients)
         self._gradients = []
 
     def step_applied(self, step: int) -> None:
@@ -121,17 +114,9 @@ class StepTrace:
         optimizer: dict[str, str] = {}
         for number, one in enumerate(self._optimizers):
             optimizer |= _optimizer_digests(number, one)
-        self._write(
-            kind="applied",
-            step=step,
-            weights={name: digest_tensor(p) for name, p in self._model.named_parameters()},
-            optimizer=optimizer,
-            buffers={name: digest_tensor(b) for name, b in self._model.named_buffers()},
-            extras={
-                f"{name}/{key}": digest_any(value)
-                for name, extra in self._extras.items()
-                for key, value in extra.state_dict().items()
-            },
+        weights = {name: digest_tensor(p) for name, p in self._model.named_parameters()}
+        self._applied(
+            step, weights, optimizer, {name: digest_tensor(b) for name, b in self._model.named_buffers()}
         )
 
     def close(self) -> None:
@@ -142,6 +127,47 @@ class StepTrace:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _ended(
+        self,
+        step: int,
+        rank: int,
+        micro: int,
+        parts: Mapping[str, bytes],
+        values: Mapping[str, Any],
+        gradients: list[tuple[str, str]] | None,
+    ) -> None:
+        self._write(
+            kind="end",
+            step=step,
+            rank=rank,
+            micro=micro,
+            gradients=gradients,
+            states=_states(parts),
+            values={name: _number(value).hex() for name, value in values.items()},
+        )
+
+    def _applied(
+        self,
+        step: int,
+        weights: Mapping[str, str],
+        optimizer: Mapping[str, str],
+        buffers: Mapping[str, str],
+        **facts: object,
+    ) -> None:
+        self._write(
+            kind="applied",
+            step=step,
+            weights=weights,
+            optimizer=optimizer,
+            buffers=buffers,
+            extras={
+                f"{name}/{key}": digest_any(value)
+                for name, extra in self._extras.items()
+                for key, value in extra.state_dict().items()
+            },
+            **facts,
+        )
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def taken(parameter: torch.Tensor) -> None:
@@ -174,17 +200,21 @@ def open_trace(name: str, prepared: PreparedObjects, registry: Registry) -> Step
     directory = os.environ.get(VARIABLE)
     if not directory:
         return None
+    return StepTrace(directory, name, prepared.model, prepared.optimizers, **traced_of(prepared, registry))
+
+
+def traced_of(prepared: PreparedObjects, registry: Registry) -> dict[str, Any]:
+    """Return what a trace records beside model and optimizers: keyword arguments of `StepTrace`."""
     loader = prepared.loader
-    roots = {"dataset": loader.dataset, "sampler": loader.sampler, "collate_fn": loader.collate_fn}
-    known = {id(value) for value in registry.objects} | {id(loader.generator)}
     extras: dict[str, Stateful] = {
         f"{place}.{type(scheduler).__name__}": scheduler
         for place, scheduler in enumerate(prepared.schedulers)
     }
-    extras |= prepared.extras
-    return StepTrace(
-        directory, name, prepared.model, prepared.optimizers, extras=extras, roots=roots, known=known
-    )
+    return {
+        "extras": extras | prepared.extras,
+        "roots": {"dataset": loader.dataset, "sampler": loader.sampler, "collate_fn": loader.collate_fn},
+        "known": {id(value) for value in registry.objects} | {id(loader.generator)},
+    }
 
 
 def process_facts() -> dict[str, str]:

@@ -382,5 +382,6 @@ class WorkerSession:
                 rendezvous_key=self._store.key,
                 version=str(versions.PROTOCOL),
                 capacity=self._environment.capacity_type(),
+                memory_bytes=self._duties.figures.memory_bytes,
             )
         return self._process.fill(hello)

@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
 from elastane_common.errors import ElastaneError, JobMissingError, MasterUnreachableError, RefusedError
 from elastane_common.exit_codes import CODE_FAILED, CODE_NO_JOB, CODE_REFUSED, CODE_UNREACHABLE
+from elastane_common.sizes import parse_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 
 _JOBS_SHOWN = 20
-_SIZE: Final = re.compile(r"([1-9][0-9]*)([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 Parameters = ParamSpec("Parameters")
 
@@ -194,6 +192,7 @@ def worker_limits(text: str, named: str = "--workers") -> tuple[int, int]:
 
 def size_bytes(text: str, option: str) -> int:
     """Parse a size as 512M or 8GiB; the units are powers of 1024. Raises BadParameter."""
-    if (found := _SIZE.fullmatch(text)) is None:
-        raise typer.BadParameter(f"{text!r} is no size such as 512M or 8G", param_hint=option)
-    return int(found[1]) * _UNITS[found[2].upper()]
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

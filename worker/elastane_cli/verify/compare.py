@@ -7,7 +7,8 @@ been detected at the previous one. So the first difference found is one that no 
 explains.
 
 A run's processes may have run one turn several times (replays). All of them are compared with the reference;
-turns that were cut off, and steps that no process traced to the end, are ignored.
+turns that were cut off, and steps that no process traced to the end, are ignored. Of a pipeline's workers
+each has traced the gradients and the state of its units.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class RunTrace:
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     mini_batches: dict[Key, list[MiniBatchTrace]] = field(default_factory=lambda: defaultdict(list))
     applied: dict[int, list[tuple[str, Mapping[str, Any]]]] = field(default_factory=lambda: defaultdict(list))
+    #: Of a pipeline: an EST's backward in one worker's units. began: empty; ended: the record.
+    backwards: dict[Key, list[MiniBatchTrace]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def last_step(self) -> int:
@@ -110,6 +113,7 @@ def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]
     """Add one process's records to the run."""
     open_batches: dict[Key, MiniBatchTrace] = {}
     step_batches: list[MiniBatchTrace] = []
+    in_units: dict[int, list[MiniBatchTrace]] = defaultdict(list)
     last: tuple[int, int, int] | None = None
     for record in records:
         kind = record["kind"]
@@ -117,6 +121,10 @@ def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]
             run.facts[process] = dict(record["facts"])
         elif kind == "applied":
             run.applied[record["step"]].append((process, record))
+        elif kind == "backward":
+            backward = MiniBatchTrace(process, {}, record)
+            run.backwards[record["step"], record["rank"], record["micro"]].append(backward)
+            in_units[record["step"]].append(backward)
         elif kind == "turn":
             key = (record["step"], record["rank"], record["micro"])
             # another step, or a repetition of the same one
@@ -134,6 +142,10 @@ def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]
             ended = open_batches.pop((record["step"], record["rank"], record["micro"]), None)
             if ended is not None:
                 ended.ended = record
+    for backwards in in_units.values():
+        ranks = frozenset(one.ended["rank"] for one in backwards)
+        for one in backwards:
+            one.together = ranks
 
 
 def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
@@ -161,7 +173,8 @@ def _in_mini_batches(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) ->
         for stage in stages:
             for key in (key for key in keys if key[2] == micro):
                 stock = _complete(reference.mini_batches[key])
-                for mini_batch in run.mini_batches[key]:
+                of_units = run.backwards[key] if stage is _gradients else []
+                for mini_batch in (*run.mini_batches[key], *of_units):
                     found = stage(key, stock, mini_batch)
                     if found is not None:
                         return found
@@ -189,9 +202,11 @@ def _values(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Diff
 
 
 def _gradients(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
-    if not (stock.ended and mini_batch.ended):
+    if not (stock.ended and mini_batch.ended) or mini_batch.ended["gradients"] is None:
         return None
     ours, theirs = _sequence(mini_batch.ended["gradients"]), _sequence(stock.ended["gradients"])
+    if not mini_batch.began:  # of some units alone
+        theirs = {name: digest for name, digest in theirs.items() if name in ours}
     return _named(key, mini_batch, "gradient", theirs, ours)
 
 
@@ -222,11 +237,14 @@ def _in_applied(reference: RunTrace, run: RunTrace, step: int) -> Difference | N
         for process, record in run.applied[step]:
             if what in ("buffers", "extras") and process.startswith("ddp-") and process != "ddp-0":
                 continue  # every rank of DDP has its own
-            differing = _pairs(stock[what], record[what])
+            expected = stock[what]
+            if record.get("partial"):  # a worker of a pipeline has the state of its units
+                expected = {name: digest for name, digest in expected.items() if name in record[what]}
+            differing = _pairs(expected, record[what])
             if differing:
                 label: What = what if step >= 0 or what != "weights" else "initial weights"
                 return _difference(
-                    step, label, differing, max(len(stock[what]), len(record[what])), process=process
+                    step, label, differing, max(len(expected), len(record[what])), process=process
                 )
     return None
 

@@ -95,8 +95,10 @@ class PipelineActions:
 
     def complete(self, turn: Turn) -> None:
         """Adopt EST 0's buffers, and release the units that only the former plan gave."""
-        state = self._parts.state
+        state, trace = self._parts.state, self._parts.trace
         self._executor.end_step(applied=True)
+        if trace is not None:
+            trace.step_applied(turn.step)
         self._parts.prepared.units.started()
         state.settle()
         self._session.protocol.units = tuple(ranges(state.active))

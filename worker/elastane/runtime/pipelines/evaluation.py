@@ -22,11 +22,13 @@ would do with the answer, and a new one takes its place.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
+import torch
 from torch import Tensor
 
 from elastane.collective.ring_errors import RingError
@@ -151,10 +153,11 @@ class Evaluation:
         Raises RingAborted, RingBroken.
         """
         parts, executor = self._parts, self._parts.executor
-        told = executor.tell_all(group.place)
-        places = [place for place in told if isinstance(place, tuple)]
+        told = executor.tell_all((group.place, _autocasts()))
+        at = [place for place, _ in told]
+        places = [place for place in at if isinstance(place, tuple)]
         if not places:
-            if all(place == _ENDED for place in told):
+            if all(place == _ENDED for place in at):
                 self._final.begin(wanted=executor.me == executor.leader)
                 executor.gather_weights([executor.leader], self._final.take)
             executor.flush()
@@ -162,7 +165,7 @@ class Evaluation:
         first = min(places)
         if first == _WEIGHTS:
             weights: dict[str, Tensor] = {}
-            askers = [member for member, place in enumerate(told) if place == _WEIGHTS]
+            askers = [member for member, place in enumerate(at) if place == _WEIGHTS]
             executor.gather_weights(askers, weights.update)
             executor.flush()
             return first, weights
@@ -171,8 +174,9 @@ class Evaluation:
                 "workers evaluate with different mini-batches: the answer would depend on who leads",
                 hint="evaluate without shuffling and random transforms, or `if job.is_leader:`",
             )
-        asks = told.index(first) == executor.me
-        with EvalMode(parts.state.units.as_model()):
+        asker = at.index(first)
+        asks = asker == executor.me
+        with EvalMode(parts.state.units.as_model()), _under(told[asker][1]):
             outputs = executor.forward_only(group.inputs if asks else ())
             results = None
             if asks:
@@ -180,7 +184,7 @@ class Evaluation:
                 before = parts.states()
                 results = [group.fn(out, batch) for out, batch in zip(outputs, group.batches, strict=True)]
                 parts.put(before)
-        answer = executor.tell_all(results)[told.index(first)]
+        answer = executor.tell_all(results)[asker]
         executor.flush()
         return first, answer
 
@@ -199,3 +203,24 @@ class Evaluation:
         session, why = self._parts.worker_session, str(error)
         session.tell(lambda: self._protocol.broken(self._protocol.applied_step, why))
         session.wait_for(lambda: not self._protocol.is_running)
+
+
+def _autocasts() -> dict[str, str]:
+    """Return the types to which the script casts now, by kind of device."""
+    return {
+        device: str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    }
+
+
+@contextmanager
+def _under(casts: Mapping[str, str]) -> Iterator[None]:
+    """Cast in this context as the member that evaluates does."""
+    present = _autocasts()
+    with ExitStack() as stack:
+        for device in {*casts, *present}:
+            if casts.get(device) != present.get(device):
+                dtype = getattr(torch, casts[device]) if device in casts else None
+                stack.enter_context(torch.autocast(device, dtype, enabled=device in casts))
+        yield

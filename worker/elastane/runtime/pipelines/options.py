@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,13 @@ from elastane.pipeline.refusals import check_loss
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipelines.batch import pair
 from elastane.runtime.pipelines.errors import PipelineOptionError
+from elastane_common.sizes import parse_size
 from elastane_planner.errors import PlanError
 from elastane_planner.profile import Profile
 
 Split = Callable[[Any], tuple[Any, Any]]
 
 _DDP_ONLY: Final = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*")
-_POWERS: Final = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class PipelineOptions:
             loss_fn,
             split if split is not None else pair,
             scheduler,
-            0 if memory is None else parse_size(memory),
+            0 if memory is None else _bytes_of(memory),
             None if profile is None else read_profile(Path(profile)),
             TrainOptions.of(others),
         )
@@ -99,16 +97,14 @@ class PipelineOptions:
             )
 
 
-def parse_size(given: str | int) -> int:
-    """Return bytes of "2GiB", "1500MB" (powers of 1000), or a number. Raises PipelineOptionError."""
-    match = _SIZE.fullmatch(str(given))
-    found = 0
-    if match is not None:
-        base = 1024 if match[3] else 1000
-        found = int(float(match[1]) * base ** _POWERS[match[2]])
-    if found <= 0:
-        raise PipelineOptionError(f"memory is {given!r}", hint='give bytes, as a number or like "2GiB"')
-    return found
+def _bytes_of(given: str | int) -> int:
+    """Return the bytes of `memory=`: a number, or a size like "2GiB". Raises PipelineOptionError."""
+    try:
+        return parse_size(str(given))
+    except ValueError:
+        raise PipelineOptionError(
+            f"memory is {given!r}", hint='give bytes, as a number or like "2GiB"'
+        ) from None
 
 
 def read_profile(path: Path) -> Profile:
@@ -133,11 +129,6 @@ def check_loader(loader: Any) -> None:
 def check_extras(extras: Sequence[Any]) -> None:
     """Raise PipelineOptionError for objects that need the whole model."""
     for extra in extras:
-        if isinstance(extra, torch.amp.GradScaler):
-            raise PipelineOptionError(
-                "a pipeline has no GradScaler",
-                hint="train in bfloat16, which needs none, or with job.prepare",
-            )
         if isinstance(extra, torch.nn.Module):
             raise PipelineOptionError(
                 f"a {type(extra).__name__} was prepared beside the units: no worker has all weights that it"

@@ -16,6 +16,8 @@ from elastane.rng import Generators, Parts
 from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.pipelines.prepared import PreparedPipeline
+from elastane.runtime.pipelines.scaling import JoinedScaler
+from elastane.runtime.pipelines.trace import UnitTrace
 from elastane.runtime.worker_session import WorkerSession
 from elastane.state.unit_state import Staged, UnitState
 from elastane_common.observe.figures import WorkerFigures
@@ -67,8 +69,10 @@ class PipelineParts:
     prepared: PreparedPipeline
     executor: StepExecutor
     state: UnitState
+    scaler: JoinedScaler
     frozen: FrozenParameters
     figures: WorkerFigures
+    trace: UnitTrace | None
     buffers: Off = field(default_factory=Off)
     fingerprints: Off = field(default_factory=Off)
     watch: Off = field(default_factory=Off)
@@ -85,5 +89,7 @@ class PipelineParts:
         self.source.registry.exchange(states)
 
     def close(self) -> None:
-        """End threads and hooks."""
+        """End threads, hooks and files."""
         self.executor.close()
+        if self.trace is not None:
+            self.trace.close()

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from elastane.pipeline.units import Units
 from elastane.runtime.pipelines.options import PipelineOptions, check_extras, check_loader
+from elastane.runtime.pipelines.scaling import check_scalers
 from elastane.runtime.prepared_objects import PreparedObjects, check_modules, check_schedulers
 from elastane.state.unit_optimizer import UnitOptimizer
 
@@ -55,6 +56,7 @@ class PreparedPipeline:
         scheduler = None if options.scheduler is None else options.scheduler(divided.optimizer)
         prepared = [built.as_model(), divided.optimizer, loader]
         objects = PreparedObjects([*prepared, *([] if scheduler is None else [scheduler]), *extras])
+        check_scalers(objects.scalers)
         check_modules(objects.model)
         check_schedulers(objects)
         return cls(built, divided, scheduler, objects, options)

@@ -112,6 +112,7 @@ class PipelineRunner:
                 hint="call it once in each turn of the loop over the loader, with what the loader yields",
             )
         batch.use()
+        self._parts.scaler.begin_step()
         self._check_draws("between the loader and pipe(batch)")
         while True:
             try:
@@ -154,7 +155,10 @@ class PipelineRunner:
             self._check_items(items)
             for turn in turns:
                 states[turn.rank] |= ends[turn.rank].parts
+                if parts.trace is not None and not last:
+                    parts.trace.mini_batch_ended(step, turn.rank, micro, states[turn.rank], {})
         executor.sum_gradients()
+        parts.scaler.join(executor)
         self._mean = mean_of(executor.losses)
         for turn in turns:
             turn.states = states[turn.rank]
@@ -173,6 +177,8 @@ class PipelineRunner:
         batch, info = parts.source.begin(turn.rank)
         parts.figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
+        if parts.trace is not None:
+            parts.trace.mini_batch_began(turn.step, turn.rank, turn.micro, batch, parts.states())
         given, target = parts.prepared.options.split(batch)
         turn.loader_parts |= parts.source.finish(turn.rank)
         generators = parts.generators.capture()
@@ -211,25 +217,39 @@ class PipelineRunner:
         """
         if self.est_step is None:
             raise StepError("optimizer.step() was called outside the loader loop")
-        turn = self._turns[-1] if self._turns else self.est_step
-        return finish(self._body.begin_apply(turn))
+        turn, trace = self._turns[-1] if self._turns else self.est_step, self._parts.trace
+        is_first = not self._state.may_step
+        may_step = finish(self._body.begin_apply(turn))
+        if trace is not None and may_step and is_first:
+            for one in self._turns:
+                trace.mini_batch_ended(one.step, one.rank, one.micro, one.states, one.metrics)
+        return may_step
 
     def clip(self, *arguments: Any) -> Tensor:
         """Clip the averages; NaN if the ring ends meanwhile: the step is lost."""
-        state = self._state
-        if self.est_step is None or state.is_reported or not (self._turns or not state.in_flight):
-            raise PipelineBodyError(
-                "pipe.clip_grad_norm_ was called outside of a step, or not between pipe(batch) and"
-                " optimizer.step()",
-                hint="each turn of the loop is pipe(batch), pipe.clip_grad_norm_(...), optimizer.step()",
-            )
-        if not state.in_flight or self._actions.failure is not None:
+        if not self.has_averages("pipe.clip_grad_norm_"):
             return torch.tensor(math.nan)
         try:
             return self._executor.clip_grad_norm_(*arguments)
         except RingError as error:
             self._actions.failure = error
             return torch.tensor(math.nan)
+
+    def has_averages(self, what: str, *, applying: bool = False) -> bool:
+        """True if the averages of the step are in p.grad; False if the step is lost.
+
+        what: is done with them. applying: that may also be while the optimizer steps. Raises
+        PipelineBodyError in any other place.
+        """
+        state = self._state
+        early = state.in_flight and not self._turns
+        late = state.is_reported and not (applying and state.may_step)
+        if self.est_step is None or early or late:
+            raise PipelineBodyError(
+                f"{what} was called outside of a step, or not between pipe(batch) and optimizer.step()",
+                hint="each turn of the loop is pipe(batch), pipe.clip_grad_norm_(...), optimizer.step()",
+            )
+        return state.in_flight and self._actions.failure is None
 
     def log(self, values: dict[str, Any]) -> None:
         """Record values of the step for each home EST, as part of the committed history.

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elastane.pipeline.stage_run import no_autocast
 from elastane.rng import Generators
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.pipelines.batch import PipelineBatch, steps
 from elastane.runtime.pipelines.pipe import EvalMode, Pipe, check_batch
 from elastane.runtime.pipelines.prepared import PreparedPipeline
+from elastane.runtime.pipelines.scaling import scale_of
 
 
 class StockPipe(Pipe):
@@ -32,6 +34,7 @@ class StockPipe(Pipe):
         super().__init__(prepared.units)
         self._options, self._module = prepared.options, prepared.objects.model
         self._model, self._calls, self._log = model, calls, log
+        self._scale = scale_of(prepared.objects.scalers)
 
     def __call__(self, batch: PipelineBatch) -> Tensor:
         check_batch(batch).use()
@@ -40,7 +43,8 @@ class StockPipe(Pipe):
         while True:
             given, target = self._options.split(mini_batch)
             loss = self._options.loss_fn(self._model(given), target)
-            loss.backward()
+            with no_autocast():
+                (loss if self._scale is None else self._scale(loss)).backward()
             if self._calls.sync:
                 break
             mini_batch = next(batch.others)

@@ -1,0 +1,68 @@
+"""What a pipeline's stages may keep, where workers say how much memory theirs may use.
+
+    a worker joins      the job needs as many workers as hold the model, if all had as much memory as the
+                        one that has most; with fewer it waits, and if no number would do, it is refused
+    a plan is chosen    its stages keep activations, or run forwards again, so that they fit
+
+Optimizer state and activations are counted as far as the script's profile has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from elastane_planner.cluster import Cluster, Device
+from elastane_planner.costs import Costs
+from elastane_planner.links import UNKNOWN_BYTES_PER_SECOND
+from elastane_planner.memory import MemoryNeeds, Misfit
+from elastane_planner.plan import Plan, Stage
+from elastane_planner.profile import Profile
+
+
+def workers_least(profile: Profile, micro_batches: int, workers_most: int, memory_bytes: int) -> int:
+    """Return the least number of workers, each with so much memory, that hold the model.
+
+    Raises DoesNotFit, which names a stage, if more than workers_most would be needed.
+    """
+    count = min(workers_most, micro_batches)
+    devices = [Device(f"worker {index}", memory_bytes=memory_bytes) for index in range(count)]
+    costs = Costs(profile, Cluster.uniform(devices, UNKNOWN_BYTES_PER_SECOND), micro_batches)
+    needs = MemoryNeeds(costs)
+    least = needs.least_devices(devices[0])
+    if least is None or least > count:
+        misfit = needs.fit(_one_each(profile, count))
+        if isinstance(misfit, Misfit):
+            raise needs.does_not_fit(misfit)
+    return count if least is None else min(least, count)
+
+
+def first_fit(costs: Costs, plans: Iterable[Plan]) -> Plan | str:
+    """Return the first plan that keeps to the devices' memory, with the memory of its stages.
+
+    Returns why the first of them does not fit, if none does.
+    """
+    needs, problem = MemoryNeeds(costs), ""
+    for plan in plans:
+        found = needs.fit(_plain(plan))
+        if isinstance(found, Plan):
+            return found
+        error = needs.does_not_fit(found) if not problem else None
+        problem = problem or f"{error}; {error.hint if error else ''}"
+    return problem
+
+
+def _one_each(profile: Profile, count: int) -> Plan:
+    """Return a plan with as many stages as may be, of about equally many units, a device for each."""
+    starts = [0, *profile.cuts]
+    stages = min(count, len(starts))
+    chosen = [starts[len(starts) * stage // stages] for stage in range(stages)]
+    ends = [*chosen[1:], len(profile.units)]
+    bounds = zip(chosen, ends, strict=True)
+    return Plan(tuple(Stage(first, end, (device,)) for device, (first, end) in enumerate(bounds)))
+
+
+def _plain(plan: Plan) -> Plan:
+    stages = tuple(msgspec.structs.replace(stage, memory="plain") for stage in plan.stages)
+    return msgspec.structs.replace(plan, stages=stages)

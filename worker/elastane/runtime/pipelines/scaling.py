@@ -1,0 +1,72 @@
+"""GradScaler in a pipeline: no worker has all gradients, so what any of them finds counts for all.
+
+    pipe(batch)        scales each EST's loss, and after the sums all members tell whether one is not finite
+    scaler.unscale_    divides the averages held here; what it has found is what all members have found
+    scaler.step        as in any job: the step is made, or skipped, by all
+
+The answer is there before the step is reported: from then on nobody may need another member's help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+
+from elastane.pipeline.executor import StepExecutor
+from elastane.runtime.pipelines.errors import PipelineOptionError
+from elastane.runtime.prepared_objects import replace_method
+
+
+def check_scalers(scalers: Sequence[torch.amp.GradScaler]) -> None:
+    """Raise PipelineOptionError for more than one: there is one loss to scale."""
+    if len(scalers) > 1:
+        raise PipelineOptionError(
+            f"{len(scalers)} GradScalers were prepared", hint="pipe(batch) scales one loss: give one"
+        )
+
+
+def scale_of(scalers: Sequence[torch.amp.GradScaler]) -> Callable[[Tensor], Tensor] | None:
+    """Return what a loss is scaled with before backward; None: it is not."""
+    return next((scaler.scale for scaler in scalers if scaler.is_enabled()), None)
+
+
+class JoinedScaler:
+    """The script's GradScaler, if there is one that is enabled; called by the script's thread.
+
+    device: of the units.
+    """
+
+    def __init__(self, scalers: Sequence[torch.amp.GradScaler], device: torch.device) -> None:
+        self._scaler = next((scaler for scaler in scalers if scaler.is_enabled()), None)
+        self._device = device
+        self._found_inf = False
+        if self._scaler is not None:
+            # By it both `unscale_` and the steps of fused optimizers look for what is not finite.
+            replace_method(self._scaler, "_unscale_grads_", self._unscale)
+
+    def begin_step(self) -> None:
+        """Begin a step, or begin it again: gradients that a lost step has unscaled are gone."""
+        scaler = self._scaler
+        if scaler is None:
+            return
+        if scaler._scale is None:  # torch makes it where a loss is scaled: on the last stage alone
+            scaler._lazy_init_scale_growth_tracker(self._device)
+        if any(one["stage"] is OptState.UNSCALED for one in scaler._per_optimizer_states.values()):
+            scaler._per_optimizer_states.clear()
+
+    def join(self, executor: StepExecutor) -> None:
+        """Learn whether any average of the model is not finite. Collective, after the sums.
+
+        Raises RingAborted, RingBroken.
+        """
+        if self._scaler is not None:
+            self._found_inf = executor.found_inf()
+
+    def _unscale(self, original: Callable[..., Any], *arguments: Any) -> dict[torch.device, Tensor]:
+        original(*arguments)
+        found = torch.full((), float(self._found_inf), dtype=torch.float32, device=self._device)
+        return {self._device: found}

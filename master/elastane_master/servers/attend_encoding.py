@@ -79,9 +79,9 @@ def _is_alike(message: WorkerMessage, known: WorkerMessage | None) -> bool:
     """True if both messages are equal; the large lists of members are compared by identity."""
     match message, known:
         case effects.Prepare(), effects.Prepare():
-            return (message.generation, message.reason) == (known.generation, known.reason) and (
-                message.members is known.members
-            )
+            # Whatever else a Prepare carries: workers of one ring may be told it differently.
+            rest, known_rest = (replace(one, members=()) for one in (message, known))
+            return message.members is known.members and rest == known_rest
         case effects.Prepared(), effects.Prepared():
             change, known_change = message.then_prepare, known.then_prepare
             if change is None or known_change is None:

@@ -308,6 +308,8 @@ def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
     joins = effects.Prepared(3, 5, (), PREPARE, None)
     moves = effects.Prepared(3, 5, (), elsewhere, None)
     later = effects.Prepared(3, 6, (), PREPARE, None)
+    finishes = msgspec.structs.replace(PREPARE, prepared_until=6)
+    finishes_later = effects.Prepared(3, 5, (), finishes, None)
     for messages in itertools.permutations([PREPARE, TO_WORKER[3], other, elsewhere, TO_WORKER[4]]):
         encoder = AttendEncoder()
         for message in (
@@ -318,6 +320,9 @@ def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
             moves,
             later,
             joins,
+            finishes_later,
+            PREPARE,
+            finishes,
             moved,
             next_shard,
             plain,

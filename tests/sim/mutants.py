@@ -432,8 +432,8 @@ MUTANTS = (
     Mutant(
         "a standby master's answer ends the session",
         "elastane.runtime.session_machine",
-        "return self.code in PERMANENT_CODES",
-        'return self.code in PERMANENT_CODES or self.reason == "NOT_LEADING"',
+        "return ended.code in PERMANENT_CODES",
+        'return ended.code in PERMANENT_CODES or ended.reason == "NOT_LEADING"',
     ),
     Mutant(
         "a takeover that did not come to its end counts",

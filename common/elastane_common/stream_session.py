@@ -1,4 +1,4 @@
-"""Events of a stream that sessions of workers and of runners have in common, and where they connect next. Pure.
+"""Events of a stream, common to the sessions of workers and of runners, and where they connect next. Pure.
 
 Each has a machine of its own that decides what follows (`elastane.runtime.session_machine`,
 `elastane_runner.attending`).

@@ -142,7 +142,7 @@ def held_message(error: HeldError) -> job_pb2.Job:
 
 
 def damage_message(damage: Damage) -> job_pb2.Damage:
-    """A hole, as it is told."""
+    """Return the message for damage to stored data."""
     return job_pb2.Damage(key=damage.key, sequence=damage.sequence, lost=damage.lost)
 
 

@@ -245,7 +245,7 @@ def _newest_manifest(folder: Folder) -> ArtifactManifest | None:
 
 
 def _put_newest(folder: Folder) -> ArtifactManifest | None:
-    """Return the manifest that counts, and have it in place, whoever has overwritten it."""
+    """Return the manifest that counts, and restore it if an abandoned launch has overwritten it."""
     while True:
         newest, there = _newest_manifest(folder), _read_manifest(folder, MANIFEST)
         if newest is None or newest == there:

@@ -56,7 +56,7 @@ class DatasetRef:
 
 
 class Readiness(enum.StrEnum):
-    """READY: may be read. PREPARING: ask again later. MISSING: will not come by itself."""
+    """READY: may be read. PREPARING: ask again later. MISSING: somebody has to create it first."""
 
     READY = "ready"
     PREPARING = "preparing"

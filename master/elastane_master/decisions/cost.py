@@ -141,7 +141,7 @@ def dropped(state: JobState, now: float) -> None:
 
 
 def resumed(state: JobState, step: int, now: float) -> None:
-    """A ring goes on from `step`: what was done behind it is thrown away."""
+    """Training resumes at `step`: later work was lost, and counts as replayed."""
     charge(state, now)
     book = state.cost
     if step < book.boundary[0]:
@@ -246,7 +246,7 @@ def spent(state: JobState, now: float) -> Spent:
 
 
 def _chargeable(book: CostBook, since: int) -> int:
-    """So much of the time can be charged. A clock that was set right by decades must not cost the job."""
+    """Return the chargeable part of a time span: a clock corrected by decades must not cost the job."""
     workers = sum(kind.spot + kind.on_demand for kind in (book.ring_workers, book.task_workers))
     return min(since, (NANOS_MAX - book.attended.nanos) // workers) if workers else since
 
@@ -310,7 +310,7 @@ def _count_members(state: JobState) -> None:
 
 
 def _replay(book: CostBook, stands: Charges) -> None:
-    """Of what was worked only `stands` still counts as work."""
+    """Count all work beyond `stands` as replayed."""
     book.replayed = book.replayed.plus(book.working.minus(stands))
     book.working = stands
 

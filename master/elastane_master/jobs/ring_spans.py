@@ -227,7 +227,7 @@ class RingSpans:
     def _phase(
         self, change: _Change, name: str, now: float, attributes: Attributes | None = None
     ) -> list[Operation]:
-        """The change goes on with this part of it."""
+        """Begin the next phase of a change; the phase before it ends."""
         operations: list[Operation] = [End((change.number, change.phase), now)] if change.phase else []
         change.phase = name
         return [*operations, Begin((change.number, name), change.root, now, attributes or {})]

@@ -641,7 +641,7 @@ class HistoryForgotten(HistoryEvent, frozen=True):
 
 
 class IntervalLost(HistoryEvent, frozen=True):
-    """The code before a step must run again: whoever ran it is gone. Written by `intervals`."""
+    """The code before a step must run again: the workers that ran it are gone. Written by `intervals`."""
 
     kind = "interval_lost"
     facts = ("at_step",)
@@ -817,7 +817,7 @@ class MoreTasksTimedOut(HistoryEvent, frozen=True):
 
 
 class UnknownEvent(HistoryEvent, frozen=True):
-    """Of a kind that this release does not know: a newer one wrote it. There is its text."""
+    """An event of a kind that this release does not know: a newer one wrote it. It has a text."""
 
 
 AnyHistoryEvent = (

@@ -108,7 +108,7 @@ def conclude_if_gone(ctx: RunsContext, run: Run) -> None:
 
 
 def _will_record(ctx: RunsContext, run: Run, launch: Launch) -> bool:
-    """True if the runner of rank 0 is told to forget what it had prepared: it writes the record then."""
+    """True if the runner of rank 0 will get Forget for what it had prepared, and so writes the record."""
     first = run.ranks[0]
     runner = ctx.state.runners.get(first.runner_id)
     is_told = runner is not None and runner.attends and launch.fence not in runner.holds

@@ -22,7 +22,8 @@ from elastane.runtime.pipelines.evaluation import Evaluation
 from elastane.runtime.pipelines.parts import PipelineParts, PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.runner import PipelineRunner
-from elastane.runtime.saving import CheckpointSaver, initial_contexts
+from elastane.runtime.saving import CheckpointSaver
+from elastane.runtime.seeds import initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.step_boundary import StepBoundary
 from elastane.runtime.trainer import Trainer, TrainerParts

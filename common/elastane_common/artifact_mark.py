@@ -1,8 +1,8 @@
 """A mark by which a runner notices that a local artifact URL names another folder on its machine.
 
-The default artifact URL is a folder of the master's machine. A runner elsewhere that does not share it would
-store models and logs where nobody looks for them. So the master puts a mark into the folder and tells runners
-what it is. URLs that mean the same everywhere need none.
+The default artifact URL is a folder on the master's machine. A runner on a machine that does not share it
+would store models and logs where nobody looks for them. So the master writes a mark into the folder and sends
+it to its runners, which compare. URLs that mean the same everywhere need none.
 """
 
 from __future__ import annotations

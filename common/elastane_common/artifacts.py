@@ -4,8 +4,8 @@
     URL/launches/FENCE.json  the same, of the launch of a service with this fence
     URL/FOLDER/...           the files; FOLDER begins the hash of their content, and ends with the fence
 
-The manifest is put in place last, by one rename or put. Files that it names are never written to: another
-content has another folder, so a reader has the old files or the new ones, and who dies while writing leaves
+The manifest is put in place last, by one rename or put. Files that it names are never written to: other
+content goes to another folder, so a reader sees the old files or the new ones, and a writer that dies leaves
 the old ones. Writing the same content again changes nothing. One URL has one writer at a time; a second one
 may win, but never mixes its files with the first one's. A folder that a killed writer leaves is named by no
 manifest; it goes with the run.
@@ -245,7 +245,7 @@ def _newest_manifest(folder: Folder) -> ArtifactManifest | None:
 
 
 def _put_newest(folder: Folder) -> ArtifactManifest | None:
-    """Return the manifest that counts, and have it in place, whoever has overwritten it."""
+    """Return the manifest that counts, and restore it if an abandoned launch has overwritten it."""
     while True:
         newest, there = _newest_manifest(folder), _read_manifest(folder, MANIFEST)
         if newest is None or newest == there:

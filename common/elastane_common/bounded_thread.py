@@ -1,4 +1,4 @@
-"""Long computations beside an event loop: one at a time, in a thread of its own, and not for ever."""
+"""Long computations beside an event loop: one at a time, in a separate thread, with a time limit."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Result = TypeVar("Result")
 
 
 class TooSlow(Exception):  # noqa: N818 - named after the fact
-    """A computation takes longer than it may. What was begun is not waited for, and its result is dropped."""
+    """A computation exceeded its time limit. It continues in its thread, and its result is discarded."""
 
 
 class StillBusy(TooSlow):
-    """An earlier computation, which nobody waits for any more, has not come to its end: nothing was begun."""
+    """An earlier computation that exceeded its limit is still running, so this one was not started."""
 
 
 class BoundedThread(Generic[Result]):

@@ -10,6 +10,7 @@ import grpc
 from grpc_status import rpc_status
 
 from elastane_common.errors import ElastaneError, RefusedError
+from elastane_common.stream_session import StreamEnded
 from elastane_proto.error_codes import wire_code
 from elastane_proto.v1 import errors_pb2
 
@@ -71,7 +72,7 @@ class TransientError(Exception):
 
 def error_of(error: grpc.Call, address: str) -> RequestRefusedError | TransientError:
     """Return the error that a failed call stands for; a TransientError if the call may be retried."""
-    detail = _detail(error)
+    detail = detail_of(error)
     text = error.details() or error.code().name.lower()
     if detail is not None and not detail.retryable:
         reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
@@ -87,12 +88,28 @@ def error_of(error: grpc.Call, address: str) -> RequestRefusedError | TransientE
     return RequestRefusedError(text, reason=error.code().name.lower())
 
 
+def stream_ended(code: grpc.StatusCode, text: str, detail: errors_pb2.ErrorDetail | None) -> StreamEnded:
+    """Return the facts of the error that ended a stream. detail: see `detail_of`."""
+    if detail is None:
+        return StreamEnded(code.name, text)
+    has_name = detail.reason and detail.reason in errors_pb2.ErrorReason.values()
+    name = errors_pb2.ErrorReason.Name(detail.reason) if has_name else ""
+    return StreamEnded(
+        code.name,
+        text,
+        reason=name.removeprefix("ERROR_REASON_"),
+        is_retryable=detail.retryable,
+        hint=detail.hint,
+        facts=dict(detail.facts),
+    )
+
+
 def plain_cause(error: str) -> str:
     """Return the cause in gRPC's text of a failed connection, without the addresses and layers around it."""
     return error.rpartition("Failed to connect to remote host: ")[2] or error
 
 
-def _detail(error: grpc.Call) -> errors_pb2.ErrorDetail | None:
+def detail_of(error: grpc.Call) -> errors_pb2.ErrorDetail | None:
     """Return the ErrorDetail of a refused call, if it has one."""
     try:
         status = rpc_status.from_call(error)

@@ -30,6 +30,7 @@ from elastane_common.client_errors import (
 from elastane_common.credentials import TLS_HINT, credentials_stamp, open_channel
 from elastane_common.errors import MasterUnreachableError
 from elastane_common.message_size import size_options
+from elastane_common.stream_session import STANDBY_SECONDS_MAX
 from elastane_proto import versions
 from elastane_proto.channels import KEEPALIVE_TIMEOUT_MILLISECONDS, channel_options
 
@@ -47,8 +48,6 @@ _METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
 #: A watch that lasted longer than connecting takes was connected to a master, which may have had nothing to
 #: send: a quiet job has no event for hours.
 STOOD_SECONDS = 5.0
-#: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
-STANDBY_SECONDS_MAX = 0.5
 #: Delay before asking again for a known job that is not found: the default duration of a leader's lease.
 NOT_FOUND_SECONDS = 3.0
 

@@ -4,10 +4,10 @@ A dataset's version is a folder on any fsspec URL, `ROOT/ID/HASH`, with its file
 
     {"state": "ready", "files": [{"path": "train/0.parquet", "size": 1024, "sha256": "..."}, ...]}
 
-Whoever prepares it first writes {"state": "preparing"}, then the files, then the manifest with all of them.
+The program that prepares it writes {"state": "preparing"} first, then the files, then the full manifest.
 HASH is the content hash of the files (see `file_manifest`), unless the manifest has a `version_hash`: a data
-service may name its versions as it likes. A reference with another hash than the manifest's is never
-resolved. Calls block: whoever must not wait calls them in a thread.
+service may name its versions as it likes. A reference whose hash differs from the manifest's is never
+resolved. Calls block; event loops must run them in a thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -56,7 +56,7 @@ class DatasetRef:
 
 
 class Readiness(enum.StrEnum):
-    """READY: may be read. PREPARING: ask again later. MISSING: will not come by itself."""
+    """READY: may be read. PREPARING: ask again later. MISSING: somebody has to create it first."""
 
     READY = "ready"
     PREPARING = "preparing"
@@ -71,13 +71,6 @@ class Resolution:
     reason: str
     url: str = ""
     version_hash: str = ""
-
-
-class DatasetResolver(Protocol):
-    """Finds datasets. Other kinds than `ManifestResolver`, as for a data service, have this form."""
-
-    def resolve(self, ref: DatasetRef) -> Resolution:
-        """Return where the dataset is. Blocks. Raises DatasetError if that cannot be found out now."""
 
 
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +94,10 @@ class ManifestResolver:
         self._prefixes = [f"{prefix.rstrip('/')}/" for prefix in (root, *url_prefixes) if prefix]
 
     def resolve(self, ref: DatasetRef) -> Resolution:
-        """Read the manifest, and the files if `ref.verify_files`. Raises DatasetError."""
+        """Return where the dataset is, from its manifest, and from the files if `ref.verify_files`.
+
+        Blocks. Raises DatasetError if the storage does not answer.
+        """
         if fault := self._fault_of(ref):
             return Resolution(Readiness.MISSING, fault)
         url = ref.url or layout.join(self._root, ref.id, _folder_of(ref.version_hash))

@@ -1,11 +1,11 @@
 """An outbox: entries in a local folder that are sent in order, however often sender or receiver die.
 
-    FOLDER/00000000000000000012.json       waits
-    FOLDER/refused/00000000000000000007.json   its receiver will never take it; `reason` says why
+    FOLDER/00000000000000000012.json           waiting to be sent
+    FOLDER/refused/00000000000000000007.json   refused by its receiver for good; `reason` says why
 
-`put` only writes a file, by rename, so whoever puts never waits for the receiver. An entry is removed after
-it was sent: one whose sender dies in between is sent again, so receivers must take a repeated entry as the
-same. One process sends from a folder at a time.
+`put` only writes a file, by rename, so its callers never wait for the receiver. An entry is removed after it
+has been sent; if the sender dies in between, it is sent again, so receivers must ignore duplicates. Only one
+process sends from a folder at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OutboxError(ElastaneError):
 
 
 class RefusedEntryError(Exception):
-    """Raised by a receiver for an entry that it will never take; the text is the reason."""
+    """Raised by a receiver that will never accept an entry; the text is the reason."""
 
 
 class Outbox:

@@ -130,7 +130,7 @@ class TrainingClient:
     def stream_logs(
         self, run_id: int, *, rank: int = 0, attempt: int = 0, offset: int = 0, follow: bool = False
     ) -> Iterator[training_pb2.TrainingServiceStreamLogsResponse]:
-        """Yield the output of a rank in pieces; after a break it goes on behind the last one.
+        """Yield the output of a rank in pieces; after a lost connection, continue behind the last one.
 
         attempt: from 1; 0: the newest at the time of the call. offset: first byte; negative: that many bytes
         before the end. follow: until the attempt is over.

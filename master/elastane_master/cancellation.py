@@ -30,7 +30,7 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, which goes on to its end if the caller is cancelled; how it fails then is logged.
+    """Await `work`. If the caller is cancelled, `work` runs to its end, and its error is logged.
 
     With `asyncio.shield` alone such a failure is reported as an exception that nobody retrieved.
     """

@@ -67,7 +67,7 @@ class MasterSettings(Limits):
     artifact_url: str = Field(
         default="",
         description="fsspec URL of the folder for code, models and logs of runs; default: a folder in the "
-        "state directory, which runners on other machines do not reach",
+        "state directory, out of reach of runners on other machines",
     )
     dataset_root: str = Field(
         default="",
@@ -85,18 +85,18 @@ class MasterSettings(Limits):
     runner_lease_seconds: float = Field(
         default=60.0,
         gt=0,
-        description="time after which the processes of a runner that is not heard of are given up",
+        description="time after which the processes of a silent runner are given up",
     )
     prepare_seconds: float = Field(
         default=PREPARE_SECONDS,
         gt=0,
-        description="time after which a launch is taken back whose runner gets on neither with preparing nor "
-        "with starting it",
+        description="time after which a launch is undone whose runner reports no progress with preparing or "
+        "starting it",
     )
     starvation_seconds: float = Field(
         default=600.0,
         gt=0,
-        description="time after which slots are reserved for a run that others are preferred to",
+        description="time after which slots are reserved for a waiting run, whatever its priority",
     )
     owner_weights: Annotated[dict[str, float], NoDecode] = Field(
         default_factory=dict,
@@ -110,8 +110,8 @@ class MasterSettings(Limits):
     reshape_seconds: float = Field(
         default=30.0,
         ge=0,
-        description="time after a change of a running run's instances in which the scheduling policy changes "
-        "them no further",
+        description="time for which the scheduling policy leaves a running run alone after changing its "
+        "instances",
     )
     scheduling_queues: Annotated[tuple[QueueShare, ...], NoDecode] = Field(
         default=(),

@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +30,7 @@ from elastane_runner.engine import (
 )
 from elastane_runner.process_records import LAUNCHED
 from elastane_runner.rank_logs import follow
+from integration.engine_runner import EngineRunner
 from slow import slow
 
 docker = pytest.importorskip(
@@ -364,7 +363,7 @@ async def test_a_folder_has_one_engine(bench: Bench) -> None:
 # ---------------------------------------------------------------- the runner is killed
 
 
-class Runner:
+class Runner(EngineRunner):
     """A process of scripts/container_engine_process.py."""
 
     def __init__(self, bench: Bench, *scripts: str, kill_at: int = 0) -> None:
@@ -373,30 +372,7 @@ class Runner:
             "commands": [["sh", "-c", script] for script in scripts],
             "image": IMAGE, "write_folder": str(bench.shared),
         }  # fmt: skip
-        roots = (str(SOURCES / name) for name in ("common", "proto", "worker"))
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(bench.root), bench.podman.url, json.dumps(plan), str(kill_at)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
-        )
-
-    async def launched(self) -> int:
-        """Wait for the launch, and return how many lines it took."""
-        assert self.process.stdout is not None
-        word, lines = (await asyncio.to_thread(self.process.stdout.readline)).split()
-        assert word == "launched"
-        return int(lines)
-
-    def stop(self, grace_seconds: float) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"stop {grace_seconds}\n")
-        self.process.stdin.flush()
-
-    async def kill(self) -> None:
-        self.process.kill()
-        await asyncio.to_thread(self.process.communicate)
+        super().__init__(SCRIPT, str(bench.root), bench.podman.url, plan=plan, kill_at=kill_at)
 
 
 def fifo(bench: Bench, name: str) -> Path:

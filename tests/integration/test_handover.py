@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -17,9 +16,10 @@ from torch import nn
 import patience
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.ring_errors import RingAborted, RingBroken
-from elastane.collective.transport import HANDOVER_TAG, RingTransport, Transfer
+from elastane.collective.transport import HANDOVER_TAG, RingTransport
 from elastane.state.handover import receive_state, send_state
 from elastane.state.train_state import TrainState
+from integration.dying_transport import DyingTransport
 from unit.state.models import OPTIMIZERS, build, train
 
 DONORS, RECEIVERS = [0, 1], [2, 3]
@@ -73,19 +73,6 @@ def member_of_whole(rank: int, address: str, results: Queue[Any]) -> None:
     losses = train(state, range(3, 6))
     results.put((rank, (loaded, losses, state.fingerprint())))
     transport.close()
-
-
-class DyingTransport:
-    """Kills its own process at the given send: nothing is flushed, no connection is closed by it."""
-
-    def __init__(self, transport: RingTransport, sends: int) -> None:
-        self._transport, self._left = transport, sends
-
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Transfer:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self._transport.send(tensor, peer, tag)
 
 
 def member_of_broken(rank: int, address: str, results: Queue[Any]) -> None:

@@ -37,6 +37,7 @@ from elastane_runner.process_records import (
     write_record,
 )
 from elastane_runner.rank_logs import follow, read
+from integration.engine_runner import EngineRunner
 from slow import slow
 
 SOURCES = Path(__file__).parents[2]
@@ -468,7 +469,7 @@ def children_of(tmp_path: Path) -> list[psutil.Process]:
     return psutil.wait_procs(found, timeout=30)[1] if found else []
 
 
-class Runner:
+class Runner(EngineRunner):
     """A process of scripts/engine_process.py."""
 
     def __init__(self, tmp_path: Path, *scripts: str, kill_at: int = 0) -> None:
@@ -477,30 +478,7 @@ class Runner:
             "commands": [["sh", "-c", script] for script in scripts],
             "environment": {"LIFE": str(tmp_path / "life")},
         }  # fmt: skip
-        roots = (str(SOURCES / name) for name in ("common", "proto", "worker"))
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(tmp_path / "root"), json.dumps(plan), str(kill_at)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(roots)},
-        )
-
-    async def launched(self) -> int:
-        """Wait for the launch, and return how many lines it took."""
-        assert self.process.stdout is not None
-        word, lines = (await asyncio.to_thread(self.process.stdout.readline)).split()
-        assert word == "launched"
-        return int(lines)
-
-    def stop(self, grace_seconds: float) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"stop {grace_seconds}\n")
-        self.process.stdin.flush()
-
-    async def kill(self) -> None:
-        self.process.kill()
-        await asyncio.to_thread(self.process.communicate)
+        super().__init__(SCRIPT, str(tmp_path / "root"), plan=plan, kill_at=kill_at)
 
 
 async def test_ranks_outlive_their_runner_and_are_adopted(tmp_path: Path, life: Life) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,13 +15,14 @@ from torch import nn
 import patience
 from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.ring_errors import RingBroken
-from elastane.collective.transport import HANDOVER_TAG, RingTransport, Transfer
+from elastane.collective.transport import HANDOVER_TAG, RingTransport
 from elastane.pipeline.units import Units
 from elastane.state.unit_handover import hand_over
 from elastane.state.unit_optimizer import UnitOptimizer
 from elastane.state.unit_state import Staged, UnitState
 from elastane.state.unit_transfers import transfers, units_of
 from elastane.state.value_digests import digest_any
+from integration.dying_transport import DyingTransport
 from unit.state.pipelines import a_plan
 
 MEMBERS, UNITS = 3, 6
@@ -76,22 +75,6 @@ def member_of_whole(rank: int, address: str, results: Queue[Any]) -> None:
     state.adopt(units_of(wanted, rank), result.staged)
     results.put((rank, (before, digests(state), sorted(state.units.held))))
     transport.close()
-
-
-class DyingTransport:
-    """Kills its own process at the given send."""
-
-    def __init__(self, transport: RingTransport, sends: int) -> None:
-        self._transport, self._left = transport, sends
-
-    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Transfer:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self._transport.send(tensor, peer, tag)
-
-    def recv(self, tensor: torch.Tensor, peer: int, tag: int) -> Transfer:
-        return self._transport.recv(tensor, peer, tag)
 
 
 def member_of_broken(rank: int, address: str, results: Queue[Any]) -> None:

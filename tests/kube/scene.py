@@ -15,6 +15,7 @@ import grpc
 import patience
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 from kube.api import CORE, JOBS, ApiError, Object
+from kube.gateway import Cut
 from kube.kubelet import Kubelet
 from kube.mirror import Mirror
 from kube.operator_process import Cluster, OperatorProcess
@@ -36,6 +37,31 @@ class Scene:
     master_address: str
     jobs: job_pb2_grpc.JobServiceStub
     script: Script = field(default_factory=Script)
+
+    async def survive(
+        self,
+        cut: Cut,
+        act: Callable[[], Awaitable[object]],
+        reached: Callable[[], bool],
+        what: str,
+        seconds: float,
+    ) -> bool:
+        """Act, and wait until `reached`; the operator is killed and started again where the cut says.
+
+        Returns whether the change had that write.
+        """
+        self.operator.gateway.cut = cut
+        await act()
+        reaching = asyncio.create_task(self.wait(reached, f"{what}, cut {cut.side} write {cut.at}", seconds))
+        dying = asyncio.create_task(cut.done.wait())
+        await asyncio.wait({reaching, dying}, return_when=asyncio.FIRST_COMPLETED)
+        self.operator.gateway.cut = None
+        dying.cancel()
+        if cut.done.is_set():
+            await self.operator.ended()
+            self.operator.start()
+        await reaching
+        return cut.done.is_set()
 
     # ------------------------------------------------------------------ what a user does
 

@@ -36,20 +36,8 @@ async def live_through(scene: Scene, cuts: Iterator[tuple[int, Side]]) -> int:
 
     async def survive(act: Callable[[], Awaitable[object]], reached: Callable[[], bool], what: str) -> None:
         nonlocal killed
-        gateway, operator = scene.operator.gateway, scene.operator
-        at, side = next(cuts)
-        gateway.cut = cut = Cut(at, side, operator.kill)
-        await act()
-        reaching = asyncio.create_task(scene.wait(reached, f"{what}, cut {side} write {at}", 30))
-        dying = asyncio.create_task(cut.done.wait())
-        await asyncio.wait({reaching, dying}, return_when=asyncio.FIRST_COMPLETED)
-        gateway.cut = None
-        dying.cancel()
-        if cut.done.is_set():
-            killed += 1
-            await operator.ended()
-            operator.start()
-        await reaching
+        cut = Cut(*next(cuts), scene.operator.kill)
+        killed += await scene.survive(cut, act, reached, what, 30)
 
     def ready(count: int) -> bool:
         workers = scene.status.get("workers", {})

@@ -139,20 +139,8 @@ async def live_through(pooled: PoolScene, cuts: Iterator[tuple[int, Side]]) -> i
 
     async def survive(act: Callable[[], Awaitable[object]], reached: Callable[[], bool], what: str) -> None:
         nonlocal killed
-        gateway, operator = scene.operator.gateway, scene.operator
-        at, side = next(cuts)
-        gateway.cut = cut = Cut(at, side, operator.kill)
-        await act()
-        reaching = asyncio.create_task(scene.wait(reached, f"{what}, cut {side} write {at}", 40))
-        dying = asyncio.create_task(cut.done.wait())
-        await asyncio.wait({reaching, dying}, return_when=asyncio.FIRST_COMPLETED)
-        gateway.cut = None
-        dying.cancel()
-        if cut.done.is_set():
-            killed += 1
-            await operator.ended()
-            operator.start()
-        await reaching
+        cut = Cut(*next(cuts), scene.operator.kill)
+        killed += await scene.survive(cut, act, reached, what, 40)
         pooled.check_quotas()
 
     borrower, owner, small = {"min": 1, "max": 3}, {"min": 2, "max": 2}, {"min": 1, "max": 1}

@@ -6,9 +6,6 @@ python -m service_sim.mutants --only NAME     one of them
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
-
 import typer
 
 from sim import planting
@@ -226,25 +223,7 @@ def hunt_in_process(mutant: Mutant, seeds_max: int) -> dict[str, object]:
     return planting.hunt_in_process(mutant, seeds_max, "service_sim.mutants")
 
 
-def main(
-    only: Annotated[str, typer.Option(help="Only mutants whose name contains this.")] = "",
-    seeds: Annotated[int, typer.Option(help="Give a mutant up after so many seeds.")] = SEEDS_MAX,
-    one: Annotated[str, typer.Option(hidden=True)] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each mutant.")] = False,
-) -> None:
-    """Plants known bugs one at a time and shows in how many seeds the simulation finds each.
-
-    Exits with 1 when one is not found.
-    """
-    if one:
-        mutant = next(mutant for mutant in MUTANTS if mutant.name == one)
-        print(json.dumps(planting.hunt(mutant, seeds, "service_sim.simulation")))
-        return
-    chosen = [mutant for mutant in MUTANTS if only in mutant.name]
-    if not chosen:
-        raise typer.BadParameter(f"no mutant has {only!r} in its name", param_hint="--only")
-    if not planting.hunt_all(chosen, lambda mutant: hunt_in_process(mutant, seeds), as_json):
-        raise typer.Exit(1)
+main = planting.command(MUTANTS, "service_sim.mutants", "service_sim.simulation", SEEDS_MAX)
 
 
 if __name__ == "__main__":

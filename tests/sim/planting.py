@@ -21,7 +21,9 @@ from importlib import import_module
 from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -142,3 +144,33 @@ def hunt_all(
     console.print(table)
     console.print(f"{found_count} of {len(mutants)} found")
     return found_count == len(mutants)
+
+
+def command(
+    mutants: Sequence[Mutant], module: str, simulation: str, seeds_max: int
+) -> Callable[[str, int, str, bool], None]:
+    """Return the command line of a table of mutants. module: with the table; simulation: finds them."""
+
+    def main(
+        only: Annotated[str, typer.Option(help="Only mutants whose name contains this.")] = "",
+        seeds: Annotated[
+            int, typer.Option(help="Number of seeds after which a mutant is given up.")
+        ] = seeds_max,
+        one: Annotated[str, typer.Option(hidden=True)] = "",
+        as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each mutant.")] = False,
+    ) -> None:
+        """Plants known bugs one at a time and shows in how many seeds the simulation finds each.
+
+        Exits with 1 when one is not found.
+        """
+        if one:
+            mutant = next(mutant for mutant in mutants if mutant.name == one)
+            print(json.dumps(hunt(mutant, seeds, simulation)))
+            return
+        chosen = [mutant for mutant in mutants if only in mutant.name]
+        if not chosen:
+            raise typer.BadParameter(f"no mutant has {only!r} in its name", param_hint="--only")
+        if not hunt_all(chosen, lambda mutant: hunt_in_process(mutant, seeds, module), as_json):
+            raise typer.Exit(1)
+
+    return main

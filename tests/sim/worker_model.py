@@ -25,12 +25,10 @@ from elastane.runtime.epoch_loop import EpochLoop
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.interval_draws import IntervalDraws
 from elastane.runtime.protocol import Outcome, WorkerProtocol
-from elastane.runtime.session import stream_ended
 from elastane.runtime.session_machine import (
     SILENT_SECONDS,
     ByeRequested,
     CheckLeader,
-    Connect,
     End,
     Event,
     LeaderChecked,
@@ -41,9 +39,6 @@ from elastane.runtime.session_machine import (
     RingLeft,
     SendBye,
     SessionMachine,
-    Started,
-    StreamEnded,
-    StreamOpened,
     SwitchTo,
     Ticked,
     Welcomed,
@@ -53,6 +48,8 @@ from elastane.runtime.step_boundary import IntervalError, StepBoundary
 from elastane.runtime.step_state import StepState
 from elastane.runtime.turn import Turn
 from elastane_common.backoff import backoff_seconds
+from elastane_common.client_errors import stream_ended
+from elastane_common.stream_session import Connect, Started, StreamEnded, StreamOpened
 from elastane_proto.v1 import pipeline_pb2, ring_pb2
 from sim import pipelines
 from sim.checkers import Checkers

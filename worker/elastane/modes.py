@@ -38,10 +38,10 @@ def _build(seed: int | None, *, distributed_calls: bool) -> Job:
             forks.keep_parents_objects()
             warming.begin()
             from elastane.runtime import distributed_calls as guard
-            from elastane.runtime import exits, launcher_variables
+            from elastane.runtime import launcher_variables, process_exit
             from elastane.runtime.elastic import ElasticJob
 
-            exits.tell_agent()
+            process_exit.tell_agent()
             if distributed_calls:
                 launcher_variables.allow()
             else:

@@ -15,14 +15,19 @@ have carried is in the next Hello, which lists every rank that the runner has.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from elastane_common.errors import RefusedError
+from elastane_common.stream_session import (
+    STANDBY_SECONDS_MAX,
+    Connect,
+    Started,
+    StreamEnded,
+    StreamOpened,
+)
 
-#: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
-STANDBY_SECONDS_MAX: Final = 0.5
 #: Interval of heartbeats before a master has named one.
 HEARTBEAT_SECONDS_DEFAULT: Final = 1.0
 #: Status codes with which a master refuses a runner for good; after any other the runner connects again.
@@ -35,43 +40,10 @@ PERMANENT_CODES: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Started:
-    """The session begins."""
-
-
-@dataclass(frozen=True)
-class StreamOpened:
-    """A stream has been opened, as `Connect` asked, and Hello is sent."""
-
-
-@dataclass(frozen=True)
 class Welcomed:
     """The master has accepted Hello. heartbeat_seconds: the interval it wants; 0: it does not say."""
 
     heartbeat_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class StreamEnded:
-    """The stream has ended.
-
-    code: name of the gRPC status; empty: the master ended it without an error. reason: name of the
-    ErrorReason without its prefix, empty if there is none; hint, facts and is_retryable: of its ErrorDetail.
-    """
-
-    code: str = ""
-    text: str = "stream closed"
-    reason: str = ""
-    is_retryable: bool = False
-    hint: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_permanent(self) -> bool:
-        """True if the same Hello, or the same message, would be refused again."""
-        if self.code == "FAILED_PRECONDITION":
-            return not self.is_retryable
-        return self.code in PERMANENT_CODES
 
 
 @dataclass(frozen=True)
@@ -83,19 +55,6 @@ Event = Started | StreamOpened | Welcomed | StreamEnded | Closed
 
 
 # ---------------------------------------------------------------- actions
-
-
-@dataclass(frozen=True)
-class Connect:
-    """Wait, then open a stream.
-
-    stays: to the same master; else to that at the address `leader`, if it is one of the masters', or to the
-    next.
-    """
-
-    wait_seconds: float = 0.0
-    stays: bool = False
-    leader: str = ""
 
 
 @dataclass(frozen=True)
@@ -126,6 +85,13 @@ TRANSITIONS: Final[Mapping[Stage, frozenset[Stage]]] = {
     Stage.ATTENDING: frozenset({Stage.CONNECTING, Stage.ENDED}),
     Stage.ENDED: frozenset({Stage.ENDED}),
 }
+
+
+def _is_permanent(ended: StreamEnded) -> bool:
+    """True if the same Hello, or the same message, would be refused again."""
+    if ended.code == "FAILED_PRECONDITION":
+        return not ended.is_retryable
+    return ended.code in PERMANENT_CODES
 
 
 class AttendingMachine:
@@ -164,7 +130,7 @@ class AttendingMachine:
     def _stream_ended(self, ended: StreamEnded, now: float) -> Action:
         if self.stage is Stage.ENDED:
             return End()
-        if ended.is_permanent:
+        if _is_permanent(ended):
             self._go_to(Stage.ENDED)
             text = f"the master refused this runner: {ended.text}"
             return End(RefusedError(text, hint=ended.hint, **dict(ended.facts)))

@@ -62,7 +62,7 @@ class CodeCache:
     ) -> None:
         """Unpack an archive of the service into the new folder `target`.
 
-        tell: told as it gets on. Raises ArchiveError, CodeError or OSError.
+        tell: called with its progress. Raises ArchiveError, CodeError or OSError.
         """
         with self._turn(tell):
             archive = self._folder / f"{digest}.zip"

@@ -70,7 +70,7 @@ class _Containers:
         self._client.kill(container, signal)
 
     def release(self, container: str) -> None:
-        """It stays until it is removed."""
+        """Do nothing: a container exists until it is removed."""
 
     def remove(self, run: str, attempt: int) -> None:
         found = self._client.find({RUNNER: self._runner, RUN: run, ATTEMPT: str(attempt)})

@@ -64,7 +64,7 @@ class ContainerLog:
     def follow(self) -> End | None:
         """Copy until the container has ended, and record that; None if it was closed before.
 
-        An engine that does not answer is asked again until it does.
+        Calls are repeated until the engine answers.
         """
         pause_seconds = PAUSE_SECONDS_MIN
         unread = 0

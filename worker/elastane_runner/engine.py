@@ -115,7 +115,7 @@ class AttemptPlan:
 
 
 class RankState(StrEnum):
-    """WAITING: not started; of an attempt that was taken back, for ever. LOST: ended without a code."""
+    """WAITING: not started; final for an attempt that was undone. LOST: ended without an exit code."""
 
     WAITING = "waiting"
     RUNNING = "running"

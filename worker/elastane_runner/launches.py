@@ -97,7 +97,7 @@ def launch_of(unit: str) -> LaunchKey | None:
 
 @dataclass
 class Rank:
-    """One rank, as the master is told of it. state: prepared, running, exited or lost, for a reason."""
+    """State of one rank as reported to the master. state: prepared, running, exited or lost; reason: why."""
 
     rank: int
     state: str = "prepared"

@@ -169,7 +169,7 @@ def prepare(
 ) -> Preparation:
     """Unpack the code of a launch and read its secrets. Raises LaunchError, whatever the cause.
 
-    tell: told as it gets on.
+    tell: called with its progress.
     """
     spec = spec_of(launch.record)
     try:

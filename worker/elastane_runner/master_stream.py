@@ -17,26 +17,23 @@ from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
-from grpc_status import rpc_status
 
 from elastane_common.addresses import AddressBook
 from elastane_common.backoff import backoff_seconds
+from elastane_common.client_errors import detail_of, stream_ended
 from elastane_common.credentials import open_channel
 from elastane_common.errors import ElastaneError, RefusedError
 from elastane_common.message_size import size_options
+from elastane_common.stream_session import Connect, Started, StreamEnded, StreamOpened
 from elastane_proto.channels import channel_options
-from elastane_proto.v1 import errors_pb2, training_pb2, training_pb2_grpc
+from elastane_proto.v1 import training_pb2, training_pb2_grpc
 from elastane_runner.attending import (
     Action,
     AttendingMachine,
     Closed,
-    Connect,
     End,
     Event,
     Stage,
-    Started,
-    StreamEnded,
-    StreamOpened,
     Welcomed,
 )
 
@@ -163,7 +160,8 @@ class MasterStream:
                     self._loop.call_soon_threadsafe(self._on_message, message, outgoing)
         except grpc.RpcError as error:
             _log.debug("stream ended", address=address, code=str(error.code()), details=error.details())
-            ended = _stream_ended(error)
+            detail = detail_of(error)  # type: ignore[arg-type]  # a call that failed is its own error
+            ended = stream_ended(error.code(), error.details() or "", detail)
             if ended.reason == "EVICTED":
                 _log.warning("the master has ended the stream", reason=ended.text)
         except ElastaneError as error:  # e.g. the token's file is missing for a moment
@@ -181,20 +179,3 @@ class MasterStream:
             self._welcomed(message.welcome)
         else:
             self._received(message)
-
-
-def _stream_ended(error: grpc.RpcError) -> StreamEnded:
-    detail = errors_pb2.ErrorDetail()
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
-    for packed in status.details if status is not None else ():
-        packed.Unpack(detail)
-    has_name = detail.reason and detail.reason in errors_pb2.ErrorReason.values()
-    name = errors_pb2.ErrorReason.Name(detail.reason) if has_name else ""
-    return StreamEnded(
-        error.code().name,
-        error.details() or "",
-        reason=name.removeprefix("ERROR_REASON_"),
-        is_retryable=detail.retryable,
-        hint=detail.hint,
-        facts=dict(detail.facts),
-    )

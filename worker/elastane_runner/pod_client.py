@@ -329,7 +329,7 @@ class PodLaunch:
 
 
 class _Conflict(Exception):  # noqa: N818 - an answer
-    """An object of this name is there, or has changed since it was read."""
+    """An object of this name exists already, or has changed since it was read."""
 
 
 class _LogStream:

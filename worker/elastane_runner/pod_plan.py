@@ -50,7 +50,7 @@ _DEFAULT_GROUP: Final = "10001"
 
 
 class Mount(NamedTuple):
-    """Something of the namespace by its name, that containers see at a path."""
+    """A named object of the namespace that is mounted into containers at a path."""
 
     name: str
     path: str
@@ -151,7 +151,7 @@ def check_runner(runner: str) -> None:
 
 
 def check_secrets(plan: AttemptPlan, options: PodOptions) -> None:
-    """Refuse secrets that runs may not name: whoever may submit would read them. Raises EngineError."""
+    """Refuse secrets that runs may not name, as all who submit runs could read them. Raises EngineError."""
     for rank in plan.ranks:
         for variable, (secret, _) in rank.secret_keys.items():
             if secret not in options.run_secrets:

@@ -30,7 +30,7 @@ _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Identity(NamedTuple):
-    """A process for ever. started: clock ticks since boot; its pid may be given to another one later."""
+    """Permanent identity of a process. started: in clock ticks since boot; a pid alone may be reused."""
 
     pid: int
     started: int

@@ -1,7 +1,7 @@
-"""Reads the logs of ranks: bytes from an offset on, while they are written or after.
+"""Reads the logs of ranks from an offset on, while they are being written or afterwards.
 
 An offset counts the bytes that the rank wrote, kept or not. Where the middle of a log was dropped, a line
-says how many bytes are missing. A reader holds one chunk and blocks nobody: neither the rank nor others.
+says how many bytes are missing. A reader keeps one chunk in memory, and blocks neither rank nor readers.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class RunOutcomes:
             await self._repeated(launch, "the run's record is not written yet", self._record)
 
     async def close(self) -> None:
-        """Stop storing; the next runner goes on."""
+        """Stop storing; the next runner continues."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

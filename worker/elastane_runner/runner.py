@@ -385,7 +385,7 @@ class Runner:
         return self._progress.setdefault(launch.key, Progress())
 
     async def _tell_progress(self) -> None:
-        """Say of what takes long to prepare or to start that it gets on, so that the master waits."""
+        """Report progress of slow preparations and starts, so that the master keeps waiting."""
         await self._welcomed.wait()  # how often depends on the master
         while True:
             await asyncio.sleep(self._prepare_seconds / TELLS)

@@ -183,7 +183,7 @@ class _Shim:
             pass
 
     def _read_stop(self, otherwise_seconds: float | None = None) -> None:
-        """Begin to stop the rank if that is asked for. A later request may shorten the grace."""
+        """Begin to stop the rank if a request is there; a later request may shorten the grace period."""
         request = read_record(self._folder.parents[1] / STOP)
         grace_seconds = float(request["grace_seconds"]) if request else otherwise_seconds
         if grace_seconds is None or self._status is not None:

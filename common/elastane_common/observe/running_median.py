@@ -1,4 +1,4 @@
-"""A running median that follows a real change soon, and ignores stray samples. Pure."""
+"""A running median that ignores outliers but quickly follows a real change. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from typing import Final
 
 WINDOW: Final = 31
-"""Samples that the median is taken of; odd."""
+"""Number of samples in the median; odd."""
 DOUBTED_FACTOR: Final = 2.0
 """A sample that differs from the median by more than this factor is doubted."""
 DOUBTED_MAX: Final = 3
-"""So many doubted samples in a row, which agree with one another, are believed."""
+"""Number of consecutive doubted samples that replace all others if they agree with one another."""
 _MAD_TO_SIGMA: Final = 1.4826
 """Of a normal distribution: standard deviation over median absolute deviation."""
 
@@ -24,7 +24,7 @@ class RunningMedian:
         self._doubted: list[float] = []
 
     def add(self, sample: float) -> None:
-        """Add a sample above 0; others are ignored: no clock should give one."""
+        """Add a sample. Zero and negative ones are ignored; a clock that runs backwards may produce them."""
         if not sample > 0:
             return
         if self._samples and _differ(sample, self.value):

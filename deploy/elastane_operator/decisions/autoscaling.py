@@ -1,6 +1,6 @@
 """A job that scales by itself: its spec at the master, the master's targets as pods.
 
-The master decides how many workers there are; the operator makes so many pods. Under a target `workers.max`
+The master decides how many workers there are; the operator creates as many pods. Under a target `workers.max`
 is only a bound, and a HorizontalPodAutoscaler that writes it would be a second will: it is refused in words,
 and what it writes is not passed on while it is there.
 """
@@ -44,7 +44,7 @@ def ask_for_scaling(ctx: Reconciliation, job: JobAtMaster) -> None:
 
 
 def has_spent_budget(job: JobAtMaster) -> bool:
-    """True if the master has suspended the job since its budget is spent, as it was told to."""
+    """True if the master suspended the job because its budget is spent (overBudget: suspend)."""
     if job.targets is None or job.scaling.over_budget != "Suspend":
         return False
     mode = parse_mode(job.scaling.mode, 0.0)

@@ -58,7 +58,7 @@ class ScalingSettings(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The mode as it is asked for."""
+        """The mode, in the form that the request has."""
         return self.mode or OFF
 
 

@@ -118,7 +118,7 @@ class Scheduling(_Part, frozen=True):
 
 
 class OnDemand(_Part, frozen=True):
-    """Pods on on-demand nodes. workers: at most so many. node_selector, tolerations: added to these pods."""
+    """Pods on on-demand nodes. workers: their maximum. node_selector, tolerations: added to these pods."""
 
     workers: int
     node_selector: dict[str, str] = {}

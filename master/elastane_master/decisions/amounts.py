@@ -13,17 +13,17 @@ from elastane_master.decisions.events import Capacity
 NANOS = 1_000_000_000
 HOUR_NANOS = 3600 * NANOS
 MARKS_MAX = 64
-"""Boundaries of checkpoints that are remembered; the oldest but the first are forgotten."""
+"""Maximum number of checkpoints whose boundaries are kept; the oldest but the first are dropped."""
 
-# What a store was spoiled to must not be charged on: sums would outgrow what can be stored.
+# Bounds also for what is read from a corrupted store: sums must never outgrow what can be stored.
 NANOS_MAX = 2**62
-"""Of all workers together, 146 years of one: further time is not charged, for it could not be stored."""
+"""Limit of the time of all workers together (146 years of one); time beyond it is not charged."""
 Nanos = Annotated[int, Meta(ge=0, le=NANOS_MAX)]
 Micros = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Rest = Annotated[int, Meta(ge=0, lt=HOUR_NANOS)]
 Count = Annotated[int, Meta(ge=0, le=2**20)]
 DEVICE_TYPES_MAX = 64
-"""Device types that are told apart; those that come later count with those of unknown type, ""."""
+"""Maximum number of device types that are counted separately; later ones count as of unknown type, ""."""
 
 
 class DevicePrice(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +62,7 @@ class Amount(msgspec.Struct, frozen=True, array_like=True):
     rest: Rest = 0
 
     def plus(self, price_micros: int, nanos: int, times: int = 1) -> Amount:
-        """And `nanos` at `price_micros` an hour; times -1: less them."""
+        """Return the sum with `nanos` at `price_micros` an hour; times -1: the difference."""
         more, rest = divmod(self.rest + times * price_micros * nanos, HOUR_NANOS)
         return Amount(self.micros + more, rest)
 
@@ -99,17 +99,17 @@ class Charges(msgspec.Struct, frozen=True, array_like=True):
         return self.spot_nanos + self.on_demand_nanos
 
     def charged(self, workers: Workers, nanos: int, prices: PriceBook) -> Charges:
-        """And so many workers for so long, each at the price of its device type and capacity."""
+        """Add the time of these workers, each at the price of its device type and capacity."""
         charges = self
         for device_type, spot, on_demand in workers.groups() if prices.devices else (workers.all(),):
             charges = charges.charged_alike(spot * nanos, on_demand * nanos, prices.of(device_type))
         return charges
 
     def charged_alike(self, spot: int, on_demand: int, price_micros: tuple[int, int]) -> Charges:
-        """And so many worker-nanoseconds on spot and on demand, at these prices of both."""
+        """Add worker-nanoseconds on spot and on demand. price_micros: of both, in this order."""
         spot_price, on_demand_price = price_micros
         unpriced = (0 if spot_price else spot) + (0 if on_demand_price else on_demand)
-        # What is missing from the bill is missing from what it is compared with: nothing seems to be saved.
+        # Unpriced time is left out of the baseline as well; otherwise it would look like savings.
         priced = (spot if spot_price else 0) + on_demand
         return Charges(
             self.spot_nanos + spot,

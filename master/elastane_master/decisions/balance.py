@@ -139,14 +139,14 @@ def may_change(state: JobState, now: float) -> bool:
 
 
 def is_turn(state: JobState) -> bool:
-    """True if the ring is looked at after this step, and nothing else goes on."""
+    """True if the ring is examined after this step, and no other change is in progress."""
     # Not at multiples: those may all begin an epoch, where no ring is changed (`_change_planned`).
     looks = state.steps.current % LOOK_STEPS == 1 % LOOK_STEPS
     return looks and not state.ring.gone and state.checkpoints.in_flight is None
 
 
 def pause_seconds(changes: int) -> float:
-    """Return the pause after so many changes."""
+    """Return the pause after this many changes."""
     return min(PAUSE_SECONDS * 2.0 ** max(0, min(changes, 30) - 1), PAUSE_SECONDS_MAX)
 
 

@@ -1,9 +1,9 @@
 """Cost of a job's workers and the share of it that was useful work: exact sums, no floats.
 
-Between two changes (who attends, who is in the ring, the ring's stage, the prices) so many workers of each
-capacity and device type work, and so many are idle: `settle` charges the time since the last change at the
-prices that held in it, and counts anew. Sums do not depend on how often that is done, so nothing is lost or
-charged twice by a restart, and the stored events give the same sums again.
+Between two changes (of attending workers, the ring, its stage, or prices) the numbers of working and idle
+workers of each capacity and device type are constant: `settle` charges the time since the last change at the
+prices of that time, and counts workers again. Sums do not depend on how often that is done, so a restart
+neither loses nor repeats a charge, and replaying the stored events gives the same sums.
 
     attended    every worker, from its Hello until it is known to be gone
     idle        ring workers that stand by or wait, and members while no ring runs
@@ -12,9 +12,9 @@ charged twice by a restart, and the stored events give the same sums again.
     useful      attended less idle and replayed: what is left
     baseline    the on-demand price of useful time whose own price is known
 
-What a step cost is known from what `working` was at the boundaries before and after it. Kept are the newest
-two boundaries and those at which checkpoints were taken: history goes back to no others. To a checkpoint that
-is not among them (of another job, or older than those kept) the share of the steps is taken.
+The cost of a step is the difference of `working` at the boundaries before and after it. The newest two
+boundaries and those of checkpoints are kept, because history goes back only to these. For any other
+checkpoint (of another job, or older), cost is taken in proportion to the steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SECONDS_MAX = NANOS_MAX / NANOS
 
 
 def nanos(now: float) -> int:
-    """Seconds since the epoch as whole nanoseconds: the only place where a float comes in."""
+    """Convert seconds since the epoch to whole nanoseconds; all later arithmetic is exact."""
     return round(min(max(0.0, now), _SECONDS_MAX) * NANOS)
 
 
@@ -95,19 +95,19 @@ def left(state: JobState, record: WorkerRecord, now: float) -> None:
 
 
 def ring_key(state: JobState) -> Key:
-    """Changes with the members that work."""
+    """Return a value that changes whenever other members start to work."""
     return state.ring.generation, state.ring.stage, len(state.ring.gone)
 
 
 def settle(state: JobState, before: Key, now: float) -> None:
-    """The end of a decision that found the ring as `before` says: other members may work from now on."""
+    """Charge the time until now if a decision changed the ring. before: `ring_key` before the decision."""
     if ring_key(state) != before:
         charge(state, now)
         _count_members(state)
 
 
 def recount(state: JobState, now: float) -> None:
-    """Counts everybody who attends: a store written before there were costs knows nobody."""
+    """Count all attending workers again; a store of a release without costs has no counts."""
     charge(state, now)
     book = state.cost
     book.ring_workers, book.task_workers = Workers(), Workers()
@@ -117,7 +117,7 @@ def recount(state: JobState, now: float) -> None:
 
 
 def prepared(state: JobState, now: float) -> None:
-    """The step being done is prepared, and the next one begins. Called before anything follows from that."""
+    """Record the boundary between the step that was just prepared and the next; called first."""
     charge(state, now)
     book = state.cost
     book.before, book.boundary = book.boundary, (state.steps.current, book.working)
@@ -141,7 +141,7 @@ def dropped(state: JobState, now: float) -> None:
 
 
 def resumed(state: JobState, step: int, now: float) -> None:
-    """A ring goes on from `step`: what was done behind it is thrown away."""
+    """Training resumes at `step`: later work was lost, and counts as replayed."""
     charge(state, now)
     book = state.cost
     if step < book.boundary[0]:
@@ -246,7 +246,7 @@ def spent(state: JobState, now: float) -> Spent:
 
 
 def _chargeable(book: CostBook, since: int) -> int:
-    """So much of the time can be charged. A clock that was set right by decades must not cost the job."""
+    """Return the chargeable part of a time span: a clock corrected by decades must not cost the job."""
     workers = sum(kind.spot + kind.on_demand for kind in (book.ring_workers, book.task_workers))
     return min(since, (NANOS_MAX - book.attended.nanos) // workers) if workers else since
 
@@ -310,7 +310,7 @@ def _count_members(state: JobState) -> None:
 
 
 def _replay(book: CostBook, stands: Charges) -> None:
-    """Of what was worked only `stands` still counts as work."""
+    """Count all work beyond `stands` as replayed."""
     book.replayed = book.replayed.plus(book.working.minus(stands))
     book.working = stands
 

@@ -212,7 +212,7 @@ class Note(Effect, frozen=True, tag=True):
 
     @classmethod
     def of(cls, event: AnyHistoryEvent, generation: int = 0, step: int = 0) -> Note:
-        """Of a decision that was made just now."""
+        """Return the note of an event that was decided just now."""
         return cls(event.kind, describe(event), event.about, generation, step, facts_text(event), event)
 
     def dated(self, at: float, sequence: int = 0) -> DatedEvent:

@@ -48,7 +48,7 @@ def go(state: JobState, member: Member) -> Go:
 
 
 def _rendezvous_key(state: JobState) -> bytes:
-    """Of the store at which the members meet: the first one's."""
+    """Return the key of the store at which the members meet: the first member's."""
     host = state.workers.get(state.ring.members[0].worker)
     return host.rendezvous_key if host is not None else b""
 

@@ -25,7 +25,7 @@ HINT = "give each process its own ELASTANE_WORKER_ID, or none: then each makes o
 
 
 def process_of(event: WorkerJoined) -> bytes:
-    """Return the identity of the process that sent the Hello; empty if it cannot be told from others."""
+    """Return the identity of the process that sent the Hello; empty if it cannot be determined."""
     return event.process or _place_of(event)
 
 

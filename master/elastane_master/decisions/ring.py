@@ -218,7 +218,7 @@ def _lacks(state: JobState, step: int) -> bool:
 
 
 def loaded(ctx: DecisionContext, event: LoadedReported) -> None:
-    """The leader holds a state: history goes on from there."""
+    """Handle Loaded: the leader holds a state, from which training resumes."""
     state, ring, steps = ctx.state, ctx.state.ring, ctx.state.steps
     record = ctx.attending(event.worker, event.session)
     if record is None or event.generation != ring.generation or ring.stage is not Stage.LOADING:
@@ -366,7 +366,7 @@ def _go(ctx: DecisionContext, resume_step: int, loaded: str | None = None) -> No
 
 
 def pause_undecided(ctx: DecisionContext) -> None:
-    """Workers differ in what they compute, and nobody is there to decide who is right."""
+    """Suspend the job: two workers computed different results, and no third one can decide who is right."""
     state = ctx.state
     check = state.sentinel.check
     assert check is not None

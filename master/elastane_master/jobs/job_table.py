@@ -47,7 +47,7 @@ class ClosedJob:
 
 
 class JobPage(NamedTuple):
-    """Some of the jobs, by name. last: the last one's name where there are more; else empty."""
+    """A page of jobs in the order of names. last: the name of its last job if more follow; else empty."""
 
     jobs: list[JobServer | ClosedJob | HeldError]
     last: str

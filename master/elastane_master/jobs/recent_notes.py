@@ -23,7 +23,7 @@ class RecentNotes:
         self._members = 0
 
     def extend(self, notes: Iterable[StoredNote]) -> None:
-        """Newer ones."""
+        """Add newer notes."""
         for note in notes:
             self._notes.append(note)
             self._members += _members(note)

@@ -26,7 +26,7 @@ from elastane_proto.history.fold import Cause, Ring, RingFold
 
 REASON_CHARACTERS = 500
 MEMBERS_MAX = 100
-"""Names of members that a span has; a ring of thousands would be more than a receiver takes."""
+"""Maximum number of members that a span names; receivers reject larger attributes."""
 
 Value = str | bool | int | float | Sequence[str]
 Attributes = dict[str, Value]
@@ -38,7 +38,7 @@ ROOT = "ring change"
 
 @dataclass(frozen=True)
 class Begin:
-    """A span begins. generation: workers that are told of it are told of this span; 0: of none."""
+    """A span begins. generation: its workers get this span as the parent of theirs; 0: none do."""
 
     key: Key
     parent: Key | None
@@ -48,7 +48,7 @@ class Begin:
 
 @dataclass(frozen=True)
 class Covers:
-    """Workers that are told of this generation are told that `key` is the parent of their spans."""
+    """Workers of this generation get `key` as the parent of their spans."""
 
     key: Key
     generation: int
@@ -56,7 +56,7 @@ class Covers:
 
 @dataclass(frozen=True)
 class Event:
-    """Something came to pass within a span."""
+    """An event within a span."""
 
     key: Key
     name: str
@@ -227,7 +227,7 @@ class RingSpans:
     def _phase(
         self, change: _Change, name: str, now: float, attributes: Attributes | None = None
     ) -> list[Operation]:
-        """The change goes on with this part of it."""
+        """Begin the next phase of a change; the phase before it ends."""
         operations: list[Operation] = [End((change.number, change.phase), now)] if change.phase else []
         change.phase = name
         return [*operations, Begin((change.number, name), change.root, now, attributes or {})]

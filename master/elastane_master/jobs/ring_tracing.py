@@ -17,7 +17,7 @@ GENERATIONS_KEPT = 16
 
 
 class RingTracing:
-    """Of one job, where spans are asked for. Used from one event loop."""
+    """Tracing of one job's ring changes. Used from one event loop."""
 
     def __init__(self, job: str, state: JobState, tracer: Tracer) -> None:
         self._tracer = tracer

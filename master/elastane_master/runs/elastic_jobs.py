@@ -69,7 +69,7 @@ class ElasticJobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def create(self, run_id: int, job: str, settings: JobSettings) -> None:
-        """Create the job unless it is there, and follow it."""
+        """Create the job unless it exists, and follow it."""
         self._begin(job, self._create_and_follow(run_id, job, settings))
 
     def cancel(self, run_id: int, job: str) -> None:

@@ -48,14 +48,14 @@ class RecordWriter:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, run_id: int) -> None:
-        """Begin to write the record of a run, unless that goes on."""
+        """Start writing the record of a run, unless that is in progress."""
         if run_id not in self._tasks:
             task = asyncio.create_task(self._write(run_id), name=f"record of run {run_id}")
             self._tasks[run_id] = task
             task.add_done_callback(lambda _: self._tasks.pop(run_id, None))
 
     async def close(self) -> None:
-        """Write no more; the next master goes on."""
+        """Stop writing; the next master continues."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -143,7 +143,7 @@ class RunScheduler:
         return AllocationDecided(self._name, view.revision, targets, decision.choice, decision.rejected)
 
     def _failed(self, revision: int, error: Exception) -> AllocationDecided:
-        """Return that the policy has not decided; it is asked again after the interval."""
+        """Return that the policy failed to decide; it is called again after the interval."""
         failure = f"{type(error).__name__}: {error}"
         if failure != self._failure:  # it is asked again each second
             logger.error("the scheduling policy has not decided", policy=self._name, exc_info=error)

@@ -49,7 +49,7 @@ WATCH_SECONDS_MIN = 0.05
 """A watcher gets the newest job at most so often, however many changes there are."""
 
 JOBS_AT_ONCE = 500
-"""Jobs told of in a list before others have their turn."""
+"""Number of jobs added to a list before other tasks of the event loop run."""
 
 JOBS_PAGE_MAX = 5000
 """Jobs in a page of a list: some megabytes."""

@@ -122,7 +122,7 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
 
 
 def decision_message(decision: Decision) -> job_pb2.ScalingDecision:
-    """What the scaling would decide."""
+    """Return the message of a decision that the autoscaler would make."""
     message = job_pb2.ScalingDecision()
     _VIEWS.fill(message, decision)
     return message
@@ -142,7 +142,7 @@ def held_message(error: HeldError) -> job_pb2.Job:
 
 
 def damage_message(damage: Damage) -> job_pb2.Damage:
-    """A hole, as it is told."""
+    """Return the message for damage to stored data."""
     return job_pb2.Damage(key=damage.key, sequence=damage.sequence, lost=damage.lost)
 
 

@@ -40,7 +40,7 @@ def _says(kind: type[Event]) -> Callable[[Callable[[Event], str]], Callable[[Eve
 
 
 def facts_text(event: HistoryEvent) -> dict[str, str]:
-    """The facts told beside the sentence, as texts."""
+    """Return the facts shown beside the sentence, as texts."""
     facts: dict[str, str] = {}
     for name in event.facts:
         value = getattr(event, name)

@@ -153,7 +153,7 @@ class JobSuspended(HistoryEvent, frozen=True):
 
 
 class JobMaxWaitExceeded(HistoryEvent, frozen=True):
-    """Too few workers came in time, those that were there were released. lost: steps after the checkpoint.
+    """Too few workers joined in time, and those present were released. lost: steps after the checkpoint.
 
     Written by `waiting`.
     """
@@ -212,7 +212,7 @@ class SuspensionGivenUp(HistoryEvent, frozen=True):
 
 
 class StepsUnsaved(HistoryEvent, frozen=True):
-    """The job was suspended, and so many steps are in no checkpoint. Written by `life`."""
+    """The job was suspended. lost: steps that are in no checkpoint. Written by `life`."""
 
     kind = "job_suspended"
     facts = ("lost",)
@@ -238,7 +238,7 @@ class JobCost(HistoryEvent, frozen=True):
 
 
 class PricesChanged(HistoryEvent, frozen=True):
-    """An operator told other prices. spent: until now. Written by `operators`."""
+    """An operator changed the prices. spent: until now. Written by `operators`."""
 
     kind = "prices_changed"
     now: Prices
@@ -258,7 +258,7 @@ class MasterStarted(HistoryEvent, frozen=True):
 
 
 class MasterRecovered(HistoryEvent, frozen=True):
-    """A master took over; so many workers may return. Written by `sessions`.
+    """A master took over. awaited: workers that may return within grace_seconds. Written by `sessions`.
 
     A mark of the timeline, an incident of reports.
     """
@@ -641,7 +641,7 @@ class HistoryForgotten(HistoryEvent, frozen=True):
 
 
 class IntervalLost(HistoryEvent, frozen=True):
-    """The code before a step must run again: whoever ran it is gone. Written by `intervals`."""
+    """The code before a step must run again: the workers that ran it are gone. Written by `intervals`."""
 
     kind = "interval_lost"
     facts = ("at_step",)
@@ -799,7 +799,7 @@ class TaskTimedOut(HistoryEvent, frozen=True):
 
 
 class MoreTasksFailed(HistoryEvent, frozen=True):
-    """So many more tasks failed at once with those told of. Written by `datasets`."""
+    """count: tasks that failed together with those that have events of their own. Written by `datasets`."""
 
     kind = "task_failed"
     facts = ("dataset",)
@@ -808,7 +808,7 @@ class MoreTasksFailed(HistoryEvent, frozen=True):
 
 
 class MoreTasksTimedOut(HistoryEvent, frozen=True):
-    """So many more leases ran out at once with those told of. Written by `datasets`."""
+    """count: leases that ran out together with those that have events of their own. Written by `datasets`."""
 
     kind = "task_timed_out"
     facts = ("dataset",)
@@ -817,7 +817,7 @@ class MoreTasksTimedOut(HistoryEvent, frozen=True):
 
 
 class UnknownEvent(HistoryEvent, frozen=True):
-    """Of a kind that this release does not know: a newer one wrote it. There is its text."""
+    """An event of a kind that this release does not know: a newer one wrote it. It has a text."""
 
 
 AnyHistoryEvent = (

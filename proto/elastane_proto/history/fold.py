@@ -63,7 +63,7 @@ class DatedEvent:
 
     @property
     def members(self) -> tuple[Place, ...] | None:
-        """Of the ring that it makes; None for other events."""
+        """Members of the ring that the event forms; None for other events."""
         return self.event.members if isinstance(self.event, e.RingAnnounced) else None
 
 

@@ -56,7 +56,7 @@ _BY_KIND: dict[str, type[HistoryEvent]] = {
 def upgraded(
     kind: str, worker: str, reason: str, step: int, facts: Mapping[str, str]
 ) -> AnyHistoryEvent | UnknownEvent:
-    """The event that was told so. step: the one that was done then."""
+    """Return the event for the text of an older release. step: the one in progress at that time."""
     struct = _BY_KIND.get(kind)
     if struct is None and kind in _BY_FACT:
         fact, having, lacking = _BY_FACT[kind]
@@ -156,6 +156,6 @@ def _number(text: str) -> float:
 
 
 def _nanos(text: str) -> int:
-    """Of seconds with nine decimals, exactly."""
+    """Convert seconds with nine decimals to nanoseconds, exactly."""
     seconds, _, rest = text.partition(".")
     return min(_whole(seconds) * 1_000_000_000 + _whole(rest.ljust(9, "0")[:9]), _INT_MAX)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from elastane_common.stream_session import STANDBY_SECONDS_MAX, Connect, Started, StreamEnded, StreamOpened
 from elastane_runner.attending import (
     HEARTBEAT_SECONDS_DEFAULT,
-    STANDBY_SECONDS_MAX,
     Action,
     AttendingMachine,
     Closed,
-    Connect,
     End,
     Event,
     Stage,
-    Started,
-    StreamEnded,
-    StreamOpened,
     Welcomed,
 )
 

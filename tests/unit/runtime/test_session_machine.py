@@ -9,12 +9,10 @@ import pytest
 from elastane.runtime.session_machine import (
     NOT_FOUND_SECONDS,
     PERMANENT_CODES,
-    STANDBY_SECONDS_MAX,
     TRANSITIONS,
     Action,
     ByeRequested,
     CheckLeader,
-    Connect,
     End,
     Event,
     LeaderChecked,
@@ -26,14 +24,12 @@ from elastane.runtime.session_machine import (
     SendBye,
     SessionMachine,
     Stage,
-    Started,
-    StreamEnded,
-    StreamOpened,
     SwitchTo,
     Ticked,
     Welcomed,
 )
 from elastane_common.errors import MasterUnreachableError, RefusedError, WorkerReplacedError
+from elastane_common.stream_session import STANDBY_SECONDS_MAX, Connect, Started, StreamEnded, StreamOpened
 from elastane_proto import versions
 
 TIMEOUT_SECONDS = 60.0

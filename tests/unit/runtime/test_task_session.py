@@ -9,7 +9,7 @@ import pytest
 
 from elastane.runtime import tasks
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.exits import WorkerExits
+from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.tasks import TaskSession, lease_tasks
 from elastane_common.errors import ElastaneError, RefusedError, WorkerReplacedError
 from elastane_proto.v1 import shard_pb2

@@ -236,7 +236,7 @@ class StepCollectives:
             plan.run(self._transport, tag)
 
     def _settle(self, slots: Slots) -> None:
-        """Wait until all that was received is there: the worker is about to say that it has the sums."""
+        """Wait until everything received is in memory: the worker is about to report the sums."""
         assert self._transport is not None
         slots.settle()
         self._transport.synchronize()

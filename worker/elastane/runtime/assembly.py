@@ -20,7 +20,8 @@ from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared_objects import PreparedObjects, is_compiled
 from elastane.runtime.rank0_buffers import Rank0Buffers
 from elastane.runtime.repeat_check import RepeatCheck
-from elastane.runtime.saving import CheckpointSaver, initial_contexts
+from elastane.runtime.saving import CheckpointSaver
+from elastane.runtime.seeds import initial_contexts
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
 from elastane.runtime.step_boundary import StepBoundary

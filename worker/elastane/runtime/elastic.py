@@ -18,7 +18,7 @@ from elastane.runtime.assembly import build_trainer
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_values import EpochValues
 from elastane.runtime.job import Job, checked_max_steps
-from elastane.runtime.leaving import when_left
+from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipeline_assembly import build_pipeline_trainer
 from elastane.runtime.pipeline_calls import PipelineCalls

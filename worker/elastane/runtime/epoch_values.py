@@ -100,7 +100,7 @@ class EpochValues:
 
     @property
     def _lost(self) -> list[Carried]:
-        """Those that decide more than which weights are saved, but for attributes: they may be set again."""
+        """Values that decide more than which weights are saved, except attributes: those may be set again."""
         return [one for one in self._found if one.kind != "kept" and not is_attribute(one)]
 
     def _warn_of_origins(self, epoch: int) -> None:

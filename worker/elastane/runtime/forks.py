@@ -23,8 +23,7 @@ _installed = False
 
 
 def keep_parents_objects() -> None:
-    """From now on a child of `os.fork` never collects what it got from this process; later calls change
-    nothing.
+    """Keep children of `os.fork` from collecting objects inherited from this process. Idempotent.
 
     The collector goes on in the child for objects that are made there. Children of children are treated
     alike.

@@ -25,7 +25,8 @@ from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.runner import PipelineRunner
 from elastane.runtime.pipelines.scaling import JoinedScaler, scale_of
 from elastane.runtime.pipelines.trace import open_unit_trace
-from elastane.runtime.saving import CheckpointSaver, initial_contexts
+from elastane.runtime.saving import CheckpointSaver
+from elastane.runtime.seeds import initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.step_boundary import StepBoundary
 from elastane.runtime.trainer import Trainer, TrainerParts

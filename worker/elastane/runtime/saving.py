@@ -1,4 +1,4 @@
-"""Initial contexts of ESTs, loading of checkpoints, and saving of checkpoints in the background."""
+"""Checkpoints of a worker: which one is loaded, and saving in the background."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from collections.abc import Callable
 
 import structlog
 
-from elastane.context import EstContext
-from elastane.registry import Registry
-from elastane.rng import Generators, seed_all
 from elastane.state.checkpoint import (
     LoadedCheckpoint,
     ShardInfo,
@@ -30,23 +27,6 @@ from elastane_proto.contexts import Parts
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
-
-
-def initial_contexts(
-    generators: Generators, registry: Registry, num_ests: int, seed: int | None
-) -> dict[int, EstContext]:
-    """Return contexts at the start of step 0: seeded with seed + r, or all from the current RNG state.
-
-    Registered items are taken as they are. The process's RNG state is restored.
-    """
-    before, items = generators.capture(), registry.capture()
-    contexts = {}
-    for rank in range(num_ests):
-        if seed is not None:
-            seed_all(seed + rank)
-        contexts[rank] = EstContext.initial(rank, generators.capture() | items)
-    generators.restore(before)
-    return contexts
 
 
 def restore_newest(message: ring_pb2.Load, state: TrainState, *, num_ests: int) -> LoadedCheckpoint | None:

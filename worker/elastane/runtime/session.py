@@ -17,14 +17,12 @@ from collections.abc import Callable, Iterator
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 
 from elastane.runtime.session_machine import (
     SILENT_SECONDS,
     Action,
     ByeRequested,
     CheckLeader,
-    Connect,
     End,
     Event,
     LeaderChecked,
@@ -35,20 +33,19 @@ from elastane.runtime.session_machine import (
     RingLeft,
     SendBye,
     SessionMachine,
-    Started,
-    StreamEnded,
-    StreamOpened,
     SwitchTo,
     Ticked,
     Welcomed,
 )
 from elastane_common.addresses import AddressBook
 from elastane_common.backoff import backoff_seconds
+from elastane_common.client_errors import detail_of, stream_ended
 from elastane_common.credentials import TLS_HINT, open_channel
 from elastane_common.errors import ElastaneError, RefusedError
 from elastane_common.message_size import size_options
+from elastane_common.stream_session import Connect, Started, StreamEnded, StreamOpened
 from elastane_proto.channels import channel_options
-from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
+from elastane_proto.v1 import ring_pb2, ring_pb2_grpc
 
 _log = structlog.get_logger(__name__)
 
@@ -205,7 +202,8 @@ class MasterSession:
                         outgoing.put(self._bye)
             except grpc.RpcError as error:
                 _log.debug("session ended", address=address, code=str(error.code()), details=error.details())
-                return stream_ended(error.code(), error.details() or "", _detail(error))
+                detail = detail_of(error)  # type: ignore[arg-type]  # a call that failed is its own error
+                return stream_ended(error.code(), error.details() or "", detail)
             finally:
                 with self._lock:
                     self._stream = None
@@ -263,26 +261,3 @@ class MasterSession:
                 _log.info("another master leads", address=action.address, left=current)
                 self._book.go_to(action.address)
                 stream.cancel()
-
-
-def stream_ended(code: grpc.StatusCode, text: str, detail: errors_pb2.ErrorDetail) -> StreamEnded:
-    """Return the facts of the error that ended a stream. text: of the error; detail: empty if it has none."""
-    has_name = detail.reason and detail.reason in errors_pb2.ErrorReason.values()
-    name = errors_pb2.ErrorReason.Name(detail.reason) if has_name else ""
-    return StreamEnded(
-        code.name,
-        text,
-        reason=name.removeprefix("ERROR_REASON_"),
-        is_retryable=detail.retryable,
-        hint=detail.hint,
-        facts=dict(detail.facts),
-    )
-
-
-def _detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail:
-    """Return the machine-readable details of an error; empty if there are none."""
-    found = errors_pb2.ErrorDetail()
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
-    for packed in status.details if status is not None else ():
-        packed.Unpack(found)
-    return found

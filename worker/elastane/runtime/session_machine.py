@@ -19,15 +19,20 @@ one after the other, and the session moves to the first that leads.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from elastane_common.errors import ElastaneError, MasterUnreachableError, RefusedError, WorkerReplacedError
+from elastane_common.stream_session import (
+    STANDBY_SECONDS_MAX,
+    Connect,
+    Started,
+    StreamEnded,
+    StreamOpened,
+)
 from elastane_proto import versions
 
-#: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
-STANDBY_SECONDS_MAX: Final = 0.5
 #: Interval of `Ticked`: a master that has sent nothing since the last one is silent.
 SILENT_SECONDS: Final = 2.0
 #: Delay before asking again for a job that was not found: the default duration of a leader's lease.
@@ -49,16 +54,6 @@ PERMANENT_CODES: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Started:
-    """The session begins."""
-
-
-@dataclass(frozen=True)
-class StreamOpened:
-    """A stream has been opened, as `Connect` asked, and Hello is sent."""
-
-
-@dataclass(frozen=True)
 class Welcomed:
     """The master has accepted Hello. heartbeat_seconds: the interval it wants; 0: it does not say."""
 
@@ -69,29 +64,6 @@ class Welcomed:
 @dataclass(frozen=True)
 class MessageReceived:
     """The master has sent any other message."""
-
-
-@dataclass(frozen=True)
-class StreamEnded:
-    """The stream has ended.
-
-    code: name of the gRPC status; empty: the master ended it without an error. reason: name of the
-    ErrorReason without its prefix, empty if there is none; hint, facts and is_retryable: of its ErrorDetail.
-    """
-
-    code: str = ""
-    text: str = "stream closed"
-    reason: str = ""
-    is_retryable: bool = False
-    hint: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_permanent(self) -> bool:
-        """True if the same Hello, or the same message, would be refused again."""
-        if self.code == "RESOURCE_EXHAUSTED":
-            return not self.is_retryable  # a message too large, or beyond another limit
-        return self.code in PERMANENT_CODES
 
 
 @dataclass(frozen=True)
@@ -141,19 +113,6 @@ Event = (
 
 
 # ---------------------------------------------------------------- actions
-
-
-@dataclass(frozen=True)
-class Connect:
-    """Wait, then open a stream.
-
-    stays: to the same master; else to that at the address `leader`, if it is one of the masters', or to the
-    next.
-    """
-
-    wait_seconds: float = 0.0
-    stays: bool = False
-    leader: str = ""
 
 
 @dataclass(frozen=True)
@@ -218,6 +177,13 @@ TRANSITIONS: Final[Mapping[Stage, frozenset[Stage]]] = {
     Stage.LEAVING: frozenset({Stage.CONNECTING}),
     Stage.ENDED: frozenset(),
 }
+
+
+def _is_permanent(ended: StreamEnded) -> bool:
+    """True if the same Hello, or the same message, would be refused again."""
+    if ended.code == "RESOURCE_EXHAUSTED":
+        return not ended.is_retryable  # a message too large, or beyond another limit
+    return ended.code in PERMANENT_CODES
 
 
 class SessionMachine:
@@ -305,7 +271,7 @@ class SessionMachine:
         self._probing = ()
         if self._has_bye and not event.code:
             return self._end()
-        if event.is_permanent:
+        if _is_permanent(event):
             return self._job_not_found(now) if event.code == "NOT_FOUND" else self._refused()
         if event.reason == "EVICTED":
             self._go_to(Stage.LEAVING)

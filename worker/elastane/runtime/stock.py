@@ -25,7 +25,7 @@ from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.job import Job, checked_max_steps
-from elastane.runtime.leaving import when_left
+from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.prepared import PreparedPipeline

@@ -18,8 +18,8 @@ import torch
 
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.exits import WorkerExits
 from elastane.runtime.leased_ahead import LeasedAhead
+from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.session import MasterSession
 from elastane.task_stream import TaskStream

@@ -31,7 +31,7 @@ from elastane.runtime.epoch_loop import EpochLoop
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.est_step import EpochsClosed
 from elastane.runtime.interval import Interval
-from elastane.runtime.leaving import when_left
+from elastane.runtime.loop_exit import when_left
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.runner import PipelineRunner
 from elastane.runtime.sampler_epoch import SamplerEpoch

@@ -21,7 +21,7 @@ from elastane.collective.ring_errors import RingAborted
 from elastane.collective.transport import RingTransport
 from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.exits import WorkerExits
+from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession

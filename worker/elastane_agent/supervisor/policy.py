@@ -375,9 +375,9 @@ class SupervisorPolicy:
         return len(staying) - self._room(slot)
 
     def _dismiss(self) -> list[Action]:
-        """Ask workers to leave that stand by and that the job no longer wants.
+        """Ask surplus standby workers to leave.
 
-        Nobody who trains is asked: the master lets them stand by first, once others take their place.
+        Training workers are never asked: the master first replaces them and lets them stand by.
         """
         view, actions = self._view, list[Action]()
         for slot in reversed(self._in(SlotState.RUNNING)):
@@ -525,7 +525,7 @@ class SupervisorPolicy:
         return self._end(now) if self._view.target is not None and self._slots else []
 
     def _wait_until_wanted(self) -> list[Action]:
-        """Say once that a job that scales by itself wants no worker of this agent now."""
+        """Report, once, that an autoscaled job wants no worker of this agent at the moment."""
         if self._said_not_wanted:
             return []
         self._said_not_wanted = True

@@ -26,6 +26,7 @@ from elastane_common.exit_codes import CODE_RUN_FAILED, CODE_USAGE
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from elastane.diagnose.findings import Finding
     from elastane_cli.verify.run import VerifyResult
@@ -216,9 +217,25 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
 
     again: the command line that repeats the comparison.
     """
-    from rich.table import Table
+    out.print(_table_of_runs(result))
+    _print_compared(out, result)
+    if result.equal:
+        out.print("[bold green]equal[/], bit for bit")
+        _print_findings(out, result.findings)
+        return
+    out.print(f"[bold red]{result.verdict.value}[/]")
+    _print_difference(out, result)
+    if result.cause is not None:
+        out.print(f"likely cause: {result.cause.text}", markup=False)
+        out.print(f"what to do: {result.cause.hint}", markup=False)
+    _print_findings(
+        out, [f for f in result.findings if result.cause is None or f.what not in result.cause.text]
+    )
+    out.print(f"again: {again}", markup=False)
 
-    from elastane_cli.rehearse.results import shown
+
+def _table_of_runs(result: VerifyResult) -> Table:
+    from rich.table import Table
 
     table = Table(title=f"{result.ests} logical workers, {result.steps} steps, seed {result.seed}")
     for column in ("run", "workers", "killed", "seconds", "differs in"):
@@ -239,7 +256,13 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
             f"{run.seconds:.1f}",
             f"[red]{differing}[/]" if differing else "[green]nothing[/]",
         )
-    out.print(table)
+    return table
+
+
+def _print_compared(out: Console, result: VerifyResult) -> None:
+    """Print the digests, and what was compared."""
+    from elastane_cli.rehearse.results import shown
+
     # The fingerprint is the elastic run's. If it differs from the reference, the rows below say more.
     for name, value in result.fingerprint.items() if result.equal or not result.original else ():
         digest = shown(value)
@@ -247,45 +270,33 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
     if result.original:
         out.print(
             "  compared tensor by tensor with the reference, whose threads and deterministic kernels were "
-            "set as "
-            "in our runs; what it logs is not compared",
+            "set as in our runs; what it logs is not compared",
             markup=False,
         )
     else:
         out.print(f"  {result.values or '(no)'} logged values compared", markup=False)
-    if result.equal:
-        out.print("[bold green]equal[/], bit for bit")
-        _print_findings(out, result.findings)
-        return
-    out.print(f"[bold red]{result.verdict.value}[/]")
+
+
+def _print_difference(out: Console, result: VerifyResult) -> None:
+    """Print violations of the audit, the first difference, and the tensors that differ from the original."""
     for run in result.runs:
         for violation in run.comparison.violations[:5]:
             out.print(f"  audit: {violation}", markup=False)
-    if result.difference is not None:
-        difference = result.difference
+    if result.difference is not None or result.event is not None:
         out.print(f"first difference between {result.search}:", markup=False)
         out.print(f"  {result.where}", markup=False, style="bold")
+    elif result.search:
+        out.print(f"compared: {result.search}", markup=False)
+    if (difference := result.difference) is not None:
         out.print(f"  {difference.reference} in the reference, {difference.found} here", markup=False)
         if difference.process:
             out.print(f"  done by {difference.process}", markup=False)
         if difference.more:
             out.print(f"  also: {', '.join(difference.more)}", markup=False)
-    elif result.event is not None:
-        out.print(f"first difference between {result.search}:", markup=False)
-        out.print(f"  {result.where}", markup=False, style="bold")
-    elif result.search:
-        out.print(f"compared: {result.search}", markup=False)
     if result.original and result.runs:
         for row in result.runs[-1].comparison.rows:
             if not row.equal:
                 out.print(f"  {row.name}: {row.reference} in the reference, {row.found} here", markup=False)
-    if result.cause is not None:
-        out.print(f"likely cause: {result.cause.text}", markup=False)
-        out.print(f"what to do: {result.cause.hint}", markup=False)
-    _print_findings(
-        out, [f for f in result.findings if result.cause is None or f.what not in result.cause.text]
-    )
-    out.print(f"again: {again}", markup=False)
 
 
 def _print_findings(out: Console, findings: Sequence[Finding]) -> None:

@@ -148,7 +148,7 @@ class _Play:
         self.service.wait_for(self._trains, "the elastic run's first steps", _END_SECONDS)
 
     def kill_rank(self) -> RankKill:
-        """Kill a rank of the elastic run; wait until it is there again and the others train on."""
+        """Kill a rank of the elastic run; wait until it is back and the others continue to train."""
         job, before = self._job(), self.service.ranks()
         members = [one.pid for one in job.workers if one.state == job_pb2.WORKER_STATE_MEMBER]
         rank = self.service.rank_of(members[-1])

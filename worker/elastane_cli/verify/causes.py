@@ -352,14 +352,40 @@ def _by_itself(difference: Difference) -> Cause:
     )
 
 
+_ALONE: Final = {
+    "initial weights": Cause(
+        "initial weights",
+        "the model is not built alike in every process: stock DDP takes rank 0's, here EST 0's worker's",
+        "seed before the model is built: elastane.init(seed=S); do not make it depend on the rank",
+    ),
+    "buffers": Cause(
+        "buffers",
+        "local gradients and weights are equal, a buffer is not: it is written to outside forward, or "
+        "from something that is not the same on all ranks",
+        "write to buffers in forward; what follows the weights (an EMA copy) belongs after "
+        "optimizer.step() under `if job.stepped:`, and into prepare",
+    ),
+    "extras": Cause(
+        "extras",
+        "weights, optimizer and buffers are equal, something else that was prepared is not (a schedule, "
+        "a scaler, an average): it changed in turns in which the step was not applied",
+        "change it after optimizer.step() under `if job.stepped:`; run an averaged model in eval() only",
+    ),
+    "optimizer": Cause(
+        "optimizer",
+        "weights are equal, the optimizer's state is not: its groups are changed by something that is "
+        "not part of the job, such as a scheduler that was not prepared",
+        "pass schedulers to prepare with the optimizer",
+    ),
+}
+"""Causes by what differs first, where that alone tells them."""
+
+
 def _between_runs(difference: Difference) -> Cause:
+    """Return why an elastic run probably differs from its reference, by what differs first."""
     what = difference.what
-    if what == "initial weights":
-        return Cause(
-            "initial weights",
-            "the model is not built alike in every process: stock DDP takes rank 0's, here EST 0's worker's",
-            "seed before the model is built: elastane.init(seed=S); do not make it depend on the rank",
-        )
+    if what in _ALONE:
+        return _ALONE[what]
     if what == "state" and difference.step == 0:
         return Cause(
             "seeds",
@@ -368,20 +394,7 @@ def _between_runs(difference: Difference) -> Cause:
             "let elastane.init(seed=S) seed: EST r starts from S + r",
         )
     if what == "batch":
-        known = [name for name in difference.known_generators if name.startswith(("dataset", "sampler"))]
-        if known:
-            return Cause(
-                "unregistered generator",
-                f"the mini-batch differs although the EST's generators are equal, and the dataset holds a "
-                f"generator of its own, {known[0]}: in data workers it does not move with the EST",
-                f'register it before prepare: job.register("{_label(known[0])}", {_expression(known[0])})',
-            )
-        return Cause(
-            "data pipeline",
-            "the mini-batch differs: the dataset, its transforms or the sampler keep something between "
-            "mini-batches (a counter, a cache, a generator) that does not move with the EST",
-            "give it state_dict and load_state_dict and register it: job.register(name, object)",
-        )
+        return _of_the_batch(difference)
     if what in ("state", "state after"):
         return Cause(
             "random numbers",
@@ -390,44 +403,7 @@ def _between_runs(difference: Difference) -> Cause:
             "put what only some processes do into `with job.isolated_rng():`",
         )
     if what in ("value", "gradient"):
-        shared = _together(difference)
-        if shared:
-            return Cause(
-                "hidden state",
-                "mini-batch, random numbers, weights and buffers are those of the stock rank, the result is "
-                f"not, and the EST shared its worker{shared}: the loop body or the model keeps something "
-                "from one mini-batch to the next (a running mean, a queue, a counter that is no buffer)",
-                "make it a buffer of the model, or register it: job.register(name, object)",
-            )
-        return Cause(
-            "kernel",
-            "mini-batch, random numbers, weights and buffers are those of the stock rank, the result is not, "
-            "and the EST had its worker for itself: an operation without a deterministic kernel, another "
-            "number of threads, or something that the script kept from before the worker joined",
-            "`elastane doctor` names such operations; register what is kept: job.register(name, object)",
-        )
-    if what == "buffers":
-        return Cause(
-            "buffers",
-            "local gradients and weights are equal, a buffer is not: it is written to outside forward, or "
-            "from something that is not the same on all ranks",
-            "write to buffers in forward; what follows the weights (an EMA copy) belongs after "
-            "optimizer.step() under `if job.stepped:`, and into prepare",
-        )
-    if what == "extras":
-        return Cause(
-            "extras",
-            "weights, optimizer and buffers are equal, something else that was prepared is not (a schedule, "
-            "a scaler, an average): it changed in turns in which the step was not applied",
-            "change it after optimizer.step() under `if job.stepped:`; run an averaged model in eval() only",
-        )
-    if what == "optimizer":
-        return Cause(
-            "optimizer",
-            "weights are equal, the optimizer's state is not: its groups are changed by something that is "
-            "not part of the job, such as a scheduler that was not prepared",
-            "pass schedulers to prepare with the optimizer",
-        )
+        return _of_the_result(difference)
     return Cause(
         "reduction",
         f"every EST's local gradients of step {difference.step} are those of the stock ranks, their sum or "
@@ -435,6 +411,43 @@ def _between_runs(difference: Difference) -> Cause:
         "the end of the body by something that is not the same on all ranks, this is Elastane's own fault",
         "please report it, with the seed and the folder kept by --keep",
         ours=True,
+    )
+
+
+def _of_the_batch(difference: Difference) -> Cause:
+    known = [name for name in difference.known_generators if name.startswith(("dataset", "sampler"))]
+    if known:
+        return Cause(
+            "unregistered generator",
+            f"the mini-batch differs although the EST's generators are equal, and the dataset holds a "
+            f"generator of its own, {known[0]}: in data workers it does not move with the EST",
+            f'register it before prepare: job.register("{_label(known[0])}", {_expression(known[0])})',
+        )
+    return Cause(
+        "data pipeline",
+        "the mini-batch differs: the dataset, its transforms or the sampler keep something between "
+        "mini-batches (a counter, a cache, a generator) that does not move with the EST",
+        "give it state_dict and load_state_dict and register it: job.register(name, object)",
+    )
+
+
+def _of_the_result(difference: Difference) -> Cause:
+    """Return the cause of another value or gradient although all that goes into it is the same."""
+    shared = _together(difference)
+    if shared:
+        return Cause(
+            "hidden state",
+            "mini-batch, random numbers, weights and buffers are those of the stock rank, the result is "
+            f"not, and the EST shared its worker{shared}: the loop body or the model keeps something "
+            "from one mini-batch to the next (a running mean, a queue, a counter that is no buffer)",
+            "make it a buffer of the model, or register it: job.register(name, object)",
+        )
+    return Cause(
+        "kernel",
+        "mini-batch, random numbers, weights and buffers are those of the stock rank, the result is not, "
+        "and the EST had its worker for itself: an operation without a deterministic kernel, another "
+        "number of threads, or something that the script kept from before the worker joined",
+        "`elastane doctor` names such operations; register what is kept: job.register(name, object)",
     )
 
 

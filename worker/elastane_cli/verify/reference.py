@@ -54,21 +54,21 @@ class OriginalError(ElastaneError):
 
 
 class OriginalLateError(OriginalError):
-    """It did not end in time."""
+    """The script did not end in time."""
 
     code = "ELA371"
     exit_code = CODE_ORIGINAL_LATE
 
 
 class OriginalEmptyError(OriginalError):
-    """It succeeded, but trained nothing with DistributedDataParallel."""
+    """The script succeeded, but trained nothing with DistributedDataParallel."""
 
     code = "ELA372"
     exit_code = CODE_ORIGINAL_EMPTY
 
 
 class OriginalRanksError(OriginalError):
-    """It ran with a number of ranks other than --ests."""
+    """The script ran with a number of ranks other than --ests."""
 
     code = "ELA373"
     exit_code = CODE_ORIGINAL_RANKS

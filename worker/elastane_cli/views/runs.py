@@ -77,7 +77,7 @@ def change_line(run: training_pb2.Run) -> str:
 
 
 def going_on(run_id: int) -> str:
-    """Say how to follow and how to end a run that goes on without this command."""
+    """Return how to follow and how to end a run that continues without this command."""
     return (
         f"run {run_id} goes on; follow it with `elastane logs -f {run_id}`, "
         f"end it with `elastane cancel {run_id}`"

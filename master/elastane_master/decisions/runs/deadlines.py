@@ -51,7 +51,7 @@ def expire(ctx: RunsContext, run: Run) -> None:
 
 
 def _expire_stop(ctx: RunsContext, run: Run) -> None:
-    """Runners that have not confirmed a stop in time are not waited for any more; what is there is stale."""
+    """Stop waiting for runners that have not confirmed a stop in time; their ranks are stale from now on."""
     current = run.launch
     assert current is not None
     late = [runner_id for runner_id, at in current.awaited.items() if at <= ctx.now]

@@ -1,8 +1,7 @@
-"""What a caller is told about runs of others: that there are such, and not which. Pure.
+"""Hides other owners' runs from a caller: it learns that there are some, but not which. Pure.
 
-Reasons name runs, as `run 3` or `runs 3, 4 and 5`: whose turn it is, and whose slots are waited for.
-Numbers of runs that the caller may not see are left out of these texts where they leave the master; what is
-stored has them.
+Reasons name runs (`run 3`, `runs 3, 4 and 5`) whose turn comes first or whose slots are awaited. Numbers of
+runs that the caller may not see are removed when such a text leaves the master; the store keeps them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _RUNS = re.compile(r"\bruns? (\d+(?:, \d+)*(?: and \d+)?)")
 
 
 class Discretion:
-    """What one caller may be told. runs: all that there are; a deleted one is for those who may see all."""
+    """One caller's view of runs. runs: all of them; a deleted run is visible to callers who may see all."""
 
     def __init__(self, runs: Mapping[int, Run], covers: Covers) -> None:
         self._runs, self._covers = runs, covers

@@ -56,7 +56,7 @@ class SendToRunner(RunsEffect, frozen=True, tag=True):
 
 
 class CreateElasticJob(RunsEffect, frozen=True, tag=True):
-    """Create the job unless it is there; if that fails for good: `ElasticJobEnded`, failed."""
+    """Create the job unless it exists; a permanent failure is answered with `ElasticJobEnded` (failed)."""
 
     run_id: int
     job: str

@@ -157,7 +157,7 @@ class RunnerStreamLost(RunsEvent, frozen=True, tag=True):
 
 
 class RunnerLeft(RunsEvent, frozen=True, tag=True):
-    """It takes no new instances, and leaves once those that it has are over."""
+    """The runner accepts no new instances, and leaves when its present ones have ended."""
 
     runner_id: str
     session: str
@@ -217,7 +217,7 @@ class ElasticJobScaled(RunsEvent, frozen=True, tag=True):
 
 
 class RecordWritten(RunsEvent, frozen=True, tag=True):
-    """The record of a run is there that the master had to write, or there is nothing to write any more."""
+    """The master has written a run's record, or no longer has to."""
 
     run_id: int
 

@@ -57,7 +57,7 @@ class Waiting:
         self.shape_counts[number] = self.shape_counts.get(number, 0) + 1
 
     def discard(self, run_id: int) -> None:
-        """Remove a run if it is there."""
+        """Remove a run, if present."""
         entry = self._entries.pop(run_id, None)
         if entry is None:
             return

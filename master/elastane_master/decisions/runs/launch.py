@@ -1,8 +1,8 @@
-"""Launches: prepare -> prepared by all -> start -> running. A half-made launch is taken back whole.
+"""Launches: prepare -> prepared by all -> start -> running. An incomplete launch is undone as a whole.
 
-An elastic run's instances are prepared and started one by one, and its launch is made once instances_min of
-them run; it goes on as long as so many have a place. Every launch has a new fence: a message that bears an
-older one is answered with Stop, and changes nothing.
+An elastic run's instances are prepared and started one by one. Its launch is complete once instances_min of
+them run, and continues as long as that many are placed. Every launch has a new fence: a message with an older
+one is answered with Stop, and changes nothing.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _deadline(ctx: RunsContext) -> float:
 
 
 def send_prepare(ctx: RunsContext, run: Run, runner: Runner, ranks: Iterable[int]) -> None:
-    """Ask a runner to prepare ranks; it answers again what it has prepared already."""
+    """Ask a runner to prepare ranks; it repeats its answer for those that it has prepared already."""
     assert run.launch is not None
     ctx.send(
         runner,
@@ -110,7 +110,7 @@ def prepared(ctx: RunsContext, event: LaunchPrepared) -> None:
 
 
 def at_work(ctx: RunsContext, run: Run, record: RankRecord, words: str) -> None:
-    """A runner still gets ready for a launch, or starts it, and gets on with it: it has its time anew."""
+    """Handle a runner's report of progress with preparing or starting a rank: extend the rank's deadline."""
     record.deadline_at = _deadline(ctx)
     if words:
         run.reason = f"{record.runner_id}: {words}"
@@ -128,7 +128,7 @@ def _start(ctx: RunsContext, run: Run, ranks: Iterable[int]) -> None:
 
 
 def send_start(ctx: RunsContext, run: Run, runner: Runner, ranks: Iterable[int]) -> None:
-    """Have a runner start its prepared instances; of a black box it learns where all of them listen."""
+    """Have a runner start its prepared instances; for a black box, send the endpoints of all instances."""
     assert run.launch is not None
     chosen = [run.ranks[rank] for rank in ranks] if run.demand.elastic else run.ranks
     endpoints = tuple(Endpoint(one.rank, one.address, one.port) for one in chosen)

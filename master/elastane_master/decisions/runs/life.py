@@ -1,11 +1,11 @@
 """The ends of a launch and of a run.
 
-A launch that must end is stopped on every runner, and the run has its next state only when all have
-confirmed, or are lost: so no two launches of a run live at the same time, as far as the master can know. A
-cancellation outweighs every other reason. Without a launch, a run is ended at once.
+A launch that must end is stopped on every runner. The run enters its next state only when all of them have
+confirmed or are lost, so that no two launches of a run are alive at the same time, as far as the master can
+know. A cancellation outweighs every other reason. Without a launch, a run ends at once.
 
-The runner that had rank 0 in the last launch writes the record of the run when it is told to forget that; the
-master does if there was no launch, or this runner does not attend.
+The record of the run is written by the runner that had rank 0 in the last launch, when it receives Forget for
+it; by the master if there was no launch, or if this runner is away.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def stop_message(run: Run, launch: Launch) -> Stop:
 
 
 def stop_deadline(ctx: RunsContext, run: Run) -> float:
-    """Until when a runner is waited for that was asked to stop: then it counts as lost."""
+    """Time until which a runner that was asked to stop may answer; after it, the runner counts as lost."""
     return ctx.now + run.demand.grace_seconds + ctx.state.settings.lease_seconds
 
 
@@ -108,7 +108,7 @@ def conclude_if_gone(ctx: RunsContext, run: Run) -> None:
 
 
 def _will_record(ctx: RunsContext, run: Run, launch: Launch) -> bool:
-    """True if the runner of rank 0 is told to forget what it had prepared: it writes the record then."""
+    """True if the runner of rank 0 will get Forget for what it had prepared, and so writes the record."""
     first = run.ranks[0]
     runner = ctx.state.runners.get(first.runner_id)
     is_told = runner is not None and runner.attends and launch.fence not in runner.holds

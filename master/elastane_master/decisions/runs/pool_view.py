@@ -33,11 +33,11 @@ from elastane_scheduler.reasons import reasons
 from elastane_scheduler.view import Decision, View
 
 WAITING_MAX = 200
-"""Waiting runs that a policy is shown, the first ones in the order of fair share: more would take it long."""
+"""Maximum number of waiting runs that a policy sees, in the order of fair share; bounds its time."""
 EST_SECONDS = 1.0
-"""Of a step's part of one EST, while nobody has measured any."""
+"""Assumed time of an EST's part of a step until one has been measured."""
 GUESS_SECONDS_MIN = 60.0
-"""A run that does not say how long it is has at least so much left."""
+"""Least remaining time assumed for a run of unknown length."""
 NOT_MEASURED = "its speed is not measured"
 _EARLIEST_SECONDS = 1e-6
 

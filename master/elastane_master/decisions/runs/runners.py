@@ -217,7 +217,7 @@ def _compare_stopping(
 
 
 def stream_lost(ctx: RunsContext, event: RunnerStreamLost) -> None:
-    """A runner is silent: its lease goes on from its last message."""
+    """Handle the loss of a runner's stream; its lease runs from its last message."""
     runner = ctx.attending(event.runner_id, event.session)
     if runner is None:
         return

@@ -1,8 +1,8 @@
-"""Elastic runs whose job scales by itself: how many instances they are given, and on which runners.
+"""Elastic runs whose job scales by itself: how many instances they get, and on which runners.
 
-The job's target is the most that a run is given. Where its deadline may ask for on-demand workers, runners
-with the label capacity=on-demand count by themselves: so many instances run there as the job wants on demand,
-and the others on all other runners.
+A run gets at most its job's target. If its deadline may require on-demand workers, runners with the label
+capacity=on-demand are a class of their own: the number of instances on them is the job's number of on-demand
+workers, and all other instances run on the other runners.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Classes = Mapping[str, int]
 
 
 def may_be_on_demand(run: Run) -> bool:
-    """True if a run's deadline may ask for on-demand workers: runners are told apart by their class."""
+    """True if a run's deadline may require on-demand workers; then the class of a runner matters."""
     job = run.spec.job
     return run.demand.elastic and job is not None and bool(job.on_demand_workers)
 
@@ -38,7 +38,7 @@ def wanted(run: Run) -> Classes | None:
 
 
 def class_of(runner: Runner, classes: Classes) -> str:
-    """Return the class of a runner, where classes are told apart."""
+    """Return the class of a runner; "" if `classes` does not distinguish any."""
     is_on_demand = ON_DEMAND in classes and runner.labels.get(CAPACITY_LABEL) == ON_DEMAND
     return ON_DEMAND if is_on_demand else ""
 

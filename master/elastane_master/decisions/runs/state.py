@@ -23,18 +23,18 @@ PREPARE_SECONDS: Final = 120.0
 class ServiceSettings(msgspec.Struct, frozen=True):
     """Settings of the operator; part of the state, as decisions depend on them.
 
-    lease_seconds: a runner silent for longer is lost. prepare_seconds: limit for the preparation of a launch,
-    and again to start it, since the runner has last said that it gets on with that. starvation_seconds: a run
-    that has waited for longer gets slots reserved.
-    retry_seconds, retry_seconds_max: before the attempt after the first failure; doubled with each further
-    one. relaunch_seconds, relaunch_seconds_max: the same, of launches that were taken back.
-    launch_failures_max: launches in a row, after which the attempt has failed. runner_failures_max: failed
-    launches in a row, after which a runner is paused; pause_seconds, pause_seconds_max: for how long.
-    quiet_seconds: how long an elastic run without instances waits for the end of its job.
-    runner_keep_seconds: how long a lost runner is shown. runs_waiting_max: further ones are refused.
-    weights: of owners; 1 if not there. scheduling_policy: who decides which runs have which slots:
-    `FAIR_SHARE`, or a policy of elastane_scheduler. reshape_seconds: after a change of a running run's
-    instances the policy changes them no further for this time. queues: parts of the slots, for the policy.
+    lease_seconds: a runner silent for longer is lost. prepare_seconds: time limit of a launch's preparation,
+    and again of its start, counted from the runner's last report of progress. starvation_seconds: a run that
+    has waited for longer gets slots reserved. retry_seconds, retry_seconds_max: pause before the attempt
+    after the first failure, doubled with each further one. relaunch_seconds, relaunch_seconds_max: the same
+    for launches that were undone. launch_failures_max: consecutive failed launches after which the attempt
+    has failed. runner_failures_max: consecutive failed launches after which a runner is paused;
+    pause_seconds, pause_seconds_max: for how long. quiet_seconds: how long an elastic run without instances
+    waits for the end of its job. runner_keep_seconds: how long a lost runner is shown. runs_waiting_max:
+    further ones are refused. weights: of owners; default 1. scheduling_policy: who decides which runs have
+    which slots: `FAIR_SHARE`, or a policy of elastane_scheduler. reshape_seconds: after a change of a running
+    run's instances the policy changes them no further for this time. queues: parts of the slots, for the
+    policy.
     """
 
     lease_seconds: float = 60.0

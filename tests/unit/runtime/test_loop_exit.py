@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elastane.runtime.leaving import when_left
+from elastane.runtime.loop_exit import when_left
 
 
 class Left(Exception):  # noqa: N818 - an outcome
@@ -104,7 +104,7 @@ def clean() -> Iterator[None]:
     ],
 )
 def test_leaving_is_told_in_the_function_that_left(leave: Callable[[], object]) -> None:
-    with pytest.raises(Left, match=r"^test_leaving\.py:\d+$"):
+    with pytest.raises(Left, match=r"^test_loop_exit\.py:\d+$"):
         leave()
     assert seen == ["a"]
 

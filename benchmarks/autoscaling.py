@@ -115,6 +115,9 @@ def play(case: Case, noise: float, mode: Mode | None = None) -> Outcome:
         seconds = case.step_seconds(workers) * max(0.2, rng.gauss(1.0, noise))
         now += seconds
         cost += seconds * (max(workers, due[1]) if due else workers) * case.price
+        if state.before > workers:  # those of before stand by for as long as new ones would take to start
+            stood_by = min(seconds, max(0.0, state.asked_at + START_SECONDS - (now - seconds)))
+            cost += stood_by * (state.before - workers) * case.price
         taken.append(seconds)
         if due is None and len(taken) % LOOK_STEPS == MEASURE_STEPS:
             window = taken[-WINDOW:]

@@ -39,8 +39,8 @@ def finish_with(state: JobState, devices: Counts, now: float, costs: Costs) -> f
 
 
 def _bind(state: JobState, devices: Counts) -> None:
-    """A job whose types may not mix stays on the type that it began with."""
-    if not state.shape.mixes and sum(limit > 0 for limit in state.shape.limits) > 1:
+    """A job stays on the type that it began with, and on those that may train with it."""
+    if len(state.shape.groups) > 1:
         state.shape = state.shape.bound_to(max(range(len(devices)), key=lambda i: devices[i]))
 
 

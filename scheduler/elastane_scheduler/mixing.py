@@ -1,4 +1,6 @@
-"""What a job that is bound to one device type would have of others: of mixing them, which needs D2. Pure.
+"""Which device types may train one job together, and what one that is bound to a type would have of others.
+
+Pure.
 
 At D1 a job stays on the type that it began with. At D2 unlike CPUs train together with equal bits, and each
 EST's part of a step takes longer, as the processors do not use all that they have (docs/decisions/0007).
@@ -8,14 +10,47 @@ cost before nothing is left of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from elastane_scheduler.job_plan import DeviceSpeed, JobPlan
 from elastane_scheduler.plan import TOLERANCE, Shape
 
 _GPU_MAKERS = ("NVIDIA", "Tesla", "GeForce", "Quadro", "AMD Instinct", "AMD Radeon")
 _CPU_VENDORS = ("Intel", "AMD")
+
+Level = Literal["d0", "d1", "d2"]
+"""Of a job's determinism."""
+
+
+def kinds_at(level: Level, device_types: Sequence[str]) -> tuple[int, ...]:
+    """Return the kind of each device type, by its name, for `Shape`: jobs are planned on types of one kind.
+
+    The same rule as `kind_at`.
+    """
+    names = [kind_at(level, name) for name in device_types]
+    return tuple(names.index(name) for name in names)
+
+
+def kind_at(level: Level, device_type: str) -> str:
+    """Return what a device type counts as at a level: equal ones may train one job together.
+
+    D1: each type by itself. D2: processors of one vendor together, if their names tell it; all else by
+    itself, as GPUs of unlike models differ at every level. D0: all processors, and all GPUs. Who plans by
+    this plans no ring that the master would refuse for its devices (docs/decisions/0007).
+    """
+    if level == "d1":
+        return device_type
+    is_gpu = device_type.startswith(_GPU_MAKERS)
+    if level == "d0":
+        return "GPUs" if is_gpu else "processors"
+    vendor = "" if is_gpu else _vendor(device_type)
+    return f"processors of {vendor}" if vendor else device_type
+
+
+def _vendor(device_type: str) -> str:
+    return next((vendor for vendor in _CPU_VENDORS if vendor in device_type), "")
 
 
 @dataclass(frozen=True)
@@ -80,7 +115,7 @@ def obstacle_at_d2(one: str, other: str) -> str:
         return "GPUs of different models do not give equal bits, not even at D2"
     if any(gpus):
         return "a GPU and a processor do not give equal bits, not even at D2"
-    vendors = {vendor for name in (one, other) for vendor in _CPU_VENDORS if vendor in name}
+    vendors = {_vendor(name) for name in (one, other)} - {""}
     if len(vendors) > 1:
         return "processors of two vendors do not give equal bits, at D2 either"
     return ""

@@ -32,7 +32,8 @@ class Shape:
     ests: N. est_seconds: seconds of one EST's part of a step on each device type; infinite where the job may
     not run. limits: most ESTs on one device of each type. mixes: whether devices of unlike types may train
     together. workers_min: fewest devices with which the job may run. exchange_seconds, peer_seconds: the
-    exchange of gradients. Raises InvalidSettings.
+    exchange of gradients. workers_max: most devices that it uses; 0: one for each EST. kinds: of each type,
+    where only types of one kind may train together (`mixing.kinds_at`); empty: all. Raises InvalidSettings.
     """
 
     ests: int
@@ -43,6 +44,7 @@ class Shape:
     exchange_seconds: float = 0.0
     peer_seconds: float = 0.0
     workers_max: int = 0
+    kinds: tuple[int, ...] = ()
     _steps: dict[Counts, float] = field(default_factory=dict, init=False, repr=False)
     _least: dict[Counts, int] = field(default_factory=dict, init=False, repr=False)
     _alone: dict[Counts, Counts | None] = field(default_factory=dict, init=False, repr=False)
@@ -73,22 +75,42 @@ class Shape:
         capped = (min(limit, self.ests) for limit in limits)
         usable = zip(capped, self.est_seconds, strict=True)
         object.__setattr__(self, "limits", tuple(0 if c == math.inf else limit for limit, c in usable))
-        object.__setattr__(self, "levels", self._make_levels())
         usable_types = tuple(i for i, limit in enumerate(self.limits) if limit)
         object.__setattr__(self, "usable", usable_types)
+        object.__setattr__(self, "groups", self._make_groups())
+        object.__setattr__(self, "levels", self._make_levels())
+        is_plain = len(self.groups) == 1 and not (self.workers_max and len(self.groups[0]) > 1)
+        object.__setattr__(self, "_is_plain", is_plain)
 
     #: Indices of the device types that the job may use.
     usable: tuple[int, ...] = field(default=(), init=False, repr=False)
+    #: These, divided into those that may train together.
+    groups: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False)
+    #: One group, in which any number of devices counts: their sum decides.
+    _is_plain: bool = field(default=False, init=False, repr=False)
     #: Step times that are possible, ascending, each with the ESTs that one device of each type can run in it.
     levels: tuple[tuple[float, Counts], ...] = field(default=(), init=False, repr=False)
 
+    def _make_groups(self) -> tuple[tuple[int, ...], ...]:
+        types = len(self.est_seconds)
+        if self.kinds and len(self.kinds) != types:
+            raise InvalidSettings(
+                f"{len(self.kinds)} kinds of {types} device types", hint="Give each type a kind."
+            )
+        kinds = (self.kinds or (0,) * types) if self.mixes else tuple(range(types))
+        members: dict[int, list[int]] = {}
+        for i in self.usable:
+            members.setdefault(kinds[i], []).append(i)
+        return tuple(map(tuple, members.values()))
+
     def _make_levels(self) -> tuple[tuple[float, Counts], ...]:
-        # With at most P devices one of them runs ceil(N / P) ESTs, so no step is shorter than that.
+        # With at most P devices one of them runs ceil(N / P) ESTs: of equal ones no step is shorter.
         fewest = -(-self.ests // self.workers_max) if self.workers_max else 1
         values = sorted(
-            a * c
-            for c, limit in zip(self.est_seconds, self.limits, strict=True)
-            for a in range(fewest, limit + 1)
+            a * self.est_seconds[i]
+            for group in self.groups
+            for i in group
+            for a in range(fewest if len(group) == 1 else 1, self.limits[i] + 1)
         )
         distinct: list[float] = []
         for value in values:
@@ -106,7 +128,7 @@ class Shape:
     def level(self, devices: Counts) -> int | None:
         """Return the index of the least level that `devices` reach, or None where they cannot hold all ESTs.
 
-        Where types may not mix, the best single type counts.
+        Where types may not mix, the best of those that may train together count.
         """
         capped = tuple(map(min, devices, (self.ests,) * len(devices)))
         found = self._least.get(capped)
@@ -127,9 +149,19 @@ class Shape:
         return low if low < len(self.levels) else -1
 
     def _holds(self, capacities: Counts, devices: Counts) -> bool:
-        if self.mixes:
+        if self._is_plain:
             return sum(n * a for n, a in zip(devices, capacities, strict=True)) >= self.ests
-        return any(n * a >= self.ests for n, a in zip(devices, capacities, strict=True))
+        return any(self._carries(group, capacities, devices) for group in self.groups)
+
+    def _carries(self, group: Sequence[int], capacities: Counts, devices: Counts) -> bool:
+        """Return whether devices of these types hold all ESTs; the best `workers_max` count."""
+        if not self.workers_max:
+            return sum(devices[i] * capacities[i] for i in group) >= self.ests
+        carried, left = 0, self.workers_max
+        for i in sorted(group, key=lambda i: -capacities[i]):
+            count = min(left, devices[i])
+            carried, left = carried + count * capacities[i], left - count
+        return carried >= self.ests
 
     def step_seconds(self, devices: Counts) -> float:
         """Return the seconds of a step on `devices`, exchange included; infinite where they cannot train."""
@@ -149,7 +181,8 @@ class Shape:
         """Return few and cheap devices of `free` that reach a level, or None.
 
         Types are filled in the order of price per EST; what is more than needed is then dropped, dearest
-        first. At least `workers_min` devices are taken.
+        first. At least `workers_min` devices are taken; where they would be more than `workers_max`, those
+        that hold the most ESTs each are.
         """
         capacities = self.levels[level][1]
         if not self._holds(capacities, free):
@@ -158,19 +191,29 @@ class Shape:
             (i for i, capacity in enumerate(capacities) if capacity and free[i]),
             key=lambda i: (prices[i] / capacities[i], -capacities[i], i),
         )
-        if not self.mixes:
-            order = next([i] for i in order if free[i] * capacities[i] >= self.ests)
+        if len(self.groups) > 1:
+            fitting = [group for group in self.groups if self._carries(group, capacities, free)]
+            cheapest = next(group for i in order for group in fitting if i in group)
+            order = [i for i in order if i in cheapest]
+        taken, need = self._filled(order, capacities, free)
+        if self.workers_max and sum(taken) > self.workers_max:
+            order.sort(key=lambda i: (-capacities[i], prices[i], i))
+            taken, need = self._filled(order, capacities, free)
+        for i in sorted(order, key=lambda i: (-prices[i], i)):
+            dropped = min(taken[i], -need // capacities[i])
+            taken[i] -= dropped
+            need += dropped * capacities[i]
+        return self._gang(taken, order, free)
+
+    def _filled(self, order: Sequence[int], capacities: Counts, free: Counts) -> tuple[list[int], int]:
+        """Take devices in this order until they hold all ESTs; return them, and the ESTs still to place."""
         taken, need = [0] * len(free), self.ests
         for i in order:
             taken[i] = min(free[i], -(-need // capacities[i]))
             need -= taken[i] * capacities[i]
             if need <= 0:
                 break
-        for i in sorted(order, key=lambda i: (-prices[i], i)):
-            dropped = min(taken[i], -need // capacities[i])
-            taken[i] -= dropped
-            need += dropped * capacities[i]
-        return self._gang(taken, order, free)
+        return taken, need
 
     def _gang(self, taken: list[int], order: Sequence[int], free: Counts) -> Counts | None:
         missing = self.workers_min - sum(taken)
@@ -204,13 +247,14 @@ class Shape:
         return self._alone[offered]
 
     def bound_to(self, index: int) -> Shape:
-        """Return the shape of the job once it is bound to one device type."""
-        seconds = tuple(c if i == index else math.inf for i, c in enumerate(self.est_seconds))
+        """Return the shape of the job once it is bound to a device type, and those that may train with it."""
+        group = next((group for group in self.groups if index in group), (index,))
+        seconds = tuple(c if i in group else math.inf for i, c in enumerate(self.est_seconds))
         return Shape(
             self.ests,
             seconds,
             self.limits,
-            False,
+            len(group) > 1,
             self.workers_min,
             self.exchange_seconds,
             self.peer_seconds,
@@ -236,11 +280,12 @@ def fewest_cheapest(shape: Shape, level: int, devices: Counts, prices: Sequence[
 
     Ties of the price are broken in favour of the types that come first.
     """
-    if not shape.mixes and len(shape.usable) > 1:
+    if len(shape.groups) > 1:
+        bound = [shape.bound_to(group[0]) for group in shape.groups]
         alone = [
-            fewest_cheapest(shape.bound_to(i), level_of, devices, prices)
-            for i in shape.usable
-            if (level_of := shape.bound_to(i).slowest_within(shape.levels[level][0])) is not None
+            fewest_cheapest(one, level_of, devices, prices)
+            for one in bound
+            if (level_of := one.slowest_within(shape.levels[level][0])) is not None
         ]
         found = [chosen for chosen in alone if chosen is not None]
         return min(found, key=lambda chosen: (sum(chosen), _price(chosen, prices)), default=None)
@@ -252,7 +297,7 @@ def fewest_cheapest(shape: Shape, level: int, devices: Counts, prices: Sequence[
     while (total < shape.ests or count < shape.workers_min) and count < len(most):
         total += most[count]
         count += 1
-    if total < shape.ests or count < shape.workers_min:
+    if total < shape.ests or count < shape.workers_min or count > (shape.workers_max or count):
         return None
     best: tuple[float, Counts] | None = None
     for chosen in _spread(devices, count):

@@ -28,11 +28,13 @@ MasterPhase = Literal[
 class WorkerView(msgspec.Struct, frozen=True):
     """A worker known to the master.
 
-    state: "member" of the ring, or standing by, draining, or awaited (other).
+    state: "member" of the ring, or standing by, draining, or awaited (other). est_seconds: of one EST's part
+    of a step, as it has measured it; None: not yet.
     """
 
     worker: str
     state: Literal["member", "standby", "draining", "other"]
+    est_seconds: float | None = None
 
 
 class CostView(msgspec.Struct, frozen=True):

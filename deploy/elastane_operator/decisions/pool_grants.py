@@ -23,19 +23,23 @@ def with_grants(
     before = {share.uid: share for share in shares}
     by_uid = {job.uid: job for job in jobs}
     now = {share.uid: _lowered(_confirmed(share, by_uid[share.uid])) for share in shares}
-    for kind in spec.names:
-        free = _free(kind, spec, jobs, now, pods)
-        for job in jobs:
-            share = now.get(job.uid)
-            if share is None:
-                continue
-            held = _held(kind, job, share, pods)
-            planned, granted = share.planned.get(kind, 0), share.granted.get(kind, 0)
-            raised = min(planned, held + max(free, 0))
-            if raised <= granted or (not granted and raised < job.workers_min):
-                continue
-            free -= max(0, raised - held)
-            now[job.uid] = msgspec.structs.replace(share, granted=share.granted | {kind: raised})
+    free = {kind: _free(kind, spec, jobs, now, pods) for kind in spec.names}
+    for job in jobs:
+        share = now.get(job.uid)
+        if share is None:
+            continue
+        held = {kind: _held(kind, job, share, pods) for kind in spec.names}
+        granted = dict(share.granted)
+        for kind in spec.names:
+            raised = min(share.planned.get(kind, 0), held[kind] + max(free[kind], 0))
+            if raised > granted.get(kind, 0):
+                granted[kind] = raised
+        if granted == share.granted or (not share.granted and sum(granted.values()) < job.workers_min):
+            continue
+        for kind, count in granted.items():
+            if kind in free and count > share.granted.get(kind, 0):
+                free[kind] -= max(0, count - held[kind])
+        now[job.uid] = msgspec.structs.replace(share, granted=granted)
     return [_revised(before[share.uid], now[share.uid]) for share in shares]
 
 

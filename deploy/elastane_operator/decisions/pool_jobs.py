@@ -30,9 +30,10 @@ class PoolJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that names the pool.
 
     active: whether it may have devices: not over, not suspended, not being deleted, its spec valid.
-    est_seconds: measured seconds of one EST's part of a step; None: not measured. in_ring: it has trained
-    before. acknowledged: devices that its pods may have by its own status. revision: of the share that it
-    read last; -1: it makes no pods any more. unusable: types that its template keeps it away from.
+    est_seconds: measured seconds of one EST's part of a step; None: not measured. est_seconds_on: by the
+    types on which it was measured. in_ring: it has trained before. acknowledged: devices that its pods may
+    have by its own status. revision: of the share that it read last; -1: it makes no pods any more. unusable:
+    types that its template keeps it away from. mixes: unlike processors of a vendor may train it together.
     """
 
     namespace: str
@@ -50,10 +51,12 @@ class PoolJob(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     steps: int = 0
     est_seconds: float | None = None
+    est_seconds_on: dict[str, float] = {}
     in_ring: bool = False
     acknowledged: Devices = {}
     revision: int = 0
     unusable: frozenset[str] = frozenset()
+    mixes: bool = False
 
     @property
     def full_name(self) -> str:
@@ -104,8 +107,14 @@ def read_pool_job(body: Mapping[str, Any], pool: PoolSpec) -> PoolJob:
         step=status.step,
         steps=status.steps,
         est_seconds=_seconds(scheduled.est_seconds if scheduled is not None else ""),
+        est_seconds_on={
+            kind: seconds
+            for kind, text in (scheduled.est_seconds_on if scheduled is not None else {}).items()
+            if (seconds := _seconds(text)) is not None
+        },
         in_ring=status.generation > 0,
         unusable=_unusable(spec.template, pool),
+        mixes=spec.determinism == "D2" and not _asks_for_gpu(spec.template),
     )
 
 
@@ -130,6 +139,17 @@ def _unusable(template: Mapping[str, Any], pool: PoolSpec) -> frozenset[str]:
         for each in pool.types
         if any(own.get(key, value) != value for key, value in each.node_selector.items())
     )
+
+
+def _asks_for_gpu(template: Mapping[str, Any]) -> bool:
+    """True if a container asks for a GPU, by the name of the resource: unlike GPUs never train together."""
+    containers = (template.get("spec") or {}).get("containers") or ()
+    parts = [
+        (each.get("resources") or {}).get(part) or {}
+        for each in containers
+        for part in ("limits", "requests")
+    ]
+    return any("gpu" in name for part in parts for name in part)
 
 
 def _seconds(text: str) -> float | None:

@@ -7,6 +7,7 @@ successor, or a second operator, comes to the same one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -75,7 +76,7 @@ def make_plan(
             )
         else:
             try:
-                states.append(_state(job, share, pool, pods, now))
+                states.append(_state(spec, job, share, pool, pods, now))
                 taking.append(job)
             except InvalidSettings as error:
                 refused[job.uid] = f"{job.full_name} has no devices, after {_waited(job, now)} s: {error}"
@@ -102,7 +103,11 @@ def guarantee_is_due(spec: PoolSpec, jobs: Sequence[PoolJob], shares: dict[str, 
     for queue in spec.queues:
         members = [job for job in jobs if job.active and job.queue == queue.name]
         for kind, guaranteed in queue.guaranteed.items():
-            usable = [job for job in members if kind not in job.unusable and _may_use(shares[job.uid], kind)]
+            usable = [
+                job
+                for job in members
+                if kind not in job.unusable and _may_use(spec, job, shares[job.uid], kind)
+            ]
             demand = sum(min(job.workers_max, job.ests) for job in usable)
             had = sum(shares[job.uid].planned.get(kind, 0) for job in members)
             short = [job for job in usable if not shares[job.uid].planned]
@@ -123,26 +128,35 @@ def _policy(spec: PoolSpec, quiet: bool) -> Policy:
     return QueuedPolicy(queues, lambda: PrioritizedPolicy(lambda: make_policy(spec.policy)), spec.quotas)
 
 
-def _state(job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod], now: datetime) -> JobState:
+def _state(
+    spec: PoolSpec, job: PoolJob, share: Share, pool: Pool, pods: Sequence[PoolPod], now: datetime
+) -> JobState:
     """Return a job as a policy sees it. Raises InvalidSettings for one that can never train here."""
-    seconds = job.est_seconds or EST_SECONDS
-    usable = [kind not in job.unusable and _may_use(share, kind) for kind in pool.types]
+    usual = job.est_seconds or EST_SECONDS
+    usable = [kind not in job.unusable and _may_use(spec, job, share, kind) for kind in pool.types]
     if not any(usable):
         where = share.started_on or ", ".join(pool.types)
         raise InvalidSettings(f"no device type is left for it: it needs {where}", hint="Add the type again.")
-    largest = max(count for count, use in zip(pool.counts, usable, strict=True) if use)
+    names = [spec.kind_of(kind, mixes=job.mixes) for kind in pool.types]
+    together: Counter[str] = Counter()
+    for name, count, use in zip(names, pool.counts, usable, strict=True):
+        together[name] += count if use else 0
+    largest = max(together.values())
     if job.workers_min > largest:
+        one = "one vendor's processors" if job.mixes else "one type"
         raise InvalidSettings(
-            f"workers.min is {job.workers_min}, and the pool has at most {largest} devices of one type "
-            "for it",
+            f"workers.min is {job.workers_min}, and the pool has at most {largest} devices of {one} for it",
             hint="Lower workers.min, or raise a quota.",
         )
     shape = Shape(
         job.ests,
-        tuple(seconds if use else math.inf for use in usable),
-        mixes=False,
+        tuple(
+            job.est_seconds_on.get(kind, usual) if use else math.inf
+            for kind, use in zip(pool.types, usable, strict=True)
+        ),
         workers_min=job.workers_min,
         workers_max=min(job.workers_max, job.ests),
+        kinds=tuple(names.index(name) for name in names),
     )
     most = max((i for i, use in enumerate(usable) if use), key=lambda i: (pool.counts[i], -i))
     request = tuple(min(job.workers_max, job.ests) if i == most else 0 for i in range(len(pool.types)))
@@ -201,8 +215,12 @@ def _kept_back(
     return found
 
 
-def _may_use(share: Share, kind: str) -> bool:
-    return not share.started_on or share.started_on == kind
+def _may_use(spec: PoolSpec, job: PoolJob, share: Share, kind: str) -> bool:
+    """True unless the job began on devices that do not train together with these."""
+    if not share.started_on:
+        return True
+    began_on = spec.kind_of(share.started_on, mixes=job.mixes)
+    return began_on == spec.kind_of(kind, mixes=job.mixes)
 
 
 def _just_taken(share: Share, spec: PoolSpec, now: datetime) -> bool:

@@ -6,7 +6,7 @@ The CRD's schema lets the API server check most of it; rules across fields are c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,12 +26,18 @@ class DeviceType(_Part, frozen=True):
     """Devices of one type, one for each worker pod.
 
     node_selector, tolerations: added to the pods. quota: devices that the pool may use at one time.
+    processor: vendor of the processors, where these compute; empty: a GPU does, or it is not known.
     """
 
     name: str
     quota: int
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
+    processor: Literal["", "Intel", "AMD"] = ""
+
+    def kind(self, *, mixes: bool) -> str:
+        """What it counts as for a job: its workers are on types of one kind. mixes: the job may mix CPUs."""
+        return f"processors of {self.processor}" if mixes and self.processor else self.name
 
 
 class PoolQueue(_Part, frozen=True):
@@ -53,6 +59,11 @@ class PoolSpec(_Part, frozen=True):
     def device_type(self, name: str) -> DeviceType | None:
         """Return the device type of that name, or None."""
         return next((each for each in self.types if each.name == name), None)
+
+    def kind_of(self, name: str, *, mixes: bool) -> str:
+        """Return the kind of a device type; its name, if the pool does not have it any more."""
+        each = self.device_type(name)
+        return name if each is None else each.kind(mixes=mixes)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ def inputs_digest(spec: PoolSpec, jobs: Sequence[PoolJob], pods: Sequence[PoolPo
         (
             job.uid, job.active, job.ests, job.workers_min, job.workers_max, job.queue, job.priority,
             job.weight, sorted(job.unusable), job.steps > 0, job.est_seconds is not None, job.uid in gated,
+            job.mixes, sorted(job.est_seconds_on) if job.mixes else [],
         )
         for job in jobs
     ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import msgspec
 
 from elastane_operator.decisions.pool_status import Share
@@ -48,6 +50,7 @@ def follow_pool(ctx: Reconciliation) -> None:
         at=share.at,
         revision=share.revision,
         est_seconds=before.est_seconds,
+        est_seconds_on=before.est_seconds_on,
     )
     _tell(ctx, before, share)
     ctx.set(scheduling=_measured(ctx, now))
@@ -72,6 +75,15 @@ def _tell(ctx: Reconciliation, before: SchedulingStatus, share: Share) -> None:
 
 def _measured(ctx: Reconciliation, scheduling: SchedulingStatus) -> SchedulingStatus:
     seconds = None if ctx.job is None else ctx.job.est_seconds
+    if ctx.job is None or not seconds:
+        return scheduling
+    by_type: dict[str, list[float]] = {}
+    for worker in ctx.job.workers:
+        kind = next((pod.kind for pod in ctx.pods if worker.worker.startswith(f"{pod.name}-")), "")
+        if kind and worker.est_seconds:
+            by_type.setdefault(kind, []).append(worker.est_seconds)
     # Two digits: a plan needs no more, and the status changes less often.
-    text = scheduling.est_seconds if not seconds else f"{seconds:.2g}"
-    return msgspec.structs.replace(scheduling, est_seconds=text)
+    found = {kind: f"{statistics.median(measured):.2g}" for kind, measured in sorted(by_type.items())}
+    return msgspec.structs.replace(
+        scheduling, est_seconds=f"{seconds:.2g}", est_seconds_on=scheduling.est_seconds_on | found
+    )

@@ -85,7 +85,8 @@ class SchedulingStatus(_Part, frozen=True):
     """The job's part of its pool. devices: by type, what its pods may be now; written before they change.
 
     planned: what it is to have. revision: of the share in the pool's status that was read. est_seconds:
-    measured seconds of one EST's part of a step, as a decimal number; empty: not measured.
+    measured seconds of one EST's part of a step, as a decimal number; empty: not measured. est_seconds_on:
+    the same by device type, of those on which it has trained.
     """
 
     pool: str = ""
@@ -96,6 +97,7 @@ class SchedulingStatus(_Part, frozen=True):
     at: datetime | None = None
     revision: int = 0
     est_seconds: str = ""
+    est_seconds_on: dict[str, str] = {}
 
 
 class ScalingStatus(_Part, frozen=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import statistics
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -104,7 +103,7 @@ class Masters:
         except MasterRefusedError as error:
             return MasterView(False, error=f"refused: {error}")
         rate = await self._rate(access, response.job)
-        speed = await self._est_seconds(access, response.job) if measured else None
+        speed = await self._est_seconds(access, response.job) if measured else {}
         return MasterView(True, translate.job_view(response.job, rate, speed))
 
     async def ask(self, access: Access, what: str, name: str, spec: JobSpec) -> None:
@@ -161,18 +160,17 @@ class Masters:
             return 0.0
         return float(sum(each.samples_per_second for each in response.datasets))
 
-    async def _est_seconds(self, access: Access, job: job_pb2.Job) -> float | None:
-        """Median seconds of one EST's part of a step, of the workers that have measured it."""
+    async def _est_seconds(self, access: Access, job: job_pb2.Job) -> dict[str, float]:
+        """Seconds of one EST's part of a step, by the workers that have measured it."""
         members = [each.worker_id for each in job.workers if each.state == job_pb2.WORKER_STATE_MEMBER]
         if job.phase != job_pb2.JOB_PHASE_RUNNING or not members:
-            return None
+            return {}
         try:
             request = ring_pb2.GetWorkerFiguresRequest(job=job.name, worker_ids=members)
             response = await self._call(access, ring_pb2_grpc.RingServiceStub, "GetWorkerFigures", request)
         except (MasterAwayError, MasterRefusedError, _NotFoundError):
-            return None
-        measured = [each.est_seconds for each in response.figures.values() if each.est_steps]
-        return statistics.median(measured) if measured else None
+            return {}
+        return {name: each.est_seconds for name, each in response.figures.items() if each.est_steps}
 
     async def _call(self, access: Access, stub: Callable[[Any], Any], rpc: str, request: Message) -> Any:
         """Try each address once. Raises MasterAwayError, MasterRefusedError, _NotFoundError."""

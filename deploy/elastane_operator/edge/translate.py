@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping
 from datetime import UTC
+from types import MappingProxyType
 from typing import Any
 
 from elastane_operator.decisions.autoscaling import settings_of
@@ -17,6 +20,7 @@ from elastane_operator.decisions.observed import (
 from elastane_operator.decisions.spec import JobSpec, price_micros
 from elastane_proto.v1 import job_pb2
 
+_NONE: Mapping[str, float] = MappingProxyType({})
 _PHASES: dict[int, MasterPhase] = {
     job_pb2.JOB_PHASE_WAITING: "waiting",
     job_pb2.JOB_PHASE_RUNNING: "running",
@@ -42,9 +46,12 @@ _RECOVERY = {"Elastic": job_pb2.RECOVERY_POLICY_ELASTIC, "Fixed": job_pb2.RECOVE
 
 
 def job_view(
-    job: job_pb2.Job, samples_per_second: float = 0.0, est_seconds: float | None = None
+    job: job_pb2.Job, samples_per_second: float = 0.0, est_seconds: Mapping[str, float] = _NONE
 ) -> JobAtMaster:
-    """Translate a job reported by its master. A phase unknown to this release counts as waiting."""
+    """Translate a job reported by its master. A phase unknown to this release counts as waiting.
+
+    est_seconds: of one EST's part of a step, by the workers that have measured it.
+    """
     cost = job.cost
     return JobAtMaster(
         phase=_PHASES.get(job.phase, "waiting"),
@@ -59,8 +66,11 @@ def job_view(
         epoch=job.epoch,
         saved_step=job.saved_step,
         samples_per_second=samples_per_second,
-        est_seconds=est_seconds,
-        workers=tuple(WorkerView(each.worker_id, _STATES.get(each.state, "other")) for each in job.workers),
+        est_seconds=statistics.median(est_seconds.values()) if est_seconds else None,
+        workers=tuple(
+            WorkerView(each.worker_id, _STATES.get(each.state, "other"), est_seconds.get(each.worker_id))
+            for each in job.workers
+        ),
         cost=CostView(
             currency=cost.currency or "USD",
             spent_micros=cost.spent_micros,

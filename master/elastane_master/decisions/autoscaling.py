@@ -14,12 +14,12 @@ import msgspec
 from elastane_master.decisions import balance, cost, stragglers
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import Rejection, ScaleRequested
+from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.state import JobState, ScalingBook, SpotBook
 from elastane_proto.amounts import money_text
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
 from elastane_scheduler.autoscaling.autoscaler import (
-    LOOK_STEPS,
     MEASURE_STEPS,
     AutoscalerState,
     Decision,
@@ -29,10 +29,14 @@ from elastane_scheduler.autoscaling.autoscaler import (
 )
 from elastane_scheduler.autoscaling.modes import Budget, Deadline, Mode, canonical, parse_mode, time_text
 from elastane_scheduler.autoscaling.objectives import Bounds
+from elastane_scheduler.autoscaling.step_times import growth, settled
 from elastane_scheduler.errors import InvalidSettings
 
 WINDOW_STEPS = 40
 """Newest steps of a ring of which the median counts."""
+SETTLING_STEPS = 2
+"""First steps of a ring that are not counted, as workers count none of them: they connect, and kernels are
+chosen."""
 
 SETTINGS = ("scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start_seconds")
 """Settings that decide the target, and no bit: they may change while the job trains."""
@@ -122,7 +126,19 @@ def workers_asked(state: JobState) -> int:
     """Return how many workers are to be started: the target, and one to stand by where that pays."""
     settings = state.settings
     most = min(settings.workers_max or settings.ests, settings.ests)
-    return min(workers_target(state) + stragglers.standbys_wanted(state), most)
+    wanted = workers_target(state) + stragglers.standbys_wanted(state)
+    return min(max(wanted, _held_back(state)), most)
+
+
+def _held_back(state: JobState) -> int:
+    """Return the number of workers of before while fewer are tried: they stand by, and may be needed again.
+
+    For no longer than new ones would take to start: from then on those that stand by cost more than these.
+    """
+    known = state.scaling.autoscaler
+    is_tried = known.before > known.target == state.scaling.target
+    until = known.asked_at + state.settings.cold_start_seconds
+    return known.before if is_tried and state.decided_at < until else 0
 
 
 # ------------------------------------------------------------------ at a step boundary
@@ -136,15 +152,20 @@ def step_prepared(ctx: DecisionContext, since: float) -> None:
     state, book = ctx.state, ctx.state.scaling
     if not state.settings.scaling:
         return
-    if book.generation != state.ring.generation:
-        # The first step of a ring is no measure: its workers connect, and kernels are chosen.
-        book.generation, book.steps, book.times, book.look_at = state.ring.generation, 0, (), MEASURE_STEPS
+    disturbed, is_other = bool(_straggler(state)), book.generation != state.ring.generation
+    if is_other or book.disturbed != disturbed:
+        book.settling = SETTLING_STEPS if is_other else book.settling
+        book.generation, book.disturbed = state.ring.generation, disturbed
+        book.steps, book.times, book.look_at = 0, (), MEASURE_STEPS
+        if not is_other:
+            return
+    if book.settling:
+        book.settling -= 1
         return
     book.times = (*book.times[-(WINDOW_STEPS - 1) :], max(0.0, ctx.now - since))
     book.steps += 1
     if book.steps >= book.look_at and _may_change(state) and not is_on_spot(state.settings):
-        book.look_at = book.steps + LOOK_STEPS
-        _look(ctx)
+        book.look_at = book.steps + _look(ctx)
 
 
 def _may_change(state: JobState) -> bool:
@@ -154,7 +175,8 @@ def _may_change(state: JobState) -> bool:
     return steps_left and is_settled and state.checkpoints.in_flight is None and not state.awaited()
 
 
-def _look(ctx: DecisionContext) -> None:
+def _look(ctx: DecisionContext) -> int:
+    """Decide; return after how many steps to decide again."""
     state, book = ctx.state, ctx.state.scaling
     mode = mode_of(state)
     assert mode is not None
@@ -164,9 +186,11 @@ def _look(ctx: DecisionContext) -> None:
     book.autoscaler, book.target, book.reason = decision.state, decision.target, decision.reason
     book.predicted_finish_at = decision.predicted_finish_at
     book.predicted_cost_micros = decision.predicted_cost_micros
-    _suspend_if_spent(state, mode, seen)
+    if isinstance(mode, Budget) and seen.spent_micros >= mode.micros:
+        book.budget_spent = True
+        suspends_if_spent(state)
     if decision.target == before:
-        return
+        return decision.look_steps
     book.changed_at = ctx.now
     rates = _rate(decision.seconds_before), _rate(decision.seconds_after)
     text, why = state.settings.scaling, decision.reason
@@ -174,18 +198,36 @@ def _look(ctx: DecisionContext) -> None:
         ctx.note(history.ScaleRolledBack(before, decision.target, text, why, *rates, decision.barred_seconds))
     else:
         ctx.note(history.JobAutoscaled(before, decision.target, 0, text, why, *rates))
+    return decision.look_steps
 
 
-def _suspend_if_spent(state: JobState, mode: Mode, seen: Measurement) -> None:
-    """Suspend the job at this boundary if its budget is spent and its user wants that."""
-    if not isinstance(mode, Budget) or state.settings.over_budget != "suspend":
-        return
-    if seen.spent_micros < mode.micros:
-        return
+def _straggler(state: JobState) -> str:
+    """Return a member of the ring that is a straggler; empty: none is."""
+    slow = (one.worker for one in state.active_members() if one.straggler and not one.draining)
+    return min(slow, default="")
+
+
+def suspends_if_spent(state: JobState) -> bool:
+    """Have a job whose budget is spent suspended, if its user wants that and it can be; return whether it is.
+
+    It is then suspended at the next step boundary, and who calls this elsewhere sees whether there is one.
+    """
+    if state.settings.over_budget != "suspend":
+        return False
     if not state.settings.checkpoint_url:
-        state.scaling.reason += "; without a checkpoint_url it cannot be suspended"
-        return
+        without = "; without a checkpoint_url it cannot be suspended"
+        state.scaling.reason = f"{state.scaling.reason.removesuffix(without)}{without}"
+        return False
     state.suspending = state.scaling.suspends = True
+    return True
+
+
+def look_between(ctx: DecisionContext) -> None:
+    """Decide while a step is under way, if it could be decided at a boundary now."""
+    state, book = ctx.state, ctx.state.scaling
+    is_measured = bool(book.times) and book.generation == state.ring.generation
+    if is_measured and state.ring.stage is Stage.RUNNING and _may_change(state):
+        _look(ctx)
 
 
 def why_suspended(state: JobState) -> str:
@@ -217,7 +259,11 @@ def measurement(state: JobState, now: float) -> Measurement:
     """Return what is seen of the job at a boundary. Of a ring not measured here: what its workers say."""
     book, members = state.scaling, state.active_members()
     is_measured = bool(book.times) and book.generation == state.ring.generation
-    step_seconds, steps = statistics.median(book.times) if is_measured else 0.0, book.steps
+    # Of the window's first times those of a ring's beginning may be left out, and no others.
+    window = book.times if is_measured else ()
+    times = settled(window) if book.steps <= WINDOW_STEPS else window
+    left_out = len(window) - len(times)
+    step_seconds, steps = statistics.median(times) if is_measured else 0.0, book.steps - left_out
     if not is_measured and (known := balance.ring_step_seconds(state)) is not None:
         step_seconds, steps = known, balance.RING_STEPS_MIN
     types = Counter(record.device_type for record in members if record.device_type)
@@ -233,6 +279,9 @@ def measurement(state: JobState, now: float) -> Measurement:
         change_seconds=state.balance.change_seconds,
         worker_hour_micros=sum(prices) / len(prices) if prices and all(prices) else 0.0,
         spent_micros=cost.view(state, now).spent_micros,
+        settling_steps=left_out,
+        growth=growth(times),
+        straggler=_straggler(state),
     )
 
 

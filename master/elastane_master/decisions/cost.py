@@ -23,6 +23,7 @@ import msgspec
 
 from elastane_master.decisions.amounts import (
     DEVICE_TYPES_MAX,
+    HOUR_NANOS,
     MARKS_MAX,
     NANOS,
     NANOS_MAX,
@@ -243,6 +244,25 @@ def spent(state: JobState, now: float) -> Spent:
     priced = bool(cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros)
     figures = {name: getattr(cost, name) for name in Spent.__struct_fields__ if name != "priced"}
     return Spent(**figures, priced=priced)
+
+
+def spent_at(state: JobState, micros: int) -> float | None:
+    """Return when the job has cost so much, if those who attend stay and prices, too; None: never.
+
+    In seconds since the epoch; it may be past.
+    """
+    book, at_prices = state.cost, prices(state)
+    hourly = sum(
+        count * price
+        for workers in (book.ring_workers, book.task_workers)
+        for device_type, *counts in workers.groups()
+        for count, price in zip(counts, at_prices.of(device_type), strict=True)
+    )
+    if book.at is None or hourly <= 0:
+        return None
+    spent = book.attended.spent
+    left = micros - spent.micros - spent.rest / HOUR_NANOS
+    return book.at / NANOS + left * HOUR_NANOS / NANOS / hourly
 
 
 def _chargeable(book: CostBook, since: int) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastane_master.decisions import (
+    budget,
     checkpoints,
     datasets,
     deadline_on_spot,
@@ -88,6 +89,7 @@ def next_deadline(ctx: DecisionContext) -> float | None:
         deadlines.append(state.wait_until)
         deadlines.append(notices.next_deadline(state))
         deadlines.append(deadline_on_spot.next_look(state))
+        deadlines.append(budget.spent_at(state))
         deadlines += [deadline for deadline, _, _ in _member_deadlines(ctx)]
         deadlines += [_ready_due(ctx, record) for record in _unready_leavers(state)]
         if ring_state.stage is Stage.NONE and state.phase == "waiting":

@@ -16,6 +16,7 @@ import msgspec
 
 from elastane_master.decisions import (
     autoscaling,
+    budget,
     cost,
     datasets,
     deadline_on_spot,
@@ -155,6 +156,7 @@ class JobMachine:
             _HANDLERS.get(type(event), operators.request)(ctx, event)
             step_boundary.release(ctx)
             deadline_on_spot.settle(ctx)
+            budget.settle(ctx)
             if ctx.changed:
                 cost.settle(self.state, members, now)
                 waiting.settle(ctx)

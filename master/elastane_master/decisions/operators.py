@@ -74,6 +74,7 @@ def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
         ctx.note(history.RingScaled(least, most))
     else:
         ctx.note(history.ScalingSet(settings.scaling, least, most))
+        state.scaling.budget_spent = False  # another purpose, or what is done beyond it
         if settings.scaling != state.settings.scaling:  # else what was begun goes on, as the dry run says
             if state.suspending and state.scaling.suspends:  # for a budget that is no longer the job's
                 state.suspending = False
@@ -147,7 +148,7 @@ def _resume(ctx: DecisionContext) -> None:
         )
     ctx.touch()
     state.failures, state.failed_step = 0, -1
-    state.scaling.suspends = False
+    state.scaling.suspends = state.scaling.budget_spent = False
     ctx.note(history.JobResumed(state.phase, state.reason))
     life.set_phase(ctx, "waiting", "resumed; no worker is there yet")
     ring.form_if_due(ctx)

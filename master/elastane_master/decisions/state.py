@@ -245,8 +245,10 @@ class ScalingBook(msgspec.Struct):
     target: workers, 0: not decided, so as many as may train. on_demand_target: of these, on demand. reason:
     why. changed_at: of the targets. predicted_finish_at, predicted_cost_micros: of the whole job. suspends:
     the budget is spent, and the job is to be suspended. autoscaler: its memory. generation: of the ring
-    whose steps are measured; steps: prepared in it, but for the first; times: of the newest of these, in
-    seconds. look_at: number of steps at which to decide next. spot: of a deadline with workers on demand.
+    whose steps are measured, with or without a straggler in it (disturbed); settling: of its first steps,
+    those that are still not counted; steps: counted; times: of the newest of these, in seconds. look_at:
+    number of steps at which to decide next. spot: of a deadline with workers on demand. budget_spent: it was
+    noticed that the budget is (budget.py).
     """
 
     target: int = 0
@@ -261,6 +263,9 @@ class ScalingBook(msgspec.Struct):
     steps: int = 0
     times: tuple[float, ...] = ()
     look_at: int = 0
+    settling: int = 0
+    disturbed: bool = False
+    budget_spent: bool = False
     spot: SpotBook = msgspec.field(default_factory=SpotBook)
 
 

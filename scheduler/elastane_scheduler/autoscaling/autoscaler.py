@@ -5,6 +5,9 @@
     verify     over 20 steps of the new rung; else
     roll_back  to the rung before; the other is barred for ten minutes, then twenty
 
+Nothing is measured while a worker is a straggler, and no verdict rests on steps that became longer while a
+rung was verified: that is not the rung's fault.
+
 What was measured counts as it is; only rungs that were never tried are predicted. All is measured anew when
 the type of device changes, or the present rung differs by 20 % from what is known of it.
 """
@@ -40,7 +43,7 @@ from elastane_scheduler.autoscaling.objectives import (
 from elastane_scheduler.autoscaling.speed_model import Sample, SpeedModel, possible
 
 MEASURE_STEPS = 3
-"""Steps of a rung before it counts as measured."""
+"""Steps of a rung before it counts as measured; more, up to VERIFY_STEPS, as long as a change would take."""
 VERIFY_STEPS = 20
 """Steps of a rung that was jumped to, before it is kept or left."""
 LOOK_STEPS = 10
@@ -64,7 +67,8 @@ DRIFT_FRACTION = 0.2
 DRIFT_LOOKS = 2
 """Looks in a row at which the present rung differs before it is measured anew."""
 REACH_SECONDS = 300.0
-"""Time in which a target should be reached, before the job does with fewer workers for a while."""
+"""Time in which a target should be reached, before the job does with fewer workers for a while; and for
+which a straggler keeps a rung from being measured."""
 EXPLORE_FACTOR = 10.0
 """Measuring a second rung must cost less than the time left by this factor."""
 
@@ -96,6 +100,7 @@ class AutoscalerState(msgspec.Struct, frozen=True):
     never decided. before: rung to go back to; 0: nothing is being verified. exploring: the target is only
     measured. changes: times of voluntary changes. asked_at: of the last change of the target. drifts: looks
     in a row at which the present rung differed. short_since: since when fewer workers train than asked for.
+    disturbed_since: since when a worker has been a straggler.
     """
 
     now: float = 0.0
@@ -109,14 +114,17 @@ class AutoscalerState(msgspec.Struct, frozen=True):
     asked_at: float = 0.0
     drifts: int = 0
     short_since: float | None = None
+    disturbed_since: float | None = None
 
 
 class Measurement(msgspec.Struct, frozen=True):
     """What is seen of a job at a step boundary.
 
     now: seconds since the epoch. ring_workers: that train. steps: of this ring that `step_seconds`, a median,
-    rests on. steps_left: None: unknown. device_type: that most workers are of. change_seconds: stall of a
-    change. worker_hour_micros: price of a worker for an hour; 0: unknown.
+    rests on; settling_steps: before these. growth: factor by which the newer ones are longer than the older
+    ones (step_times.py). steps_left: None: unknown. device_type: that most workers are of. change_seconds:
+    stall of a change. worker_hour_micros: price of a worker for an hour; 0: unknown. straggler: a worker of
+    the ring that is one; empty: none.
     """
 
     now: float
@@ -129,6 +137,9 @@ class Measurement(msgspec.Struct, frozen=True):
     change_seconds: float = 1.0
     worker_hour_micros: float = 0.0
     spent_micros: int = 0
+    settling_steps: int = 0
+    growth: float = 1.0
+    straggler: str = ""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -137,7 +148,7 @@ class Decision(msgspec.Struct, frozen=True):
     action: "scale": to another target; "verify", "keep": as it is; "roll_back"; "none": nothing can be
     decided. seconds_before, seconds_after: of a step, before a change and predicted (or, going back,
     measured) after it; 0: unknown. barred_seconds: of the rung that was left. met: False if no rung meets the
-    budget or the deadline.
+    budget or the deadline. look_steps: when to decide again.
     """
 
     state: AutoscalerState
@@ -150,6 +161,7 @@ class Decision(msgspec.Struct, frozen=True):
     seconds_after: float = 0.0
     barred_seconds: float = 0.0
     met: bool = True
+    look_steps: int = LOOK_STEPS
 
 
 def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement) -> Decision:
@@ -244,17 +256,49 @@ class _Look:
             name = type(self.mode).__name__.lower()
             why = f"the number of steps is unknown: {name} cannot be decided, only efficiency"
             return self._same("none", why)
-        needed = VERIFY_STEPS if self.state.before else MEASURE_STEPS
-        if seen.steps < needed:
-            return self._same("keep", f"{seen.steps} of {needed} steps are measured with {seen.ring_workers}")
+        if words := self._disturbed():
+            return self._same("keep", words)
+        if (missing := self._steps_missing()) > 0:
+            words = f"{seen.steps} of {seen.steps + missing} steps are measured with {seen.ring_workers}"
+            return msgspec.structs.replace(self._same("keep", words), look_steps=min(missing, LOOK_STEPS))
         if seen.ring_workers != self.target:
             return self._short()
         self._set(short_since=None)
         self._note_drift()
         self._measured()
+        self._doubt()
         if self.state.before:
             return self._verify()
         return self._choose()
+
+    def _steps_missing(self) -> int:
+        """Return how many steps are missing until the present rung counts as measured, or can be judged."""
+        seen = self.seen
+        if self.state.before:
+            return VERIFY_STEPS - seen.steps - seen.settling_steps
+        # Steps that are short settle in more of them, and more of them cost little beside a change.
+        as_long = min(seen.change_seconds / seen.step_seconds, VERIFY_STEPS)
+        needed = max(MEASURE_STEPS, math.ceil(as_long))
+        if seen.steps < VERIFY_STEPS and seen.growth < 1 - DRIFT_FRACTION:  # they still become shorter
+            needed = max(needed, min(seen.steps + MEASURE_STEPS, VERIFY_STEPS))
+        return needed - seen.steps
+
+    def _disturbed(self) -> str:
+        """Say for how long nothing is measured because of a straggler; "": it is measured.
+
+        One that stays is how fast the job is: what was being verified is then kept without a verdict.
+        """
+        name = self.seen.straggler
+        if not name:
+            self._set(disturbed_since=None)
+            return ""
+        since = self.state.disturbed_since
+        since = self.now if since is None else since
+        self._set(disturbed_since=since, drifts=0)
+        if (left := since + REACH_SECONDS - self.now) > 0:
+            return f"{name} is a straggler: nothing is measured for {left:.0f} s, unless that ends"
+        self._set(before=0, exploring=False)
+        return ""
 
     # ------------------------------------------------------------------ what is known
 
@@ -294,6 +338,12 @@ class _Look:
         if not self.state.drifts:
             rungs[seen.ring_workers] = Rung(seen.step_seconds, seen.steps, self.now)
         self._set(rungs=rungs)
+
+    def _doubt(self) -> None:
+        """Forget the rung before if its median fell in a time in which this ring still settled."""
+        before, rungs = self.state.before, self.state.rungs
+        if before in rungs and rungs[before].steps < 2 * self.seen.settling_steps:
+            self._set(rungs={workers: one for workers, one in rungs.items() if workers != before})
 
     def _models(self, rungs: Mapping[int, Rung] | None = None) -> Models:
         """Return the models of what was measured, but for rungs that were left because they were slow."""
@@ -353,8 +403,13 @@ class _Look:
         before, exploring = state.before, state.exploring
         models = self._models()
         old, new = self._step_seconds(models, before), seen.step_seconds
+        is_worse = self._is_worse(seen.ring_workers, new, before, old)
+        if is_worse and seen.growth > 1 + DRIFT_FRACTION and seen.steps < 2 * VERIFY_STEPS:
+            return self._to(
+                self.target, "keep", "steps became longer while it was verified: it is seen longer"
+            )
         self._set(before=0, exploring=False)
-        if not self._is_worse(seen.ring_workers, new, before, old):
+        if not is_worse:
             # It was reached and is good: if it is left again, it is barred as for the first time.
             barred = {rung: bar for rung, bar in state.barred.items() if rung != seen.ring_workers}
             self._set(barred=barred)

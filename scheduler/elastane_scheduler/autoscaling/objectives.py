@@ -87,8 +87,8 @@ def value(mode: Mode, of: Outlook, situation: Situation, reserve: float = 0.0) -
     """
     assert of.left_seconds is not None and of.cost_micros is not None
     left, cost = of.left_seconds, of.cost_micros
-    # Without a price, worker-seconds stand for money.
-    price = cost if situation.worker_hour_micros else left * of.workers
+    # Without a price, worker-seconds stand for money. The last digits of a fit must not order equal rungs.
+    price = float(f"{cost if situation.worker_hour_micros else left * of.workers:.9g}")
     match mode:
         case Utility():
             return (mode.at(situation.elapsed_seconds + left) - cost / MICROS, -of.workers)

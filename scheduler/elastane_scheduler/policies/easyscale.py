@@ -51,10 +51,8 @@ def easyscale(view: View, *, mixed: bool) -> Allocation:
 
 
 def _types(state: JobState, mixed: bool) -> list[int]:
-    usable = list(state.shape.usable)
-    if mixed and state.shape.mixes:
-        return usable
-    return [max(usable, key=lambda i: (state.job.request[i], -i))]
+    preferred = max(state.shape.usable, key=lambda i: (state.job.request[i], -i))
+    return next(list(group) for group in state.shape.groups if preferred in group) if mixed else [preferred]
 
 
 def _first(state: JobState, offered: Counts, free: Counts, mixed: bool) -> Counts | None:

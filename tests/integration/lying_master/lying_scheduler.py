@@ -73,6 +73,7 @@ def _falsified(state: JobState) -> JobState:
         shape.workers_min,
         shape.exchange_seconds,
         workers_max=shape.workers_max,
+        kinds=shape.kinds,
     )
     return false
 

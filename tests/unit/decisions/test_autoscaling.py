@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from elastane_master.decisions import autoscaling, effects, events, views
+from elastane_master.decisions import autoscaling, budget, effects, events, views
 from elastane_master.decisions.events import Rejection, ScaleRequested, SuspendRequested
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.history import events as history
@@ -283,3 +283,176 @@ def test_measurements_replayed_give_the_same_decisions(monkeypatch: pytest.Monke
     assert len(log) >= 10
     for state, mode, limits, seen, decision in log:
         assert decide(state, mode, limits, seen) == decision
+
+
+# ---------------------------------------------------------------- what must not make a verdict
+
+
+class Settling:
+    """A law by which the first steps of every ring take three times as long."""
+
+    def __init__(self, law: Law, first: int) -> None:
+        self.law, self.first, self.done = law, first, 0
+        self.job: Scaled | None = None
+        self.generation = 0
+
+    def __call__(self, workers: int) -> float:
+        assert self.job is not None
+        generation = self.job.state.ring.generation
+        self.done = self.done + 1 if generation == self.generation else 1
+        self.generation = generation
+        return self.law(workers) * (3.0 if self.done <= self.first else 1.0)
+
+
+@pytest.mark.parametrize("first", [1, 2, 4, 5])
+@pytest.mark.parametrize("mode", ["efficiency", "utility=100,1000000"])
+def test_a_rung_that_was_measured_while_its_ring_settled_is_not_believed(first: int, mode: str) -> None:
+    law = Settling(staircase, first)
+    job = Scaled("", law, workers=4, workers_max=4)
+    law.job = job
+    job.do(ScaleRequested("", 0, 0, scaling=mode))
+    job.steps(120)
+    assert len(job.state.ring.members) == job.target == 4
+
+
+class Hindered(Scaled):
+    """A job one of whose workers is slow while `slow` is set, and known to be while it is flagged."""
+
+    def __init__(self, law: Law, **changes: object) -> None:
+        self.slow = False
+        super().__init__("efficiency", lambda k: law(k) * (2.0 if self.slow else 1.0), **changes)  # type: ignore[arg-type]
+
+    def hinder(self, *, slow: bool, flagged: bool) -> None:
+        self.slow = slow
+        self.state.workers[self.state.ring.names()[0]].straggler = "compute" if flagged else ""
+
+    def verifying(self) -> Hindered:
+        """Do steps until sixteen workers have been tried for five steps."""
+        while len(self.state.ring.members) < 16 or self.state.scaling.steps < 5:
+            self.steps(1)
+        assert self.state.scaling.autoscaler.before == 8
+        return self
+
+
+def test_a_straggler_that_appears_while_a_rung_is_verified_makes_no_verdict() -> None:
+    job = Hindered(staircase).verifying()
+    job.hinder(slow=True, flagged=False)
+    job.steps(5)
+    job.hinder(slow=True, flagged=True)
+    job.steps(60)
+    assert "is a straggler: nothing is measured" in job.state.scaling.reason
+    job.hinder(slow=False, flagged=False)
+    job.steps(30)
+    assert job.scaled(history.ScaleRolledBack) == []
+    known = job.state.scaling.autoscaler
+    assert (job.target, known.before, known.barred) == (16, 0, {})
+    assert known.rungs[16].step_seconds == 1.0, "steps with the straggler are no measure"
+
+
+def test_steps_that_become_longer_while_a_rung_is_verified_are_seen_longer() -> None:
+    job = Hindered(staircase).verifying()
+    job.steps(3)
+    job.hinder(slow=True, flagged=False)  # it takes some thirty steps to be sure that a worker is one
+    job.steps(20)
+    assert "steps became longer while it was verified" in job.state.scaling.reason
+    job.hinder(slow=True, flagged=True)
+    job.steps(10)
+    job.hinder(slow=False, flagged=False)
+    job.steps(30)
+    assert job.scaled(history.ScaleRolledBack) == [] and job.target == 16
+
+
+def test_a_straggler_that_stays_ends_the_verification_and_counts_as_the_jobs_own_speed() -> None:
+    job = Hindered(lambda k: 10 * staircase(k)).verifying()
+    job.hinder(slow=True, flagged=True)
+    job.steps(10)
+    assert job.state.scaling.autoscaler.before == 8
+    job.steps(60)
+    known = job.state.scaling.autoscaler
+    assert known.before == 0 and known.barred == {} and job.scaled(history.ScaleRolledBack) == []
+
+
+def test_workers_of_before_stand_by_while_fewer_are_tried_for_as_long_as_a_start_takes() -> None:
+    job = Scaled("deadline=+30d", staircase, workers=16, cold_start_seconds=30.0)
+    while job.target == 16:
+        job.steps(1)
+    tried = job.target
+    asked = views.job_view(job.machine).scaling
+    assert tried < 16 and asked is not None and asked.workers_target == 16
+    at = job.now
+    while autoscaling.workers_asked(job.state) == 16:
+        job.steps(1)
+    is_verified = job.state.scaling.autoscaler.before == 0
+    assert is_verified or job.now - at == pytest.approx(30.0, abs=2 * staircase(tried))
+    assert autoscaling.workers_asked(job.state) == job.target
+
+
+# ---------------------------------------------------------------- a budget between boundaries
+
+
+def until(job: Scaled, at: float) -> None:
+    """Let time pass, with every Tick that is due."""
+    for _ in range(20):
+        due = job.machine.next_deadline()
+        if due is None or due >= at:
+            job.now = at
+            return
+        job.do(events.Tick(), after=max(0.0, due - job.now))
+    raise AssertionError(f"the master does not come to rest: {due}, it is {job.now}")
+
+
+def test_a_budget_is_spent_while_workers_only_wait() -> None:
+    """Two of three workers attend, at one unit an hour each: three units last for an hour and a half."""
+    job = Scaled("", staircase, workers=3, workers_min=3, **{**PRICED, "spot_price_micros": 1_000_000})
+    job.do(ScaleRequested("", 0, 0, scaling="budget=3", over_budget="suspend"))
+    job.lose(job.state.ring.names()[0])
+    for worker in list(job.state.workers):
+        job.applied(worker, 0)
+    assert job.state.phase == "waiting" and job.machine.next_deadline() is not None
+    until(job, 100 + 5390)
+    assert job.state.phase == "waiting"
+    until(job, 100 + 5410)
+    assert job.state.phase == "suspended" and "the budget of 3.00 USD is spent" in job.state.reason
+    spent = views.job_view(job.machine).cost.spent_micros  # type: ignore[union-attr]
+    assert spent == pytest.approx(3_000_000, abs=2_000)
+
+
+def test_a_budget_that_is_spent_in_a_long_step_suspends_the_job_at_its_end() -> None:
+    job = Scaled("budget=500", staircase, over_budget="suspend", **PRICED).steps(8)
+    due = job.machine.next_deadline()
+    assert due is not None
+    job.do(ScaleRequested("", 0, 0, scaling="budget=0.3"))
+    spent_at = budget.spent_at(job.state)
+    assert spent_at is not None and spent_at > job.now
+    job.do(events.Tick(), after=spent_at - job.now - 0.01)
+    assert not job.state.suspending
+    job.do(events.Tick(), after=0.02)
+    assert job.state.suspending and autoscaling.why_suspended(job.state)
+    assert budget.spent_at(job.state) is None
+
+
+def test_a_budget_that_is_spent_in_a_long_step_takes_the_cheapest_number_at_once() -> None:
+    job = Scaled("budget=5000", lambda k: 16 / k + (k > 1), **PRICED).steps(60)
+    assert job.target > 1
+    spent = views.job_view(job.machine).cost.spent_micros / 1e6
+    job.do(ScaleRequested("", 0, 0, scaling=f"budget={spent + 0.05:.4f}"))
+    spent_at = budget.spent_at(job.state)
+    assert spent_at is not None and spent_at > job.now and job.target > 1
+    job.do(events.Tick(), after=spent_at - job.now + 0.01)
+    assert job.target == 1 and "the budget is spent" in job.state.scaling.reason
+    assert budget.spent_at(job.state) is None
+
+
+def test_a_spent_budget_without_a_checkpoint_is_noticed_once() -> None:
+    job = Scaled("", staircase, workers=3, workers_min=3, spot_price_micros=1_000_000)
+    job.do(ScaleRequested("", 0, 0, scaling="budget=0.5", over_budget="suspend"))
+    job.lose(job.state.ring.names()[0])
+    until(job, 100_000)
+    assert job.state.phase == "waiting" and budget.spent_at(job.state) is None
+    assert "without a checkpoint_url" in job.state.scaling.reason
+
+
+def test_without_prices_or_workers_a_budget_lasts() -> None:
+    assert budget.spent_at(Scaled("budget=5", staircase).state) is None
+    machine = JobMachine.create("job", settings(16, scaling="budget=5", **PRICED), 0.0)
+    assert budget.spent_at(machine.state) is None and machine.next_deadline() is None

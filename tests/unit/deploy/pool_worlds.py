@@ -24,9 +24,14 @@ def pool_body(**spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": "shared", "generation": 1}, "spec": whole | spec}
 
 
-def pool(a: int = 4, b: int = 0, queues: tuple[PoolQueue, ...] = (), **fields: Any) -> PoolSpec:
-    """A pool with two types; b 0: only one."""
-    types = (DeviceType("a", a, {"gpu": "a"}), *((DeviceType("b", b, {"gpu": "b"}),) if b else ()))
+def pool(
+    a: int = 4, b: int = 0, queues: tuple[PoolQueue, ...] = (), processor: Any = "", **fields: Any
+) -> PoolSpec:
+    """A pool with two types; b 0: only one. processor: of both."""
+    counts = {"a": a} | ({"b": b} if b else {})
+    types = tuple(
+        DeviceType(name, count, {"gpu": name}, processor=processor) for name, count in counts.items()
+    )
     return PoolSpec(types, queues=queues, **fields)
 
 
@@ -88,7 +93,7 @@ class World:
             return
         devices = share.granted if found.active else {}
         self.change(name, acknowledged=dict(devices), revision=share.revision)
-        for kind in ("a", "b"):
+        for kind in self.spec.names:
             mine = (found.uid, kind)
             while self.running.count(mine) > devices.get(kind, 0):
                 self.running.remove(mine)

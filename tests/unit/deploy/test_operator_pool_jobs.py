@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from elastane_operator.decisions.observed import PoolView
+from elastane_operator.decisions.pool_jobs import read_pool_job
+from elastane_operator.decisions.pool_spec import read_pool_spec
 from elastane_operator.decisions.pool_status import Share
-from unit.deploy.elastic_jobs import START, Cluster, Killed
+from unit.deploy.elastic_jobs import START, Cluster, Killed, job_body
+from unit.deploy.pool_worlds import pool_body
 
 POOLED: dict[str, Any] = {"checkpoint": {"url": "s3://bucket/digits"}, "scheduling": {"pool": "gpus"}}
 
@@ -177,6 +180,36 @@ def test_a_measured_speed_is_kept_with_two_digits() -> None:
     assert cluster.settle().scheduling.est_seconds == "0.012"  # type: ignore[union-attr]
     cluster.at_master(est_seconds=None)
     assert cluster.settle().scheduling.est_seconds == "0.012"  # type: ignore[union-attr]
+
+
+def test_what_workers_measure_is_kept_by_the_type_of_their_pods() -> None:
+    cluster = pooled(share(l4=1, t4=1))
+    cluster.settle()
+    assert cluster.job is not None
+    seconds = {"l4": 0.1, "t4": 0.25}
+    kinds_of = {pod.name: pod.kind for pod in cluster.live()}
+    told = tuple(
+        msgspec.structs.replace(worker, est_seconds=seconds[kinds_of[worker.worker.rsplit("-", 2)[0]]])
+        for worker in cluster.job.workers
+    )
+    cluster.at_master(est_seconds=0.175, workers=told)
+    cluster.look()
+    status = cluster.read().scheduling
+    assert status is not None and status.est_seconds_on == {"l4": "0.1", "t4": "0.25"}
+    cluster.at_master(est_seconds=0.1, workers=told[:1])
+    cluster.look()
+    assert cluster.read().scheduling.est_seconds_on["t4"] == "0.25"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("determinism", "limits", "mixes"),
+    [("D1", {}, False), ("D2", {"cpu": "4"}, True), ("D2", {"nvidia.com/gpu": 1}, False), ("D0", {}, False)],
+)
+def test_which_jobs_may_have_unlike_processors(determinism: str, limits: Any, mixes: bool) -> None:
+    container = {"name": "worker", "image": "i", "resources": {"limits": limits}}
+    body = job_body(**POOLED, determinism=determinism, template={"spec": {"containers": [container]}})
+    found = read_pool_job(body, read_pool_spec(pool_body()))
+    assert found.active and found.mixes is mixes
 
 
 @pytest.mark.parametrize("until", range(7))

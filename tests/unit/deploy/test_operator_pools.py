@@ -13,7 +13,14 @@ import yaml
 
 from elastane_operator.decisions.pool_grants import with_grants
 from elastane_operator.decisions.pool_jobs import PoolPod
-from elastane_operator.decisions.pool_spec import COOL_DOWN_SECONDS_MAX, PoolQueue, check_pool, read_pool_spec
+from elastane_operator.decisions.pool_spec import (
+    COOL_DOWN_SECONDS_MAX,
+    DeviceType,
+    PoolQueue,
+    PoolSpec,
+    check_pool,
+    read_pool_spec,
+)
 from elastane_operator.decisions.pool_status import PoolStatus, Share
 from elastane_operator.decisions.pools import JOBS_MAX, inputs_digest, look_at_pool, refuse_pool
 from elastane_operator.decisions.spec import WEIGHT_MAX, InvalidSpecError
@@ -43,6 +50,56 @@ def test_workers_of_a_job_are_of_one_type_and_stay_on_it() -> None:
     world.look(60)
     world.settle()
     assert world.devices("one") == {"b": 1}
+
+
+PROCESSORS = (
+    DeviceType("new", 3, {"cpu": "new"}, processor="Intel"),
+    DeviceType("old", 2, {"cpu": "old"}, processor="Intel"),
+    DeviceType("epyc", 4, {"cpu": "epyc"}, processor="AMD"),
+)
+MEASURED = {"new": 0.5, "old": 1.0, "epyc": 0.5}
+
+
+@pytest.mark.parametrize("policy", ["foresight", "maxmin", "elastic-srtf"])
+def test_at_d2_processors_of_one_vendor_train_a_job_together_and_at_d1_never(policy: str) -> None:
+    for mixes, devices in ((True, {"new": 3, "old": 2}), (False, {"new": 3})):
+        world = World(PoolSpec(PROCESSORS, policy=policy))
+        world.add(
+            job("one", workers_max=5, mixes=mixes, est_seconds_on=MEASURED, unusable=frozenset({"epyc"}))
+        )
+        for _ in range(5):
+            world.settle()
+            world.look(60)
+        assert world.devices("one") == devices
+
+
+def test_a_job_at_d2_stays_with_the_vendor_it_began_with_and_within_its_maximum() -> None:
+    world = World(PoolSpec(PROCESSORS[:2]))
+    world.add(job("one", ests=7, workers_max=4, mixes=True, est_seconds_on=MEASURED))
+    world.settle()
+    assert sum(world.devices("one").values()) == 4 and len(world.devices("one")) == 2
+    world.change("one", in_ring=True)
+    world.look()
+    world.spec = PoolSpec((DeviceType("new", 0, processor="Intel"), *PROCESSORS[1:]))
+    world.settle()
+    world.look(60)
+    world.settle()
+    assert world.devices("one") == {"old": 2}, "epyc would be faster, and its bits are others"
+
+
+def test_a_gang_of_two_types_is_granted_whole_or_not_at_all() -> None:
+    world = World(PoolSpec(PROCESSORS[:2]))
+    world.add(job("gang", workers_min=5, workers_max=5, mixes=True, est_seconds_on=MEASURED))
+    blocked = [PoolPod("uid-gone", "old")]
+    status = look_at_pool(world.spec, world.kept(), list(world.jobs.values()), blocked, START)
+    share = status.share_of("uid-gang")
+    assert share is not None and (share.planned, share.granted) == ({"new": 3, "old": 2}, {})
+    world.settle()
+    assert world.devices("gang") == {"new": 3, "old": 2}
+    apart = World(PoolSpec(PROCESSORS[:2]))
+    apart.add(job("gang", workers_min=5, workers_max=5))
+    apart.settle()
+    assert apart.devices("gang") == {} and "at most 3 devices of one type" in apart.share("gang").reason
 
 
 def test_a_template_that_excludes_a_types_nodes_keeps_the_job_away_from_it() -> None:
@@ -262,7 +319,8 @@ def test_there_is_never_a_pod_too_many(seed: int) -> None:
     """Random jobs, orders of events, lost writes, late actions: sums, gangs, types and reasons hold."""
     rng = random.Random(seed)
     queues = (PoolQueue("sure", 2, {"a": 2}), PoolQueue("spare"))
-    world = World(pool(a=rng.randint(2, 7), b=rng.randint(1, 6), queues=queues))
+    vendor = rng.choice(["", "AMD"])
+    world = World(pool(a=rng.randint(2, 7), b=rng.randint(1, 6), queues=queues, processor=vendor))
     policies = ("foresight", "maxmin", "elastic-srtf", "las", "fifo")
     world.spec = msgspec.structs.replace(world.spec, policy=rng.choice(policies))
     world.add(job("first", workers_max=2))
@@ -291,7 +349,7 @@ def test_there_is_never_a_pod_too_many(seed: int) -> None:
     world.settle()
     for name, each in world.jobs.items():
         devices = world.devices(name)
-        assert len(devices) <= 1
+        assert len(devices) <= 1 or (each.mixes and vendor)
         assert not devices or each.workers_min <= sum(devices.values()) <= each.workers_max
     assert granted_most > 0
 
@@ -305,6 +363,8 @@ def _random_job(rng: random.Random, name: str, least: int, world: World) -> Any:
         queue=rng.choice(["sure", "spare", "other"]),
         priority=rng.choice([0, 0, 1]),
         steps=rng.choice([0, 50, 5000]),
+        mixes=rng.random() < 0.5,
+        est_seconds_on=rng.choice([{}, {"a": 0.1, "b": 0.3}]),
         est_seconds=rng.choice([None, 0.2]),
         created=world.now,
     )

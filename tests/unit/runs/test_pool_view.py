@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from elastane_master.decisions.runs import effects, events
 from elastane_master.decisions.runs.pool_view import (
@@ -197,14 +198,53 @@ def test_instances_of_several_slots_get_whole_ones() -> None:
     assert target.instances == {"cpu": 2}
 
 
-def test_at_d1_a_run_does_not_mix_device_types() -> None:
+NEW, OLD, GPU = "Intel(R) Xeon(R) 8480", "Intel(R) Xeon(R) E5", "NVIDIA L4"
+
+
+def at_level(driver: RunsDriver, level: str, instances: int, **changes: Any) -> int:
+    job = replace_struct(JobSettings(ests=instances), determinism=level)
+    return elastic(driver, instances=instances, job=job, **changes)
+
+
+@pytest.mark.parametrize("policy", ["elastic-srtf", "maxmin", "foresight", "easyscale-heter"])
+@pytest.mark.parametrize(
+    ("level", "types", "most"),
+    [("d1", {NEW}, 3), ("d2", {NEW, OLD}, 5), ("d2", {GPU}, 4), ("d0", {NEW, OLD}, 5)],
+)
+def test_unlike_processors_train_one_run_at_d2_and_what_differs_in_its_bits_never(
+    level: str, types: set[str], most: int, policy: str
+) -> None:
     driver = driver_of()
-    driver.join("a", 3)
-    driver.join("b", 3, device_type="gpu")
-    run = elastic(driver, instances=6, job=JobSettings(ests=6, determinism="d1"))
-    other = elastic(driver, instances=6, job=JobSettings(ests=6, determinism="d2"))
-    shapes = dict(zip((run, other), (job.shape for job in seen(driver).view.jobs), strict=True))
-    assert (shapes[run].mixes, shapes[other].mixes) == (False, True)
+    driver.join("new", 3, device_type=NEW, labels={"class": "cpu"})
+    driver.join("old", 2, device_type=OLD, labels={"class": "cpu"})
+    driver.join("gpu", 4, device_type=GPU, labels={"class": "gpu"})
+    run = at_level(driver, level, 8, runner_labels={"class": "gpu" if GPU in types else "cpu"})
+    for _ in range(8):
+        decide(driver, {run: Progress({NEW: 0.5, OLD: 1.0, GPU: 0.1}, 3, 1000)}, policy)
+        driver.start_all()
+    has = {driver.runner(one.runner_id).device_type for one in driver.run(run).ranks if one.placed}
+    assert has == types and placed(driver, run) == most
+
+
+def test_at_d1_a_run_stays_on_the_type_it_began_with_also_when_it_has_lost_all() -> None:
+    driver = driver_of()
+    driver.join("new", 2, device_type=NEW)
+    runs = [at_level(driver, "d1", 2), at_level(driver, "d2", 2)]
+    driver.join("new2", 2, device_type=NEW)
+    decide(driver)
+    driver.start_all()
+    assert [driver.run(run).trains_on for run in runs] == [NEW, NEW]
+    driver.join("old", 8, device_type=OLD)
+    driver.lose("new")
+    driver.lose("new2")
+    decide(driver)
+    driver.start_all()
+    assert [placed(driver, run) for run in runs] == [0, 2]
+    assert "at D1 the run stays on what it began with" in seen(driver).left_out[runs[0]]
+    driver.join("new3", 2, device_type=NEW)
+    decide(driver)
+    driver.start_all()
+    assert placed(driver, runs[0]) == 2
 
 
 def test_runs_keep_to_the_runners_that_fit_them() -> None:

@@ -13,6 +13,7 @@ from elastane_master.decisions.runs.allocation import DECISIONS_MAX, RUN_DECISIO
 from elastane_master.decisions.runs.forecast import Forecast, SlotHolder
 from elastane_master.decisions.runs.queue_shares import QueueShare
 from elastane_master.decisions.runs.state import ServiceSettings
+from elastane_proto.job_settings import JobSettings
 from unit.runs.runs_driver import RunsDriver
 
 POLICY = "foresight"
@@ -251,37 +252,55 @@ def test_a_running_run_is_not_changed_again_at_once_unless_its_slots_are_gone() 
     assert (placed(driver, first), placed(driver, second)) == (3, 1)
 
 
+OLD, NEW = "Intel(R) Xeon(R) E5", "Intel(R) Xeon(R) 8480"
+D2 = JobSettings(ests=4, determinism="d2")
+
+
+def test_a_run_at_d1_is_moved_to_no_other_device_type_whatever_the_policy_wants() -> None:
+    driver = driver_of()
+    driver.join("old", 2, device_type=OLD)
+    decide(driver, {})
+    run = elastic(driver, instances=4)
+    decide(driver, {run: {OLD: 2}})
+    driver.start_all()
+    driver.join("new", 4, device_type=NEW)
+    for wanted in ({NEW: 4}, {OLD: 2, NEW: 2}):
+        decide(driver, {run: wanted})
+        driver.start_all()
+        assert types_of(driver, run) == {OLD: 2}
+
+
 def test_a_run_moves_to_another_device_type_and_trains_meanwhile() -> None:
     driver = driver_of()
-    driver.join("old", 2)
+    driver.join("old", 2, device_type=OLD)
     decide(driver, {})
-    run = elastic(driver, instances=2)
-    decide(driver, {run: {"cpu": 2}})
+    run = elastic(driver, instances=2, job=D2)
+    decide(driver, {run: {OLD: 2}})
     driver.start_all()
-    driver.join("new", 2, device_type="gpu")
-    decide(driver, {run: {"gpu": 2}})
+    driver.join("new", 2, device_type=NEW)
+    decide(driver, {run: {NEW: 2}})
     for _ in range(4):
         assert sum(1 for one in driver.run(run).ranks if one.state == "running") >= 1
         stop_ranks(driver)
         driver.start_all()
-    assert types_of(driver, run) == {"gpu": 2}
+    assert types_of(driver, run) == {NEW: 2}
 
 
 def test_newcomers_are_ready_before_old_ones_go() -> None:
     driver = driver_of()
-    driver.join("old", 2)
+    driver.join("old", 2, device_type=OLD)
     decide(driver, {})
-    run = elastic(driver, instances=4, instances_min=2)
-    decide(driver, {run: {"cpu": 2}})
+    run = elastic(driver, instances=4, instances_min=2, job=D2)
+    decide(driver, {run: {OLD: 2}})
     driver.start_all()
-    driver.join("new", 2, device_type="gpu")
-    decide(driver, {run: {"gpu": 2}})
-    assert types_of(driver, run) == {"cpu": 2, "gpu": 2}
+    driver.join("new", 2, device_type=NEW)
+    decide(driver, {run: {NEW: 2}})
+    assert types_of(driver, run) == {OLD: 2, NEW: 2}
     driver.prepare_all()
     assert driver.take(effects.Stop) == []
     driver.start_all()
     stop_ranks(driver)
-    assert types_of(driver, run) == {"gpu": 2}
+    assert types_of(driver, run) == {NEW: 2}
 
 
 def test_a_run_that_has_waited_too_long_gets_slots_whatever_the_policy_wants() -> None:

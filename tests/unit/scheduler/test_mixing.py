@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastane_scheduler.job_plan import JobPlan, WorkerSpeed, job_plan
-from elastane_scheduler.mixing import Other, mixtures, obstacle_at_d2
+from elastane_scheduler.mixing import Level, Other, kinds_at, mixtures, obstacle_at_d2
 
 FAST, SLOW = "AMD EPYC 9654", "AMD EPYC 7742"
 
@@ -57,3 +57,26 @@ def test_limits_of_memory_hold() -> None:
 def test_what_may_not_train_together_at_d2_says_why(one: str, other: str, words: str) -> None:
     assert words in obstacle_at_d2(one, other) and bool(obstacle_at_d2(one, other)) == bool(words)
     assert obstacle_at_d2(other, one) == obstacle_at_d2(one, other)
+
+
+INTEL, OTHER_INTEL = "Intel(R) Xeon(R) Platinum 8480", "Intel(R) Xeon(R) E5-2680"
+H100, A100, INSTINCT = "NVIDIA H100 80GB HBM3", "NVIDIA A100", "AMD Instinct MI300X"
+UNKNOWN = "Neoverse-N1"
+
+
+@pytest.mark.parametrize(
+    ("level", "together"),
+    [
+        ("d1", []),
+        ("d2", [{FAST, SLOW}, {INTEL, OTHER_INTEL}]),
+        ("d0", [{FAST, SLOW, INTEL, OTHER_INTEL, UNKNOWN}, {H100, A100, INSTINCT}]),
+    ],
+)
+def test_which_types_are_planned_for_one_job(level: Level, together: list[set[str]]) -> None:
+    types = (FAST, H100, SLOW, INTEL, A100, INSTINCT, OTHER_INTEL, UNKNOWN)
+    kinds = kinds_at(level, types)
+    for one, its in zip(types, kinds, strict=True):
+        for other, others in zip(types, kinds, strict=True):
+            assert (its == others) is (one == other or any({one, other} <= group for group in together))
+            if level == "d2" and its == others and one != other:
+                assert not obstacle_at_d2(one, other), "what is planned may be carried out"

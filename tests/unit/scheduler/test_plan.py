@@ -151,6 +151,64 @@ def test_types_that_may_not_mix() -> None:
     assert shape.bound_to(1).step_seconds((4, 0)) == math.inf
 
 
+def brute_kinds(
+    ests: int,
+    seconds: list[float],
+    devices: tuple[int, ...],
+    limits: list[int],
+    kinds: tuple[int, ...],
+    most: int,
+) -> float:
+    """The least over all choices of at most `most` devices of one kind."""
+    return min(
+        brute_step(ests, seconds, chosen, limits)
+        for chosen in itertools.product(*(range(n + 1) for n in devices))
+        if sum(chosen) <= most and len({kinds[i] for i, n in enumerate(chosen) if n}) <= 1
+    )
+
+
+def test_unlike_types_of_one_kind_train_together_within_the_most_devices_of_a_job() -> None:
+    rng = random.Random(21)
+    mixed = bounded = 0
+    for _ in range(CASES // 4):
+        ests, seconds, devices, limits = random_case(rng)
+        if not any(limits) or sum(devices) > 7:
+            continue
+        kinds = tuple(rng.randint(0, 1) for _ in seconds)
+        most = rng.choice([ests, rng.randint(1, ests)])
+        shape = Shape(ests, tuple(seconds), tuple(limits), workers_max=most, kinds=kinds)
+        level = shape.level(devices)
+        found = math.inf if level is None else shape.levels[level][0]
+        case = (ests, seconds, devices, limits, kinds, most)
+        assert found == pytest.approx(brute_kinds(ests, seconds, devices, limits, kinds, most), rel=1e-9), (
+            case
+        )
+        if level is None:
+            continue
+        for taken in (
+            shape.devices_at(level, devices, [rng.choice([1.0, 2.0, 3.0]) for _ in seconds]),
+            fewest_cheapest(shape, level, devices, (1.0,) * len(seconds)),
+        ):
+            assert taken is not None and sum(taken) <= most, case
+            used = [i for i, count in enumerate(taken) if count]
+            assert len({kinds[i] for i in used}) == 1, case
+            assert brute_step(ests, seconds, taken, limits) == pytest.approx(found, rel=1e-9), case
+            mixed += len(used) > 1
+        bounded += sum(devices) > most
+    assert mixed > 50 and bounded > 50
+
+
+def test_a_job_is_bound_to_a_type_and_those_that_may_train_with_it() -> None:
+    shape = Shape(6, (1.0, 2.0, 0.5), kinds=(0, 0, 1))
+    assert shape.groups == ((0, 1), (2,))
+    assert shape.step_seconds((2, 2, 0)) == 2.0 and shape.step_seconds((2, 2, 1)) == 2.0
+    bound = shape.bound_to(1)
+    assert bound.usable == (0, 1) and bound.step_seconds((2, 2, 6)) == 2.0
+    assert shape.bound_to(2).widest((9, 9, 3), (1.0, 1.0, 1.0)) == (0, 0, 3)
+    with pytest.raises(InvalidSettings, match="2 kinds of 3 device types"):
+        Shape(6, (1.0, 2.0, 0.5), kinds=(0, 0))
+
+
 def test_the_fewest_of_types_that_may_not_mix_and_of_a_gang() -> None:
     apart = Shape(4, (1.0, 2.0), mixes=False)
     level = apart.level((2, 4))

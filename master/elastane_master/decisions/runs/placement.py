@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from elastane_master.decisions.runs import scaling
+from elastane_master.decisions.runs import device_kinds, scaling
 from elastane_master.decisions.runs.run import Run
 from elastane_master.decisions.runs.runner import Runner, RunnerKind
 
@@ -37,6 +37,7 @@ def shape_of(run: Run) -> Shape:
         tuple(sorted(spec.runner_labels.items())) if spec.runner_labels else (),
         _kinds(run),
         scaling.takes_on_demand(run),
+        (device_kinds.level_of(run), run.trains_on) if demand.elastic else (),
     )
 
 
@@ -52,11 +53,16 @@ def mismatch(run: Run, runner: Runner) -> str:
     for name, value in spec.runner_labels.items():
         if runner.labels.get(name) != value:
             return f"has no label {name}={value}"
-    if reason := scaling.closed(run, runner):
+    if reason := scaling.closed(run, runner) or device_kinds.obstacle(run, runner):
         return reason
     if runner.slots < run.demand.slots_per_instance:
         return f"has {runner.slots} slots, and an instance takes {run.demand.slots_per_instance}"
     return ""
+
+
+def _family(run: Run, runner: Runner) -> tuple[str, str]:
+    """What is equal of all runners of a launch: their kind, and that of their devices for an elastic run."""
+    return runner.kind, device_kinds.kind_of(run, runner)
 
 
 def _kinds(run: Run) -> tuple[RunnerKind, ...]:
@@ -82,8 +88,9 @@ def place_start(run: Run, runners: Mapping[str, Runner], free: Free) -> Assignme
     }
     if sum(rooms.values()) < needed:
         return None
-    for kind in sorted({runners[name].kind for name in rooms}):
-        chosen = _fill(needed, {name: room for name, room in rooms.items() if runners[name].kind == kind})
+    families = {name: _family(run, runners[name]) for name in rooms}
+    for family in sorted(set(families.values())):
+        chosen = _fill(needed, {name: room for name, room in rooms.items() if families[name] == family})
         if chosen:
             return _ranks(chosen, range(needed))
     return None
@@ -120,13 +127,13 @@ def place_more(run: Run, ranks: Iterable[int], runners: Mapping[str, Runner], fr
     """
     slots = run.demand.slots_per_instance
     fence = run.launch.fence if run.launch else 0
-    used = {runners[record.runner_id].kind for record in run.ranks if record.runner_id in runners}
+    used = {_family(run, runners[record.runner_id]) for record in run.ranks if record.runner_id in runners}
     left = {
         name: room
         for name, there in free.items()
         if (room := there // slots)
         and not mismatch(run, runners[name])
-        and (not used or runners[name].kind in used)
+        and (not used or _family(run, runners[name]) in used)
     }
     chosen: dict[str, list[int]] = {}
     for rank in ranks:
@@ -156,16 +163,17 @@ def reserve(run: Run, runners: Mapping[str, Runner], free: Free) -> Free:
     Returns and takes nothing if it would not fit although all of them were free.
     """
     slots, needed = run.demand.slots_per_instance, run.demand.instances_min
-    by_kind: dict[str, dict[str, int]] = {}
+    by_family: dict[tuple[str, str], dict[str, int]] = {}
     for name, runner in runners.items():
         if runner.open and not mismatch(run, runner):
-            by_kind.setdefault(runner.kind, {})[name] = runner.slots // slots
-    fitting = {kind: rooms for kind, rooms in by_kind.items() if sum(rooms.values()) >= needed}
+            by_family.setdefault(_family(run, runner), {})[name] = runner.slots // slots
+    fitting = {family: rooms for family, rooms in by_family.items() if sum(rooms.values()) >= needed}
     if not fitting:
         return {}
     reserved: Free = {}
-    kind = min(fitting, key=lambda kind: (-sum(free.get(name, 0) // slots for name in fitting[kind]), kind))
-    rooms = fitting[kind]
+    rooms = min(
+        fitting.items(), key=lambda item: (-sum(free.get(name, 0) // slots for name in item[1]), item[0])
+    )[1]
     for name in sorted(rooms, key=lambda name: (-(free.get(name, 0) // slots), -rooms[name], name)):
         instances = min(rooms[name], needed)
         reserved[name] = instances * slots
@@ -191,12 +199,13 @@ def obstacle(run: Run, runners: Mapping[str, Runner]) -> str:
     if not there:
         return "no runner attends"
     reasons: dict[str, int] = {}
-    rooms: dict[str, int] = {}
+    rooms: dict[tuple[str, str], int] = {}
     for runner in there:
         if reason := mismatch(run, runner):
             reasons[reason] = reasons.get(reason, 0) + 1
         else:
-            rooms[runner.kind] = rooms.get(runner.kind, 0) + runner.slots // slots
+            family = _family(run, runner)
+            rooms[family] = rooms.get(family, 0) + runner.slots // slots
     if not rooms:
         most = min(reasons, key=lambda reason: (-reasons[reason], reason))
         return f"no runner fits: {reasons[most]} of {len(there)} {most}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from elastane_master.decisions.runs import placement, queue, scaling, usage
+from elastane_master.decisions.runs import device_kinds, placement, queue, scaling, usage
 from elastane_master.decisions.runs.allocating import capacity, placed_by_type
 from elastane_master.decisions.runs.allocation import Instances, Target
 from elastane_master.decisions.runs.index import Index
@@ -26,6 +26,7 @@ from elastane_scheduler.costs import Costs
 from elastane_scheduler.errors import InvalidSettings
 from elastane_scheduler.execution import change
 from elastane_scheduler.jobs import Job, JobState, arrived, finish_of
+from elastane_scheduler.mixing import kinds_at
 from elastane_scheduler.plan import Shape
 from elastane_scheduler.pool import Counts, Pool
 from elastane_scheduler.queues import Queue
@@ -247,13 +248,15 @@ def _shape(
     ests: int,
     seconds: tuple[float, ...],
     limits: tuple[int, ...],
-    mixes: bool,
+    kinds: tuple[int, ...],
     workers_min: int,
     exchange_seconds: float,
     workers_max: int,
 ) -> Shape:
     """Equal runs share one shape, and what it remembers."""
-    return Shape(ests, seconds, limits, mixes, workers_min, exchange_seconds, workers_max=workers_max)
+    return Shape(
+        ests, seconds, limits, True, workers_min, exchange_seconds, workers_max=workers_max, kinds=kinds
+    )
 
 
 def _job_state(
@@ -280,7 +283,8 @@ def _job_state(
     # With s slots an instance hosts as many ESTs as one slot would if there were s times as many.
     most = {name: min(ests, known.ests_max.get(name, ests)) if demand.elastic else 1 for name in pool.types}
     limits = tuple(most[name] if fits[name] else 0 for name in pool.types)
-    mixes = demand.elastic and not (run.spec.job is not None and run.spec.job.determinism == "d1")
+    # A black box is on devices of one type.
+    kinds = kinds_at(device_kinds.level_of(run) if demand.elastic else "d1", pool.types)
     devices = _devices(run, runners, pool)
     exchange = _exchange(run, known, seconds, devices)
     # Policies see no runners: of a type that only some runners may give it, not more slots than theirs.
@@ -291,7 +295,7 @@ def _job_state(
         raise InvalidSettings(f"{usable} slots fit it, and it needs {least}", hint="Ask for fewer.")
     if slots_max is not None:
         usable = max(least, min(usable, slots_max))
-    shape = _shape(ests, seconds, limits, mixes, least, exchange, usable if demand.elastic else 0)
+    shape = _shape(ests, seconds, limits, kinds, least, exchange, usable if demand.elastic else 0)
     request = _request(run, pool, fits, seconds, usable)
     steps_left, is_known = _steps_left(run, known, shape)
     job = Job(
@@ -365,7 +369,7 @@ def _running(state: JobState, run: Run, devices: Counts, now: float, costs: Cost
         state.at_seconds = min(now, launch.begun_at)
         change(state, devices, state.at_seconds, costs)
     else:
-        if not state.shape.mixes and len(state.shape.usable) > 1 and any(devices):
+        if len(state.shape.groups) > 1 and any(devices):
             state.shape = state.shape.bound_to(max(range(len(devices)), key=lambda one: devices[one]))
         seconds = state.shape.step_seconds(devices)
         rate = 0.0 if seconds == math.inf else 1.0 / seconds

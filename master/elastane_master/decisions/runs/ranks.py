@@ -84,6 +84,8 @@ def _runs(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status
     ctx.changed_run(run)
     _take_over(record, status)
     record.state, record.deadline_at = "running", None
+    if run.demand.elastic:
+        run.trains_on = run.trains_on or runner.device_type
     record.started_at = record.started_at or ctx.now
     launch.succeeded_on(ctx, runner)
     launch.settle_running(ctx, run)

@@ -136,6 +136,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     that were taken back. next_attempt_at: it is not queued before. job, job_over: the
     elastic job of the attempt. slots_held: now; slot_seconds: until `charged_at`. decided: by the scheduling
     policy, the newest last. scaled: to what its job has scaled it by itself; None: it does not.
+    trains_on: the device type of the first instance of the attempt that ran, if it is elastic.
     """
 
     run_id: int
@@ -170,6 +171,7 @@ class Run(msgspec.Struct, omit_defaults=True):
     charged_at: float = 0.0
     decided: list[RunDecision] = []
     scaled: ScaledTo | None = None
+    trains_on: str = ""
 
     @property
     def over(self) -> bool:

@@ -138,7 +138,7 @@ async def test_a_pipeline_shows_its_stages_and_its_last_step(tmp_path: Path) -> 
         words = text_of(page)
         assert "1 stage, 4 units. Predicted: 2.4 s a step, 0 % of it idle (bubble)" in words
         assert "0 slowest 0-3 a - kept 2.4 s" in words and "A step, as predicted" in words
-        assert "units 0 to 3 have one holder each: if a dies, the job goes back to the initial state" in words
+        assert "Units 0 to 3 have one holder each: if a dies, the job goes back to the initial state" in words
         assert "Stage 0 is the slowest: units 0 to 3 take 2.4 s of a step on a" in words
         await tell_blocks(worker, go, 64)
         async with patience.within(20):

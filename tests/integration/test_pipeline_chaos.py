@@ -51,3 +51,4 @@ def test_faults_of_a_pipeline_change_no_bit(tmp_path: Path, shadows: int, faults
     assert len(result.fingerprint) == 4
     for run in result.runs:
         assert (run.differing, run.violations, run.lost, run.repeated) == ((), (), 0, 0)
+        assert run.traced_steps >= run.steps, "of the units of each worker"

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 JOB = "job"
 STAGES = "stages of pipelines planned"
 SECONDS = (0.01, 0.1, 0.1, 1.0, float("nan"), -1.0, 1e300)
+LINKED = ("w0", "w1", "w2", "nobody")
+BANDWIDTHS = (1e6, 1e9, 1e9, 0.0, float("nan"), -1.0, float("inf"))
 NEVER_SECONDS = 1e6
 FOLLOW_UPS = (FollowUp("prepared", "worker killed", 0.04, (0.0, 0.005, 0.02)),)
 """Deaths while some members have applied a step, and others have not."""
@@ -155,13 +157,16 @@ def checkpoint_faults(pipeline: Pipeline, shards: list[StoredShard]) -> Iterator
 
 
 def figures(rng: random.Random, units: Iterable[int]) -> ring_pb2.WorkerFigures:
-    """Return what a worker measures of its units: little of it is true."""
+    """Return what a worker measures of its units, and of links from others: little of it is true."""
     held = sorted(units)
     found = ring_pb2.WorkerFigures(memory_bytes=rng.choice((0, 0, 64, 2**40)))
     if held and rng.random() < 0.5:
         found.first_unit = held[0]
         found.unit_forward_seconds.extend(rng.choice(SECONDS) for _ in held)
         found.unit_backward_seconds.extend(rng.choice(SECONDS) for _ in held)
+    if rng.random() < 0.3:
+        found.link_workers.extend(LINKED)
+        found.link_bytes_per_second.extend(rng.choice(BANDWIDTHS) for _ in found.link_workers)
     return found
 
 

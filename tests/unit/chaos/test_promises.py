@@ -154,7 +154,7 @@ def test_what_the_fault_itself_finds_wrong(world: SimpleNamespace) -> None:
 
 
 def test_a_value_that_the_fixed_run_has_not_logged_is_found(tmp_path: Path) -> None:
-    """Of pipelines there are no traces: what each step has logged is compared."""
+    """What each committed step has logged is compared."""
     values = {(step, rank, "loss"): float(step + rank).hex() for step in range(8) for rank in range(ESTS)}
     promises = Promises({}, tmp_path, ESTS, STEPS_PER_EPOCH, values)
     client = Client(4)
@@ -165,3 +165,16 @@ def test_a_value_that_the_fixed_run_has_not_logged_is_found(tmp_path: Path) -> N
     for entry in client.entries[4:]:
         entry.metrics["loss"] += 1e-12
     assert broken(world) == ["EST 0 has logged another loss in step 2, and so on for 3 more"]
+
+
+def test_a_worker_of_a_pipeline_is_compared_in_its_units(tmp_path: Path) -> None:
+    write(tmp_path / "fixed" / "ddp-0.jsonl", {**record(0), "weights": {"0.w": "a", "1.w": "b"}})
+    file = tmp_path / "trace" / "elastic-w0.jsonl"
+    promises = Promises(fixed_digests(tmp_path / "fixed"), file.parent, ESTS, STEPS_PER_EPOCH)
+    write(file, {**record(0), "weights": {"1.w": "b"}, "partial": True})
+    assert list(promises.trace_problems()) == [] and promises.steps_compared == {0}
+    write(file, {**record(0), "weights": {"1.w": "c"}, "partial": True})
+    write(file, {**record(0), "weights": {"2.w": "b"}, "partial": True})
+    write(file, {**record(0), "weights": {"1.w": "b"}})
+    (problem,) = promises.trace_problems()
+    assert "weights differ after step 0, and so on for 2 more" in problem

@@ -175,6 +175,22 @@ def recorded(training: FakeTraining, run_id: int, created_at: float | None = Non
     write_record(run.artifact_url, record)
 
 
+def test_stages_of_a_pipeline_are_sent_recorded_and_those_of_a_run_like_it(
+    training: FakeTraining, script: Path
+) -> None:
+    asked = ("--pipeline", "2:3", "--shadow", "1", "--model", "m", "--detach")
+    assert submit(training, *asked, script).exit_code == 0
+    recorded(training, 1)
+    assert submit(training, "--like", "1", "--detach").exit_code == 0
+    for request in training.sent(Train):
+        job = request.spec.job
+        assert (job.pipeline_stages_min, job.pipeline_stages_max, job.pipeline_shadows) == (2, 3, 1)
+    for wrong in (("--pipeline", "3:2"), ("--shadow", "9"), ("--pipeline", "2", "--framework", "pytorch")):
+        refused = submit(training, *wrong, "--model", "m", "--detach", script)
+        assert refused.exit_code == 2 and wrong[0] in refused.output, refused.output
+    assert len(training.sent(Train)) == 2
+
+
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_run_like_another_has_the_settings_of_its_record(
     training: FakeTraining, script: Path, forgotten: bool
@@ -192,10 +208,6 @@ def test_a_run_like_another_has_the_settings_of_its_record(
     submit(training, "--like", "1", "--seed", "8", "--threads", "3", "--determinism", "d1", "--detach")
     job = training.sent(Train)[-1].spec.job
     assert (job.seed, job.torch_threads, job.determinism) == (8, 3, job_pb2.DETERMINISM_LEVEL_D1)
-    submit(training, "--like", "1", "--pipeline", "2:3", "--shadow", "1", "--detach")
-    job = training.sent(Train)[-1].spec.job
-    assert (job.pipeline_stages_min, job.pipeline_stages_max, job.pipeline_shadows) == (2, 3, 1)
-    assert (job.seed, job.torch_threads) == (7, 2), "what the record says holds beside it"
     auto = ("--auto", "deadline=2026-12-04T18:00+01:00", "--on-demand-workers", "2")
     submit(training, "--like", "1", *auto, "--over-budget", "suspend", "--detach")
     job = training.sent(Train)[-1].spec.job

@@ -148,6 +148,13 @@ def test_an_operator_that_dies_leaves_a_target_that_the_next_one_follows(until: 
     assert kinds(cluster) == ["", "on-demand", "on-demand"] and cluster.most_live <= 6
 
 
+def test_stages_of_a_pipeline_are_settings_of_the_job() -> None:
+    settings = translate.job_settings(spec_of(pipeline={"stagesMin": 2, "stagesMax": 3, "shadows": 1}))
+    asked = settings.pipeline_stages_min, settings.pipeline_stages_max, settings.pipeline_shadows
+    assert asked == (2, 3, 1)
+    assert translate.job_settings(spec_of()).pipeline_stages_max == 0
+
+
 def test_what_the_master_is_asked_and_what_it_says() -> None:
     spec = spec_of(
         workers={"min": 1, "max": 3},

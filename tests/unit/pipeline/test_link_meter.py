@@ -21,11 +21,11 @@ def meter(*workers: str) -> LinkMeter:
     return found
 
 
-def test_the_median_of_the_last_messages_counts() -> None:
+def test_the_fastest_of_the_last_messages_counts() -> None:
     found = meter("a", "b")
-    found.received(1, 10 * BYTES_MIN, 1e9)  # a stall
+    found.received(1, BYTES_MIN, 0.001)
     for _ in range(SAMPLES - 1):
-        found.received(1, BYTES_MIN, 0.001)
+        found.received(1, BYTES_MIN, 0.002)  # the host was busy
     assert found.bytes_per_second == {"b": BYTES_MIN / 0.001}
     for _ in range(SAMPLES):
         found.received(1, BYTES_MIN, 0.002)

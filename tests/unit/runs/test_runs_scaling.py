@@ -176,6 +176,7 @@ def test_a_policy_gives_no_more_than_the_job_wants() -> None:
         (JobSettings(ests=1, scaling="deadline=2026-12-04T18:00"), "job.scaling"),
         (JobSettings(ests=1, scaling="budget=5", recovery="fixed"), "job.scaling"),
         (JobSettings(ests=1, scaling="budget=5", on_demand_workers=1), "job.on_demand_workers"),
+        (JobSettings(ests=1, pipeline_stages_min=3, pipeline_stages_max=2), "job.pipeline_stages_max"),
     ],
 )
 def test_a_scaling_that_its_job_would_refuse_is_refused_at_once(job: JobSettings, field: str) -> None:

@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from elastane.runtime.pipelines import speed
-from elastane.runtime.pipelines.speed import BLOCKS_MAX, BLOCKS_SECONDS, PipelineSpeed, StepBlocks, is_told
-from elastane.runtime.step_speed import SETTLING_STEPS
+from elastane.runtime.pipelines.speed import (
+    BLOCKS_MAX,
+    BLOCKS_SECONDS,
+    UNIT_STEPS_MIN,
+    PipelineSpeed,
+    StepBlocks,
+    is_told,
+)
 from elastane_common.observe.figures import WorkerFigures
 from elastane_proto.v1 import ring_pb2
 
@@ -22,11 +28,11 @@ def test_a_step_is_told_every_few_seconds(seconds: float) -> None:
     assert not is_told(0, 0.0), "nothing is known yet"
 
 
-def stepped(monkeypatch: pytest.MonkeyPatch, blocks: int, steps: int = 1) -> WorkerFigures:
+def stepped(monkeypatch: pytest.MonkeyPatch, blocks: int, steps: int = UNIT_STEPS_MIN) -> WorkerFigures:
     monkeypatch.setattr(speed, "UPDATE_SECONDS", 0.0)
     figures = WorkerFigures()
     found = PipelineSpeed(torch.device("cpu"), figures, 0)
-    for step in range(SETTLING_STEPS + steps):
+    for step in range(steps):
         found.applied(
             10.0,
             lambda: {3: (0.1, 0.2)},
@@ -42,9 +48,15 @@ def stepped(monkeypatch: pytest.MonkeyPatch, blocks: int, steps: int = 1) -> Wor
 def test_blocks_and_links_are_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = stepped(monkeypatch, 2)
     assert (figures.link_workers, figures.link_bytes_per_second) == (["b", "a"], [1e9, 2e9])
-    assert (figures.blocks_step, figures.blocks_began) == (SETTLING_STEPS, 100.0 + SETTLING_STEPS)
+    assert (figures.blocks_step, figures.blocks_began) == (UNIT_STEPS_MIN - 1, 99.0 + UNIT_STEPS_MIN)
     assert figures.block_seconds == [0.0, 0.5, 1.0, 1.5]
     ring_pb2.WorkerFigures(**vars(figures))  # as it is sent
+
+
+def test_units_are_told_once_most_steps_are_none_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The median of two slow steps and a usual one is a slow one: plans would be made of it."""
+    assert stepped(monkeypatch, 2, UNIT_STEPS_MIN - 1).unit_forward_seconds == []
+    assert stepped(monkeypatch, 2).unit_forward_seconds == [0.1]
 
 
 def test_of_a_step_with_too_many_blocks_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -313,12 +313,12 @@ def _numbers(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
     if grace is not None and not 0 <= grace <= GRACE_SECONDS_MAX:
         yield "grace", f"{grace} s", f"0 to {GRACE_SECONDS_MAX:.0f} s"
     if spec.job is not None and spec.framework == "elastane":
-        yield from _scaling(spec.job)
+        yield from _of_the_job(spec.job)
     if spec.job is not None and spec.framework != "elastane":
         yield "job", f"settings of an elastic job, and the framework is {spec.framework}", "leave them out"
 
 
-def _scaling(job: JobSettings) -> Iterator[Problem]:
+def _of_the_job(job: JobSettings) -> Iterator[Problem]:
     """Check what the job would refuse once it is created: a run must not wait for slots before it fails."""
     try:
         mode = parse_mode(job.scaling, 0.0, currency=job.currency)
@@ -329,6 +329,9 @@ def _scaling(job: JobSettings) -> Iterator[Problem]:
         yield "job.scaling", "a job with fixed recovery cannot scale", "leave one of them out"
     if job.on_demand_workers and not isinstance(mode, Deadline):
         yield "job.on_demand_workers", "only a deadline asks for on-demand workers", "leave it out"
+    least, most = job.pipeline_stages_min, job.pipeline_stages_max
+    if 0 < most < least:
+        yield "job.pipeline_stages_max", str(most), f"at least {least}, the minimum; 0: as many as pay"
 
 
 def _instances(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:

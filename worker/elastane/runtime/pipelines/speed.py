@@ -18,6 +18,8 @@ from elastane.runtime.step_speed import SETTLING_STEPS, UPDATE_SECONDS, device_t
 from elastane_common.observe.figures import WorkerFigures
 from elastane_common.observe.running_median import RunningMedian
 
+#: Steps of a ring that its units' times rest on: the first ones, which are slow, are fewer than half.
+UNIT_STEPS_MIN: Final = 2 * SETTLING_STEPS + 1
 #: About the time between two steps whose blocks are told.
 BLOCKS_SECONDS: Final = 2.0
 #: Blocks of a step that are told; of longer steps none are.
@@ -78,7 +80,7 @@ class PipelineSpeed:
             self._whole.add(seconds)
             self._tell(blocks)
         now = perf_counter()
-        if now < self._updated_at + UPDATE_SECONDS or self._steps_in_ring <= SETTLING_STEPS:
+        if now < self._updated_at + UPDATE_SECONDS or self._steps_in_ring < UNIT_STEPS_MIN:
             return
         self._updated_at = now
         figures = self._figures

@@ -313,7 +313,7 @@ def test_mini_batches_of_an_evaluation_are_the_same_in_all_workers(tmp_path: Pat
 def test_a_unit_that_raises_for_one_est_ends_the_job_as_any_script(tmp_path: Path) -> None:
     """The master's reason names unit and EST; three times at one step is enough."""
     config = Config(epochs=1, evaluate="none", disturbs=("--broken", "17"))
-    settings = job_pb2.JobSettings(ests=config.ests, workers_min=1, workers_max=3, pipeline_stages_min=3)
+    settings = job_pb2.JobSettings(ests=config.ests, workers_min=1, workers_max=3, pipeline_shadows=1)
     with local_cluster(tmp_path, settings, config.arguments) as cluster:
         for _ in range(3):
             cluster.add_worker()
@@ -322,7 +322,7 @@ def test_a_unit_that_raises_for_one_est_ends_the_job_as_any_script(tmp_path: Pat
         job = cluster.wait_for_end()
         reason = job.reason
     assert job.phase == job_pb2.JOB_PHASE_FAILED
-    assert "ValueError: a sample is broken, in unit 3, in the forward of EST" in reason, reason
+    assert "ValueError: a sample is broken, in unit 0, in the forward of EST" in reason, reason
 
 
 @slow

@@ -188,8 +188,7 @@ class StageRun:
         return address in self._params or address in self._buffers.addresses
 
     def _units(self, value: Any, measured: bool) -> Any:
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            torch.clear_autocast_cache()  # of another micro-batch
+        forget_casts()
         for unit, module in self._modules.items():
             try:
                 value = self._clock.forward(unit, module, value) if measured else module(value)
@@ -208,6 +207,15 @@ class StageRun:
 def _edges(value: Any) -> list[GradientEdge]:
     """Return where the gradients of a value's tensors go that require one; the tensors can be freed."""
     return [get_gradient_edge(tensor) for tensor in leaves(value) if tensor.requires_grad]
+
+
+def forget_casts() -> None:
+    """Forget the weights that autocast has cast for another micro-batch, as the end of its `with` block does.
+
+    Used again, they would make the gradients ready in another order.
+    """
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        torch.clear_autocast_cache()
 
 
 @contextmanager

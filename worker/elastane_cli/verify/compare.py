@@ -169,6 +169,8 @@ def _in_mini_batches(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) ->
     """Return the first difference in a step's turns: by stage before EST, as no EST's turn explains
     another's."""
     stages = (_batch, _states, _values, _gradients, _states_after)
+    if run.backwards:  # whose scripts also log what they know of the gradients
+        stages = (_batch, _states, _loss, _gradients, _values, _states_after)
     for micro in sorted({key[2] for key in keys}):
         for stage in stages:
             for key in (key for key in keys if key[2] == micro):
@@ -199,6 +201,17 @@ def _values(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Diff
     if not (stock.ended and mini_batch.ended):
         return None
     return _named(key, mini_batch, "value", stock.ended["values"], mini_batch.ended["values"])
+
+
+def _loss(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
+    """Compare what a pipeline's worker logs by itself, before backward."""
+    if not (stock.ended and mini_batch.ended):
+        return None
+    values = [
+        {name: value for name, value in one.ended["values"].items() if name == "loss"}
+        for one in (stock, mini_batch)
+    ]
+    return _named(key, mini_batch, "value", *values)
 
 
 def _gradients(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:

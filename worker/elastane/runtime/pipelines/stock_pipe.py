@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from elastane.pipeline.stage_run import no_autocast
+from elastane.pipeline.stage_run import forget_casts, no_autocast
 from elastane.rng import Generators
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.pipelines.batch import PipelineBatch, steps
@@ -42,6 +42,7 @@ class StockPipe(Pipe):
         mini_batch = batch.first
         while True:
             given, target = self._options.split(mini_batch)
+            forget_casts()
             loss = self._options.loss_fn(self._model(given), target)
             with no_autocast():
                 (loss if self._scale is None else self._scale(loss)).backward()

@@ -80,8 +80,8 @@ def _is_alike(message: WorkerMessage, known: WorkerMessage | None) -> bool:
     match message, known:
         case effects.Prepare(), effects.Prepare():
             # Whatever else a Prepare carries: workers of one ring may be told it differently.
-            rest, known_rest = (replace(one, members=()) for one in (message, known))
-            return message.members is known.members and rest == known_rest
+            same = replace(message, members=()) == replace(known, members=())
+            return same and message.members is known.members
         case effects.Prepared(), effects.Prepared():
             change, known_change = message.then_prepare, known.then_prepare
             if change is None or known_change is None:

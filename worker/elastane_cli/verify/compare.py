@@ -168,9 +168,9 @@ def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
 def _in_mini_batches(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) -> Difference | None:
     """Return the first difference in a step's turns: by stage before EST, as no EST's turn explains
     another's."""
-    stages = (_batch, _states, _values, _gradients, _states_after)
+    stages = [_batch, _states, _values, _gradients, _states_after]
     if run.backwards:  # whose scripts also log what they know of the gradients
-        stages = (_batch, _states, _loss, _gradients, _values, _states_after)
+        stages = [_batch, _states, _loss, _gradients, _values, _states_after]
     for micro in sorted({key[2] for key in keys}):
         for stage in stages:
             for key in (key for key in keys if key[2] == micro):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_SIZE: Final = re.compile(r"([1-9][0-9]*|[0-9]+\.[0-9]+)\s?([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_SIZE: Final = re.compile(r"([1-9][0-9]*)([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size as 512M, 1.5GiB or 8GB; the units are powers of 1024.
+    """Return the bytes of a size as 512M, 8GiB or 8GB; the units are powers of 1024.
 
-    Raises ValueError for any other text, and for less than a byte.
+    Raises ValueError for any other text.
     """
     found = _SIZE.fullmatch(text)
-    size = int(float(found[1]) * _UNITS[found[2].upper()]) if found else 0
-    if size < 1:
+    if found is None:
         raise ValueError(f"{text!r} is no size such as 512M or 8G")
-    return size
+    return int(found[1]) * _UNITS[found[2].upper()]

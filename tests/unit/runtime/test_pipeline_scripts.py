@@ -154,7 +154,7 @@ def test_a_profile_is_of_the_same_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "size"), [("2GiB", 2 << 30), ("1.5 kB", 1536), (17, 17), ("64KiB", 65536), (None, 0)]
+    ("given", "size"), [("2GiB", 2 << 30), ("3kB", 3072), (17, 17), ("64KiB", 65536), (None, 0)]
 )
 def test_memory_that_a_stage_may_use(given: str | int | None, size: int) -> None:
     assert prepared(memory=given)[1]._options.memory_bytes == size

@@ -261,9 +261,11 @@ class StepExecutor:
     def sum_gradients(self) -> None:
         """Wait for the sums: p.grad of held trainable parameters are the averages, as DDP leaves them.
 
-        They are views of memory that the next step writes to. Raises as `run_wave`.
+        They are views of memory that the next step writes to. They may be changed in place, as clipping does:
+        what other holders get of them is out. Raises as `run_wave`.
         """
         drive(self.sums(), self._ring().links)
+        self._ring().links.settle()
 
     def wave(self, micro: int, batches: Mapping[int, MicroBatch], *, last: bool) -> Step:
         """`run_wave` as a generator, for a driver of the caller's."""

@@ -48,6 +48,10 @@ BENCHMARKS = (
     "training_service",
     "schedule_decisions",
     "stragglers",
+    "planner",
+    "pipeline_step",
+    "pipeline_timeline",
+    "pipeline_memory",
     "micro",
 )
 """Benchmarks in the order of the page: files beside this one; "micro" is a folder for pytest-benchmark."""

@@ -104,6 +104,7 @@ def divided(profile: Profile, parts: int) -> Profile:
                 backward_seconds=unit.backward_seconds / parts,
                 boundary_bytes=unit.boundary_bytes // parts,
                 activation_bytes=unit.activation_bytes // parts,
+                workspace_bytes=unit.workspace_bytes // parts,
             )
             for unit in profile.units
         )

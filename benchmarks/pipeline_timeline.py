@@ -2,8 +2,8 @@
 
     python benchmarks/pipeline_timeline.py [--quick] [--json [FILE]]
 
-A unit's forward and backward sleep for the times in the profile, and send a few bytes, so the figures need no
-idle machine, and more workers than cores do not matter. Real: the executor over its ring, from the first
+A unit's forward and backward sleep for the times in the profile, and send a few bytes, so more workers than
+cores do not matter; what else runs on the machine does. Real: the executor over its ring, from the first
 worker's `begin_step` to the last one's `sum_gradients`, in blocks as long as they really were. The bubble is
 the share of that time in which workers do not sleep; of S equal stages and M micro-batches it is
 (S - 1) / (S - 1 + M).

@@ -7,6 +7,9 @@
     stash       plain            q a          what backward needs of each micro-batch in flight
                 checkpoint       q i + a      the stage's input of each; what one forward, run again, keeps
                 swap             2 a          one in work and one on its way; q a in the host's memory
+    working     q e + e + 2 i    outputs until the next stage takes them, their gradients ahead of time;
+                                 gradients of inputs on their way, and inputs ahead of time. And what units
+                                 take while they run, beside the stash of those before them
 
 q, the micro-batches in flight, is counted in the order of blocks that is really run. A unit's stash has its
 input and not its output, which is its successor's input or sent away; a stage keeps its input at least. A
@@ -28,6 +31,7 @@ from elastane_planner.cluster import Device
 from elastane_planner.costs import Costs
 from elastane_planner.errors import DoesNotFit
 from elastane_planner.plan import Memory, Plan, Stage
+from elastane_planner.profile import workspace_of
 from elastane_planner.schedule import Order, in_flight
 
 MODES: Final[tuple[Memory, ...]] = get_args(Memory)
@@ -48,11 +52,12 @@ class Need(NamedTuple):
     gradients: int = 0
     stash: int = 0
     host: int = 0
+    working: int = 0
 
     @property
     def total(self) -> int:
         """Bytes on the device."""
-        return self.weights + self.optimizer + self.gradients + self.stash
+        return self.weights + self.optimizer + self.gradients + self.stash + self.working
 
     def with_(self, other: Need) -> Need:
         """Return the sum of both: a replica of one stage may be the shadow of another."""
@@ -82,6 +87,7 @@ class MemoryNeeds:
         self._buffers = _sums([unit.buffer_bytes for unit in units])
         self._activations = _sums([unit.activation_bytes for unit in units])
         self._outputs = [unit.boundary_bytes for unit in units]
+        self._workspaces: dict[tuple[int, int], int] = {}
         self.limited = any(device.memory_bytes is not None for device in costs.cluster.devices)
         """Whether any device has a limit; without, every plan fits."""
 
@@ -122,7 +128,21 @@ class MemoryNeeds:
             gradients=max(local, 1) * parameters + (1 + 2 * elsewhere) * piece,
             stash=stash,
             host=host,
+            working=self._frames(first, end, flying) + self._workspace(first, end),
         )
+
+    def _frames(self, first: int, end: int, flying: int) -> int:
+        """Return the bytes of frames on their way to and from a replica of units [first, end)."""
+        before = self._outputs[first - 1] if first else 0
+        after = self._outputs[end - 1] if end < len(self._outputs) else 0
+        return (flying + 1) * after + 2 * before
+
+    def _workspace(self, first: int, end: int) -> int:
+        """Return `workspace_of` units [first, end). Remembered: a search asks again and again."""
+        known = self._workspaces.get((first, end))
+        if known is None:
+            known = self._workspaces[first, end] = workspace_of(self._costs.profile.units[first:end])
+        return known
 
     def shadow(self, first: int, end: int) -> Need:
         """Return the need of a device that holds units [first, end) and applies their sums."""

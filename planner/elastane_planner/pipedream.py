@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Final
 
 from elastane_planner.errors import InvalidProfile
-from elastane_planner.profile import Profile, UnitProfile
+from elastane_planner.profile import Profile, UnitProfile, workspace_of
 
 _NODE: Final = re.compile(
     r"(?P<id>\S+) -- (?P<name>.*) -- forward_compute_time=(?P<forward>[^,]+), "
@@ -180,4 +180,5 @@ def _merged(units: Sequence[UnitProfile]) -> UnitProfile:
         sum(unit.activation_bytes for unit in units),
         sum(unit.buffer_bytes for unit in units),
         units[0].tie if len(units) == 1 else 0,
+        workspace_of(units),
     )

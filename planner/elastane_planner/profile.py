@@ -7,6 +7,7 @@ speed 1. Written as JSON that people may edit; `version` tells a reader what it 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
@@ -23,7 +24,8 @@ class UnitProfile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """Figures of one unit, finite and not negative. 0 seconds: not measured, or nothing to do.
 
     boundary_bytes is the output of one micro-batch (and the size of its gradient), activation_bytes what
-    backward needs of one micro-batch. Units with the same tie > 0 share parameters, and so a stage.
+    backward needs of one micro-batch, workspace_bytes what a forward or backward takes beside that while it
+    runs. Units with the same tie > 0 share parameters, and so a stage.
     """
 
     name: str
@@ -35,6 +37,19 @@ class UnitProfile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     activation_bytes: int = 0
     buffer_bytes: int = 0
     tie: int = 0
+    workspace_bytes: int = 0
+
+
+def workspace_of(units: Sequence[UnitProfile]) -> int:
+    """Return what units in a row take while they run, beside their stash.
+
+    A unit runs, forward or backward, when the stash of the units behind it is not there yet, or no more.
+    """
+    most = behind = 0
+    for unit in reversed(units):
+        most = max(most, unit.workspace_bytes - behind)
+        behind += unit.activation_bytes
+    return most
 
 
 class Profile(msgspec.Struct, frozen=True, dict=True):

@@ -7,16 +7,19 @@ from pipeline_timeline import CASES, equal, real
 
 from slow import slow
 
-UNIT_SECONDS = 0.02
+UNIT_SECONDS = 0.04
+LONGER_MAX = 1.5
+"""On a busy machine; blocks that wait for one another without need would make it more than twice as long."""
 CHOSEN = (equal(3), *(case for case in CASES if "replicas" in case.title))
 
 
 @slow
 def test_a_step_lasts_as_long_as_simulated() -> None:
-    """The bounds are wide, for a busy machine; `python benchmarks/pipeline_timeline.py` has the figures."""
+    """`python benchmarks/pipeline_timeline.py` has the figures, on an idle machine."""
     found = real(CHOSEN, UNIT_SECONDS, 3)
     for case in CHOSEN:
         simulated, measured = case.simulated(UNIT_SECONDS), found[case.title]
-        assert min(measured.step_seconds) == pytest.approx(simulated.step_seconds, rel=0.25)
-        assert min(measured.bubbles) == pytest.approx(simulated.bubble, abs=0.12)
+        least = min(measured.step_seconds)
+        assert 0.99 * simulated.step_seconds < least < LONGER_MAX * simulated.step_seconds
+        assert min(measured.bubbles) >= simulated.bubble - 0.02
     assert equal(3).simulated(UNIT_SECONDS).bubble == pytest.approx(2 / (2 + 8))

@@ -183,3 +183,9 @@ CONTROLS = (
         error="modified by an inplace operation",
     ),
 )
+
+#: The same without a broken rule: nothing differs.
+NOTHING_BROKEN = tuple(
+    Control("no rule broken", model, memory=memory)
+    for model, memory in dict.fromkeys((control.model, control.memory) for control in CONTROLS)
+)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from elastane_planner.plan import Plan, Stage
-from parity.pipeline_controls import CONTROLS, Control
+from parity.pipeline_controls import CONTROLS, NOTHING_BROKEN, Control
 from parity.pipeline_matrix import ORDERS, Case, cases, run
 from parity.pipeline_models import MODELS
 from parity.pipeline_runs import LocalJob, Trace, stock
@@ -43,6 +43,11 @@ def test_cut_in_more_ways_too(stocks: dict[str, Trace], model: str) -> None:
 def test_with_a_rule_broken_the_bits_differ(stocks: dict[str, Trace], control: Control) -> None:
     found = control.differing(stocks[control.model], every=2)
     assert any(found)
+
+
+@pytest.mark.parametrize("control", NOTHING_BROKEN, ids=lambda control: f"{control.model}, {control.memory}")
+def test_with_none_broken_they_do_not(stocks: dict[str, Trace], control: Control) -> None:
+    assert not any(control.differing(stocks[control.model], every=2))
 
 
 @pytest.mark.parametrize("model", ["cnn", "mixed", "widened"])

@@ -50,6 +50,7 @@ class PipelineUnit(msgspec.Struct, frozen=True):
     activation_bytes: int = 0
     optimizer_bytes: int = 0
     tie: int = 0
+    workspace_bytes: int = 0
 
 
 class PipelineModel(msgspec.Struct, frozen=True):

@@ -79,6 +79,7 @@ def profile_of(model: PipelineModel, measured: Sequence[UnitSeconds] = ()) -> Pr
                 activation_bytes=unit.activation_bytes,
                 buffer_bytes=unit.buffer_bytes,
                 tie=unit.tie,
+                workspace_bytes=unit.workspace_bytes,
             )
         )
     return Profile(tuple(units))

@@ -19,7 +19,7 @@ STAGE_MEMORY_CHECKPOINT: StageMemory
 STAGE_MEMORY_SWAP: StageMemory
 
 class PipelineUnit(_message.Message):
-    __slots__ = ("name", "parameter_bytes", "buffer_bytes", "forward_seconds", "backward_seconds", "boundary_bytes", "activation_bytes", "optimizer_bytes", "tie")
+    __slots__ = ("name", "parameter_bytes", "buffer_bytes", "forward_seconds", "backward_seconds", "boundary_bytes", "activation_bytes", "optimizer_bytes", "tie", "workspace_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUFFER_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class PipelineUnit(_message.Message):
     ACTIVATION_BYTES_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_BYTES_FIELD_NUMBER: _ClassVar[int]
     TIE_FIELD_NUMBER: _ClassVar[int]
+    WORKSPACE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     parameter_bytes: int
     buffer_bytes: int
@@ -38,7 +39,8 @@ class PipelineUnit(_message.Message):
     activation_bytes: int
     optimizer_bytes: int
     tie: int
-    def __init__(self, name: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., boundary_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., tie: _Optional[int] = ...) -> None: ...
+    workspace_bytes: int
+    def __init__(self, name: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., boundary_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., tie: _Optional[int] = ..., workspace_bytes: _Optional[int] = ...) -> None: ...
 
 class PipelineModel(_message.Message):
     __slots__ = ("units", "waves")

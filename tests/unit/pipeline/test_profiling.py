@@ -52,6 +52,20 @@ def _measured(given: Any, steps: int = 2, **more: Any) -> Measurement:
     return profile_units(Units.build(given), _batches(), _loss, steps=steps, **more)
 
 
+def test_the_workspace_is_what_a_unit_takes_beside_its_stash() -> None:
+    class Wide(nn.Linear):
+        def forward(self, given: Tensor) -> Tensor:
+            with torch.no_grad():
+                given.repeat(1, 100).sum()  # of no use after it
+            return super().forward(given)
+
+    plain, wide = (
+        _measured([nn.Linear(WIDTH, WIDTH), kind(WIDTH, WIDTH)], steps=1).profile.units[1].workspace_bytes
+        for kind in (nn.Linear, Wide)
+    )
+    assert 0 < plain < 90 * BATCH * WIDTH * FLOAT < wide
+
+
 def test_times_are_those_of_each_unit() -> None:
     found = _measured([Sleeper(0.01, 0.02), lambda: Sleeper(0.03, 0.005)], steps=3)
     first, second = found.profile.units

@@ -8,6 +8,7 @@ backward gets random gradients: times depend on shapes, not on values.
     boundary            bytes of the tensors that it puts out
     activations         bytes that are kept for its backward, without parameters: with its input, if it or the
                         unit before saves that, and without its output, which is the next unit's input
+    workspace           most bytes that a forward or backward takes beside that while it runs
     optimizer           bytes of state after a step
 """
 
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from elastane.pipeline.allocations import Allocations
 from elastane.pipeline.units import Units
 from elastane.state.unit_optimizer import UnitOptimizer
 from elastane_common.errors import UnsupportedError
@@ -156,6 +158,7 @@ class _UnitClock:
         outputs: list[Any] = []
         kept = 0
         activations = self._activations(inputs[0])
+        workspace = self._workspace(inputs[0])
         for step in range(-WARM_UP_STEPS, max(1, steps)):
             number = step % len(inputs)
             output, seconds = self._run(inputs[number], number)
@@ -179,6 +182,7 @@ class _UnitClock:
             activation_bytes=activations,
             buffer_bytes=self._units.buffer_bytes(self._unit),
             tie=self._units.ties[self._unit],
+            workspace_bytes=workspace,
         )
         return profile, outputs
 
@@ -227,6 +231,30 @@ class _UnitClock:
         ]
         del ends
         return counted
+
+    def _workspace(self, given: Any) -> int:
+        """Return the most bytes of a forward or backward beside what it leaves for the other.
+
+        Gradients of parameters are taken away as they come, as the executor does.
+        """
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(_without_gradient)
+            for parameter in self._module.parameters()
+            if parameter.requires_grad
+        ]
+        try:
+            entered = self._entered(given)
+            with Allocations() as made:
+                output = self._module(entered)
+                ends = output if self._loss is None else self._loss(output, 0)
+                left = made.bytes_now
+                wanted = [tensor for tensor in _tensors(ends) if tensor.requires_grad]
+                if wanted:
+                    torch.autograd.backward(wanted, [torch.ones_like(tensor) for tensor in wanted])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return made.bytes_most - left
 
     def _entered(self, given: Any) -> Any:
         """Return an input as a unit gets it within a model: computed by something, so it may be changed."""
@@ -277,6 +305,10 @@ class _holding:  # noqa: N801 - a context manager, used like a function
         if self._optimizer is not None:
             self._optimizer.hold((), ())
         self._units.hold(())
+
+
+def _without_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -149,4 +149,5 @@ def pipeline_model(prepared: PreparedPipeline) -> pipeline_pb2.PipelineModel:
             message.forward_seconds, message.backward_seconds = found.forward_seconds, found.backward_seconds
             message.boundary_bytes, message.activation_bytes = found.boundary_bytes, found.activation_bytes
             message.optimizer_bytes = found.optimizer_bytes
+            message.workspace_bytes = found.workspace_bytes
     return model

@@ -1,7 +1,8 @@
 """A small elastic job whose steps mostly wait: `benchmarks/fidelity.py` submits it many times.
 
---seconds: of each EST's part of a step, which is spent asleep, so that two cores carry four workers. --until:
-a file; once it is there, steps do not wait any more.
+--seconds: of each EST's part of a step, which is spent asleep, so that two cores carry four workers. --rest:
+seconds of each step beside its ESTs, asleep too: what an exchange would take. --until: a file; once it is
+there, steps do not wait any more.
 """
 
 import argparse
@@ -19,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--ests", type=int, required=True)
 parser.add_argument("--steps", type=int, required=True)
 parser.add_argument("--seconds", type=float, required=True)
+parser.add_argument("--rest", type=float, default=0.0)
 parser.add_argument("--until", type=Path)
 arguments = parser.parse_args()
 
@@ -37,6 +39,8 @@ for _ in job.epochs(1, progress=False):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if arguments.rest and job.stepped:
+            time.sleep(arguments.rest)
 with tempfile.TemporaryDirectory() as folder:
     torch.save(net.state_dict(), f"{folder}/weights.pt")
     elastane.save_model(folder)

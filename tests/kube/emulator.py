@@ -36,7 +36,7 @@ BUILT_IN: dict[tuple[str, str, str], tuple[str, tuple[str, ...]]] = {
     ("", "v1", "events"): ("Event", ()),
     ("apps", "v1", "statefulsets"): ("StatefulSet", ("status", "scale")),
     ("networking.k8s.io", "v1", "networkpolicies"): ("NetworkPolicy", ()),
-    ("autoscaling", "v2", "horizontalpodautoscalers"): ("HorizontalPodAutoscaler", ("status",)),
+    ("autoscaling", "v1", "horizontalpodautoscalers"): ("HorizontalPodAutoscaler", ("status",)),
     ("scheduling.k8s.io", "v1", "priorityclasses"): ("PriorityClass", ()),
     ("coordination.k8s.io", "v1", "leases"): ("Lease", ()),
     ("apiextensions.k8s.io", "v1", "customresourcedefinitions"): ("CustomResourceDefinition", ("status",)),

@@ -22,7 +22,7 @@ async def test_an_autoscaler_beside_is_refused_in_words_and_has_no_effect(scene:
     assert (await scene.at_master()).settings.scaling == "efficiency=0.1"
     await scene.wait(lambda: scene.status.get("scaling", {}).get("target") == 2, "the target in the status")
     assert scene.condition("Scaling")["status"] == "True"
-    path = f"apis/autoscaling/v2/namespaces/{scene.namespace}/horizontalpodautoscalers"
+    path = f"apis/autoscaling/v1/namespaces/{scene.namespace}/horizontalpodautoscalers"
     await scene.cluster.api.create(path, autoscaler())
     await scene.scale(3)  # as it does
     await scene.wait(
@@ -40,7 +40,7 @@ async def test_an_autoscaler_beside_is_refused_in_words_and_has_no_effect(scene:
 
 
 async def test_another_jobs_autoscaler_is_none_of_this_jobs(scene: Scene) -> None:
-    path = f"apis/autoscaling/v2/namespaces/{scene.namespace}/horizontalpodautoscalers"
+    path = f"apis/autoscaling/v1/namespaces/{scene.namespace}/horizontalpodautoscalers"
     await scene.cluster.api.create(path, autoscaler("another"))
     await scene.apply(ests=4, workers={"min": 1, "max": 2}, scaling={"mode": "efficiency"})
     await scene.wait_ready(2)

@@ -42,6 +42,7 @@ FACTORS = (0.001, 0.1, 1.0, 1.0, 1.0, 3.0, 1000.0, float("nan"), float("inf"), -
 SLOW = 50.0
 VERIFIED_STEPS_MAX = 30
 HURRIED = {
+    "SETTLING_STEPS": 1,
     "MEASURE_STEPS": 1,
     "VERIFY_STEPS": 2,
     "LOOK_STEPS": 1,

@@ -36,7 +36,7 @@ _COLLECTIONS = {
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
-    "HorizontalPodAutoscaler": ("/apis/autoscaling/v2", "horizontalpodautoscalers"),
+    "HorizontalPodAutoscaler": ("/apis/autoscaling/v1", "horizontalpodautoscalers"),
     "ElasticJob": (f"/apis/{GROUP}/{VERSION}", PLURAL),
     "ElasticPool": (f"/apis/{GROUP}/{VERSION}", POOL_PLURAL),
 }

@@ -20,6 +20,7 @@ from elastane_proto.amounts import money_text
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
 from elastane_scheduler.autoscaling.autoscaler import (
+    LOOK_STEPS,
     MEASURE_STEPS,
     AutoscalerState,
     Decision,
@@ -165,7 +166,7 @@ def step_prepared(ctx: DecisionContext, since: float) -> None:
     book.times = (*book.times[-(WINDOW_STEPS - 1) :], max(0.0, ctx.now - since))
     book.steps += 1
     if book.steps >= book.look_at and _may_change(state) and not is_on_spot(state.settings):
-        book.look_at = book.steps + _look(ctx)
+        book.look_at = book.steps + (_look(ctx) or LOOK_STEPS)
 
 
 def _may_change(state: JobState) -> bool:
@@ -176,7 +177,7 @@ def _may_change(state: JobState) -> bool:
 
 
 def _look(ctx: DecisionContext) -> int:
-    """Decide; return after how many steps to decide again."""
+    """Decide; return after how many steps to decide again, 0: after LOOK_STEPS."""
     state, book = ctx.state, ctx.state.scaling
     mode = mode_of(state)
     assert mode is not None

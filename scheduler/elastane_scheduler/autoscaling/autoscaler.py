@@ -148,7 +148,7 @@ class Decision(msgspec.Struct, frozen=True):
     action: "scale": to another target; "verify", "keep": as it is; "roll_back"; "none": nothing can be
     decided. seconds_before, seconds_after: of a step, before a change and predicted (or, going back,
     measured) after it; 0: unknown. barred_seconds: of the rung that was left. met: False if no rung meets the
-    budget or the deadline. look_steps: when to decide again.
+    budget or the deadline. look_steps: when to decide again; 0: after LOOK_STEPS.
     """
 
     state: AutoscalerState
@@ -161,7 +161,7 @@ class Decision(msgspec.Struct, frozen=True):
     seconds_after: float = 0.0
     barred_seconds: float = 0.0
     met: bool = True
-    look_steps: int = LOOK_STEPS
+    look_steps: int = 0
 
 
 def decide(state: AutoscalerState, mode: Mode, bounds: Bounds, seen: Measurement) -> Decision:

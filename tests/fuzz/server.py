@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 from elastane_master.app import Master
 from elastane_master.decisions.events import AnyEvent, Rejection
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.servers import ring_service
+from elastane_master.servers import binding
 from elastane_master.settings import MasterSettings
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from fuzz.templates import VICTIM, dataset_settings, job_settings
@@ -114,7 +114,7 @@ def fuzzed_master(folder: Path) -> Iterator[FuzzedMaster]:
     """A master with a job "job" of 2 ESTs and its dataset "tasks"."""
     patches, machine, loop = pytest.MonkeyPatch(), WatchedMachine(), asyncio.new_event_loop()
     machine.install(patches)
-    patches.setattr(ring_service, "HELLO_SECONDS", HELLO_SECONDS)
+    patches.setattr(binding, "HELLO_SECONDS", HELLO_SECONDS)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 

@@ -334,7 +334,7 @@ async def test_a_message_too_large_is_a_typed_error_for_the_client(
 
 
 async def test_a_stream_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastane_master.servers.ring_service.HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("elastane_master.servers.binding.HELLO_SECONDS", 0.2)
     async with api(tmp_path) as served:
         silent = Worker(served.channel, "s")
         assert await silent.ended() == grpc.StatusCode.INVALID_ARGUMENT

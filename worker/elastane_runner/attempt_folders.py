@@ -13,8 +13,15 @@ from typing import Final
 
 from elastane_runner.engine import AttemptPlan, EngineError
 from elastane_runner.process_records import PLAN, read_record
+from elastane_runner.rank_labels import check_name
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}")
+
+
+def attempt_folder(runs: Path, run: str, attempt: int) -> Path:
+    """Return the folder of an attempt. Raises EngineError for a name that is none of a run."""
+    check_name(run, "run")
+    return runs / run / str(attempt)
 
 
 def attempts_of(runs: Path, run: str) -> list[Path]:

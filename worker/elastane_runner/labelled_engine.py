@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from elastane_common.run_record import RankImage
-from elastane_runner.attempt_folders import attempts_of, refuse_stale
+from elastane_runner.attempt_folders import attempt_folder, attempts_of, refuse_stale
 from elastane_runner.container_log import ContainerLog, End, LogThread, log_bytes, record_end
 from elastane_runner.engine import (
     AttemptPlan,
@@ -494,11 +494,8 @@ class LabelledEngine:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # ------------------------------------------------------------------ folders
-
     def _folder(self, run: str, attempt: int) -> Path:
-        check_name(run, "run")
-        return self._runs / run / str(attempt)
+        return attempt_folder(self._runs, run, attempt)
 
 
 def _plan_record(fence: int, ranks: Iterable[int], log_cap_bytes: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from elastane_common.run_record import RankImage
-from elastane_runner.attempt_folders import attempts_of, refuse_stale
+from elastane_runner.attempt_folders import attempt_folder, attempts_of, refuse_stale
 from elastane_runner.engine import (
     AttemptPlan,
     AttemptRecord,
@@ -44,7 +44,7 @@ from elastane_runner.process_records import (
     read_record,
     write_record,
 )
-from elastane_runner.rank_labels import check_attempt, check_name
+from elastane_runner.rank_labels import check_attempt
 from elastane_runner.rank_process import (
     StartingRank,
     base_environment,
@@ -283,11 +283,8 @@ class ProcessEngine:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    # ------------------------------------------------------------------ folders
-
     def _folder(self, run: str, attempt: int) -> Path:
-        check_name(run, "run")
-        return self._runs / run / str(attempt)
+        return attempt_folder(self._runs, run, attempt)
 
 
 def _adopt_attempt(run: str, folder: Path) -> AttemptRecord | None:

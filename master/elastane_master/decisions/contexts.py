@@ -2,6 +2,9 @@
 
 A step's contexts are stored all together or not at all, so that "can the job resume at this step" is a single
 question. They are kept until the step is committed, because until then a member may have to start it again.
+
+`step_boundary` merges what each member reports into the contexts before the step, and puts the set when all
+are in; every Go (`messages.go`) has those of its member's ESTs.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -27,11 +27,16 @@ _SPOKEN = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
 
 _LOOK_SECONDS_MIN = 0.001
 
+HELLO_SECONDS = 10.0
+"""Time for the caller of a session's stream to send its Hello."""
+
 _OK, _CANCELLED, _UNKNOWN = (
     code.name for code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+Request = TypeVar("Request", bound=Message)
 
 
 class Malformed:
@@ -48,6 +53,20 @@ class Malformed:
             hint="use the client of the same version as the master",
             bytes=self.size,
         )
+
+
+async def first_message(requests: AsyncIterator[Request | Malformed]) -> Request:
+    """Return the Hello that begins a stream. Raises Rejection."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            first = await anext(requests, None)
+    except TimeoutError:
+        first = None
+    if isinstance(first, Malformed):
+        raise first.rejection()
+    if first is None or first.WhichOneof("message") != "hello":
+        raise Rejection("invalid_argument", "the stream does not begin with Hello", hint="send Hello first")
+    return first
 
 
 def service_handler(

@@ -24,7 +24,7 @@ from elastane_master.jobs.records import StoredNote
 from elastane_master.jobs.serving import once_durable, require_serving, stopping
 from elastane_master.jobs.sessions import Session
 from elastane_master.servers.attend_encoding import AttendEncoder
-from elastane_master.servers.binding import Context, Malformed, require_version
+from elastane_master.servers.binding import Context, Malformed, first_message, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.translate_job import event_message
 from elastane_master.servers.translate_session import attend_event, fill_members, hello, rate_report
@@ -33,7 +33,6 @@ from elastane_proto.v1 import ring_pb2
 logger = structlog.get_logger(__name__)
 
 EVENTS_AT_ONCE = 500
-HELLO_SECONDS = 10.0
 BLOCKS_MAX = 128
 """Blocks of a step that are kept of a worker."""
 _NOT_KEPT = (
@@ -60,7 +59,7 @@ class RingServicer:
         self._encoder = AttendEncoder()
 
     async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[bytes]:
-        first = await _first_message(requests)
+        first = await first_message(requests)
         require_version(first.hello.version, f"worker {first.hello.worker_id}")
         server = await self._jobs.find(first.hello.job)
         # A Hello may have waited in this process until its call ended. gRPC then cancels this task in the
@@ -132,20 +131,6 @@ class RingServicer:
         await server.log.settled()
         stored = await self._jobs.history(server).events(since, EVENTS_AT_ONCE)
         return [records.decode_note(payload) for _, payload in stored]
-
-
-async def _first_message(requests: Requests) -> ring_pb2.AttendRequest:
-    """Return the Hello that begins a stream. Raises Rejection."""
-    try:
-        async with asyncio.timeout(HELLO_SECONDS):
-            first = await anext(requests, None)
-    except TimeoutError:
-        first = None
-    if isinstance(first, Malformed):
-        raise first.rejection()
-    if first is None or first.WhichOneof("message") != "hello":
-        raise Rejection("invalid_argument", "the stream does not begin with Hello", hint="send Hello first")
-    return first
 
 
 async def _read(server: JobServer, session: Session[WorkerMessage], requests: Requests) -> None:

@@ -17,7 +17,7 @@ from elastane_master.jobs.serving import stopping
 from elastane_master.runs.run_server import HEARTBEAT_SECONDS, RunnerSession, RunServer
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.servers import callers
-from elastane_master.servers.binding import Context, Malformed
+from elastane_master.servers.binding import Context, Malformed, first_message
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.translate import duration
 from elastane_master.servers.translate_run import runner_event, runner_joined, runner_response
@@ -25,7 +25,6 @@ from elastane_proto.v1 import training_pb2
 
 logger = structlog.get_logger(__name__)
 
-HELLO_SECONDS = 10.0
 
 Requests = AsyncIterator[training_pb2.RunnerServiceAttendRequest | Malformed]
 
@@ -39,7 +38,7 @@ class RunnerServicer:
     async def Attend(
         self, requests: Requests, context: Context
     ) -> AsyncGenerator[training_pb2.RunnerServiceAttendResponse]:
-        first = await _first_message(requests)
+        first = await first_message(requests)
         server, caller = self._runs.server, callers.principal.get()
         owners = () if "*" in caller.owners else (caller.name, *caller.owners)
         if server.stopping:
@@ -71,20 +70,6 @@ class RunnerServicer:
             artifact_mark=await self._runs.artifacts.mark(),
         )
         return training_pb2.RunnerServiceAttendResponse(welcome=welcome)
-
-
-async def _first_message(requests: Requests) -> training_pb2.RunnerServiceAttendRequest:
-    """Return the Hello that begins a stream. Raises Rejection."""
-    try:
-        async with asyncio.timeout(HELLO_SECONDS):
-            first = await anext(requests, None)
-    except TimeoutError:
-        first = None
-    if isinstance(first, Malformed):
-        raise first.rejection()
-    if first is None or first.WhichOneof("message") != "hello":
-        raise Rejection("invalid_argument", "the stream does not begin with Hello", hint="send Hello first")
-    return first
 
 
 async def _read(server: RunServer, session: RunnerSession, requests: Requests) -> None:

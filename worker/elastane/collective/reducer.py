@@ -35,8 +35,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
-from elastane.collective.backward import Backward
-from elastane.collective.backward_report import BackwardReport
+from elastane.collective.backward import Backward, BackwardReport
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
 from elastane.collective.collectives import StepCollectives
 from elastane.collective.gradient_digest import GradientDigest

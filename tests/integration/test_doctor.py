@@ -39,6 +39,23 @@ def test_of_a_right_script_nothing_is_said(servers: ForkServers, options: str) -
     assert report.facts["registered"] == ("noise" if "registered" in options else "nothing")
 
 
+def test_a_pipeline_is_examined_as_the_whole_model(servers: ForkServers) -> None:
+    """A layer that keeps something from one backward to the next is found, in its step."""
+    script = str(SCRIPT.with_name("train_pipeline.py"))
+
+    def run(*options: str) -> Report:
+        command = [script, "--size", "24", "--amp", "--accumulation", "2", *options]
+        return Examination(command, ests=2, launch=servers.launch).inspect()
+
+    right = run()
+    assert right.findings == [] and right.facts["units of the pipeline"] == "7"
+    (found,) = run("--flaw").findings
+    assert (found.severity, found.kind) == (Severity.DIFFERS, "replay")
+    (refused,) = run("--memory", "much").findings
+    assert (refused.severity, refused.where) == (Severity.REFUSED, "job.prepare_pipeline")
+    assert refused.what.startswith("memory is 'much'")
+
+
 def test_generators_of_the_script_are_named_and_are_the_reason(servers: ForkServers) -> None:
     report = examine(servers, "local global")
     found = of_kind(report, "generator")

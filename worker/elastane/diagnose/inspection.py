@@ -55,8 +55,11 @@ class Inspection:
                 self._own.register(f"generator{number}", found.value)
         self._own_states = self._own.capture()
 
-    def step_ended(self, step: int, run: StepRun, trained: Sequence[str]) -> None:
-        """Judge one run of the step. trained: the parameters that require a gradient."""
+    def step_ended(
+        self, step: int, run: StepRun, trained: Sequence[str], logs_until: str = "backward()"
+    ) -> None:
+        """Judge one run of the step. trained, logs_until: the parameters that require a gradient, and the
+        call before which values are logged."""
         self._moved = [
             found for found, state in zip(self._located, self._states, strict=True) if found.read() != state
         ]
@@ -85,8 +88,8 @@ class Inspection:
         if run.logged_late:
             self._refused(
                 "step",
-                f"job.log({', '.join(run.logged_late)}) came after backward()",
-                "log before loss.backward(), so that the values are stored with the step",
+                f"job.log({', '.join(run.logged_late)}) came after {logs_until}",
+                f"log before {logs_until}, so that the values are stored with the step",
             )
         if run.random_at_backward is not None and run.random != run.random_at_backward:
             self._refused(

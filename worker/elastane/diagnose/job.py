@@ -126,7 +126,7 @@ class DoctorJob(LocalJob):
             check_modules(prepared.model)
         except UnsupportedError as error:
             self._refused("prepare", error)  # the loop is examined all the same
-        turns, steps = self._examine(prepared, chosen, zeroing=chosen.accumulation_steps > 1)
+        turns, steps = self._examine(prepared, chosen, "backward()", zeroing=chosen.accumulation_steps > 1)
         loader = DoctorLoader(prepared.loader, turns, steps, self._loop_left)
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
@@ -151,7 +151,7 @@ class DoctorJob(LocalJob):
         except ElastaneError as error:
             self._refused("prepare", error, where="job.prepare_pipeline")
             self._end()
-        turns, steps = self._examine(prepared.objects, chosen.train, zeroing=False)
+        turns, steps = self._examine(prepared.objects, chosen.train, "optimizer.step()", zeroing=False)
         self._book.fact("units of the pipeline", prepared.units.count)
         for said in pipeline_findings.findings(prepared.units, self.num_ests):
             where = "job.prepare_pipeline"
@@ -166,14 +166,19 @@ class DoctorJob(LocalJob):
         self._book.stage("prepare")
 
     def _examine(
-        self, prepared: PreparedObjects, options: TrainOptions, *, zeroing: bool
+        self,
+        prepared: PreparedObjects,
+        options: TrainOptions,
+        logs_until: Literal["backward()", "optimizer.step()"],
+        *,
+        zeroing: bool,
     ) -> tuple[Iterator[Any], int]:
         """Return the mini-batches of the examination, and the steps of an epoch."""
         self._prepared, self._options = prepared, options
         self._generators = Generators(_device(prepared.model))
         self._registry.freeze()
         self._calls = self._step_calls = DoctorCalls(prepared.model, options.accumulation_steps, None)
-        self._watch = StepWatch(prepared.model, prepared.optimizers, self._generators)
+        self._watch = StepWatch(prepared.model, prepared.optimizers, self._generators, logs_until)
         self._state = TrainState(prepared.model, prepared.optimizers, prepared.schedulers, prepared.extras)
         intercept(prepared, self._step_calls, zeroing=zeroing)
         self._model = prepared.model
@@ -301,7 +306,7 @@ class DoctorJob(LocalJob):
             inspection.step_begins()
             first = yield from self._run_step()
             supply = self._supply
-            inspection.step_ended(step, first, self._watch.trained)
+            inspection.step_ended(step, first, self._watch.trained, self._watch.logs_until)
             if keeper is None:
                 self._supply.advance()
                 continue
@@ -337,14 +342,18 @@ class DoctorJob(LocalJob):
     def _run_step(self, watch: OperatorWatch | None = None) -> Generator[Any, None, StepRun]:
         """Run the step once: its mini-batches go through the script's loop body."""
         self._watch.begin()
-        count = self._supply.batches
+        count, stepped = self._supply.batches, False
         batches = (self._begin(first=index == 0) for index in range(count))
         for batch in self._step_calls.step(batches, count):
             self._watch.begin_batch(batch)
             with watch if watch is not None else contextlib.nullcontext():
                 yield batch
+            stepped = stepped or self._step_calls.stepped
             self._supply.finish()
-        return self._watch.end()
+        run = self._watch.end()
+        if stepped and not run.optimizer_steps:
+            run.optimizer_steps = 1  # a GradScaler has skipped it, as it does until its scale fits
+        return run
 
     def _rewind(self) -> None:
         try:

@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -53,8 +53,9 @@ def differences(first: StepRun, second: StepRun) -> list[str]:
     found = []
     if first.batches != second.batches:
         found.append(BATCH)
-    if first.values != second.values:
-        names = [name for name, value in first.values.items() if second.values.get(name) != value]
+    values, others = ({name: value.hex() for name, value in run.values.items()} for run in (first, second))
+    if values != others:  # two NaNs are equal
+        names = [name for name, value in values.items() if others.get(name) != value]
         found.append(f"the logged {', '.join(names) or 'values'}")
     if list(first.gradients) != list(second.gradients):
         found.append("the order in which gradients were made")
@@ -70,12 +71,19 @@ def differences(first: StepRun, second: StepRun) -> list[str]:
 
 
 class StepWatch:
-    """Records the effects of a step's body, by hooks on parameters and optimizers."""
+    """Records the effects of a step's body, by hooks on parameters and optimizers.
+
+    logs_until: the call before which the body may log values.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], generators: Generators
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        generators: Generators,
+        logs_until: Literal["backward()", "optimizer.step()"] = "backward()",
     ) -> None:
-        self._generators = generators
+        self._generators, self.logs_until = generators, logs_until
         self._run = StepRun()
         self._in_backward = False
         self._batch_backward = False  # backward() of the current mini-batch is done
@@ -97,7 +105,8 @@ class StepWatch:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Record values of `job.log`."""
-        if self._batch_backward:
+        late = self._batch_backward if self.logs_until == "backward()" else self._run.optimizer_steps
+        if late:
             self._run.logged_late = tuple(values)
         for name, value in values.items():
             self._run.values[name] = float(value.item() if isinstance(value, torch.Tensor) else value)

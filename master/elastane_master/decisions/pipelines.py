@@ -70,10 +70,12 @@ def require_memory(state: JobState, event: WorkerJoined) -> None:
     try:
         stage_memory.workers_least(profile, settings.ests, settings.workers_most, memory)
     except PlanError as error:
+        least = error.facts.get("devices", "")
+        too_many = least.isdecimal() and int(least) > settings.ests
         raise Rejection(
             "invalid_argument",
             f"{event.worker}: the model does not fit into {settings.workers_most} workers: {error}",
-            hint=error.hint,
+            hint=f"{error.hint}; they would need --ests {least}, too" if too_many else error.hint,
             **error.facts,
         ) from None
 

@@ -485,6 +485,11 @@ def test_a_model_that_no_number_of_workers_holds_is_refused_with_the_least_that_
     with pytest.raises(Rejection) as raised:
         job.join("a", memory_bytes=300)
     assert "unit 0) alone needs" in raised.value.hint
+    with pytest.raises(Rejection) as raised:  # a ring has as many workers as ESTs at most
+        PipelineDriver().join("a", memory_bytes=ALONE // 6)
+    assert raised.value.hint == (
+        "6 devices with 600 bytes each would do, or smaller micro-batches; they would need --ests 6, too"
+    )
     job.join("b", memory_bytes=ALONE // 2 + 200)  # with whom this one would do
     job.join("a", memory_bytes=300)
 

@@ -289,6 +289,8 @@ class Cluster:
             if told_at is not None and self.world.now - told_at > OVER_GRACE_SECONDS:
                 worker.kill()  # its agent kills a worker that does not end when told to
         wanted = max(self.workers_min, 1) if calm else 1
+        if calm and self.script.pipeline is not None:  # as many may be needed to hold the model
+            wanted = self.script.ests
         if calm and phase in ("suspended", "failed", "max_wait_exceeded"):
             self.operator.resume()
         if calm and self.operator.scaled is not None:

@@ -96,7 +96,9 @@ def _scaled(state: JobState, event: ScaleRequested, now: float) -> JobSettings:
     # workers than allowed.
     least = event.workers_min or min(max(settings.workers_min, 1), most)
     life.check_workers(settings.ests, least, most)
-    return msgspec.structs.replace(settings, workers_min=least, workers_max=most)
+    scaled = msgspec.structs.replace(settings, workers_min=least, workers_max=most)
+    pipelines.require_enough(state, scaled)
+    return scaled
 
 
 def scale_preview(state: JobState, event: ScaleRequested, now: float) -> tuple[Decision, ...]:

@@ -106,6 +106,18 @@ def require_scalable(state: JobState, event: ScaleRequested) -> None:
         )
 
 
+def require_enough(state: JobState, settings: JobSettings) -> None:
+    """Raise Rejection if a job may not have as many workers any more as hold its model."""
+    least = state.pipeline.workers_least
+    if settings.workers_most < least:
+        raise Rejection(
+            "invalid_argument",
+            f"the model needs the memory of {least} workers, and {settings.workers_most} would be allowed",
+            hint=f"allow at least {least} workers, or start some that may use more memory",
+            field="workers_max",
+        )
+
+
 def model_known(ctx: DecisionContext) -> None:
     """Turn off what no pipeline has, now that the job turns out to be one."""
     state = ctx.state

@@ -410,7 +410,7 @@ class JobState(msgspec.Struct):
             return 1
         if settings.recovery == "fixed":
             return settings.workers_most
-        return max(settings.workers_min, self.pipeline.workers_least)
+        return min(max(settings.workers_min, self.pipeline.workers_least), settings.workers_most)
 
     @property
     def total_steps(self) -> int:

@@ -494,6 +494,17 @@ def test_a_model_that_no_number_of_workers_holds_is_refused_with_the_least_that_
     job.join("a", memory_bytes=300)
 
 
+def test_a_job_is_not_scaled_to_fewer_workers_than_hold_its_model() -> None:
+    job = PipelineDriver()
+    for worker in "ab":
+        job.join(worker, memory_bytes=ALONE // 2 + 200)
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection, match="the model needs the memory of 2 workers, and 1 would be allowed"):
+        job.do(events.ScaleRequested("r1", 1, 1))
+    assert job.machine.snapshot() == before
+    job.do(events.ScaleRequested("r2", 1, 2))
+
+
 def test_memory_that_cannot_be_true_is_not_believed() -> None:
     job = PipelineDriver()
     job.join("a", memory_bytes=-1)

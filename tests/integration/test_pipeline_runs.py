@@ -188,7 +188,7 @@ def test_stages_join_and_die_and_every_bit_is_stocks(tmp_path: Path) -> None:
 
 
 def test_a_profile_and_a_limit_of_memory_make_the_first_plan(tmp_path: Path) -> None:
-    """A step of the model needs more than twice what a worker may use: two would not hold it, and three only if
+    """A step needs more than twice what a worker may use: two would not hold the model, and three only if
     they run forwards again. A gradient that is not finite on one of them has all skip the step."""
     file = tmp_path / "profile.json"
     heavy = UnitProfile("0", 0.06, 0.12, 8_000, activation_bytes=1_000_000, boundary_bytes=1_000)

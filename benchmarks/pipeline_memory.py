@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -217,6 +218,7 @@ def measure(options: argparse.Namespace, report: Report) -> None:
     """Compare all cases."""
     cases: Sequence[Case] = [case for case in CASES if options.only in str(case)]
     for case in cases[:3] if options.quick else cases:
+        print(case, file=sys.stderr)
         needs, peaks = planned(case), real(case)
         for me, (need, peak) in enumerate(zip(needs, peaks, strict=True)):
             parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in need._asdict().items() if size)

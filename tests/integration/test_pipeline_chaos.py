@@ -46,7 +46,7 @@ def test_faults_of_a_pipeline_change_no_bit(tmp_path: Path, shadows: int, faults
         shadows=shadows,
         with_namespace=False,
     ).run()
-    assert result.ok, result.as_json()
+    assert result.ok, "\n".join(one.in_words() for one in result.injections)
     assert {one.fault for one in result.injections} == set(faults)
     assert len(result.fingerprint) == 4
     for run in result.runs:

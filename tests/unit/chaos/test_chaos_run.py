@@ -27,7 +27,7 @@ class Promises:
 
 @pytest.mark.parametrize("over", [True, False])
 def test_a_fault_that_acts_until_the_job_is_over_is_not_held_against_it(tmp_path: Path, over: bool) -> None:
-    cluster: Any = SimpleNamespace(client=None, job="j", is_over=False)
+    cluster: Any = SimpleNamespace(client=None, job="j", is_over=False, asks_anew=[])
 
     @contextmanager
     def acts(_cluster: object, _rng: random.Random) -> Iterator[ActiveFault]:

@@ -5,7 +5,8 @@
     worker ── relay ──┘        checkpoints (on another small disk)
        └ one of them in a network namespace of its own, where the machine allows it
 
-Only `replenish` restarts workers: those that a fault killed stay dead until then.
+Only `replenish` restarts workers: those that a fault killed stay dead until then. Who ends to be started
+again (of a pipeline, when its job begins anew) is, by `start_anew`, during the wait for recovery.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from elastane_cli.chaos.network import Namespace, NetworkError, Relay
 from elastane_cli.chaos.store_server import StoreServer
 from elastane_cli.chaos.watch import JobWatch, Seen
 from elastane_cli.rehearse.cluster import OVER, LocalCluster
-from elastane_common.processes.child import ChildProcess
+from elastane_common.errors import EXIT_START_ANEW
+from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_proto.v1 import job_pb2
 
 STORE_DISK_MEBIBYTES = 64
@@ -62,6 +64,7 @@ class ChaosCluster(LocalCluster):
         self._plain_launch = launch
         self.relays: dict[str, Relay] = {}
         self._far: set[str] = set()
+        self._anew: set[str] = set()
         self.namespace: Namespace | None = None
         self.namespace_missing = "network namespaces need root, `ip` and /dev/net/tun"
         self.store_disk = SmallDisk(folder / "store", STORE_DISK_MEBIBYTES)
@@ -135,6 +138,18 @@ class ChaosCluster(LocalCluster):
         while len(self.running) < self.processes:
             started.append(self.spawn(f"w{len(self.workers)}"))
         return started
+
+    @property
+    def asks_anew(self) -> list[str]:
+        """Workers that ended to be started again, as their agent does, and have not been yet."""
+        anew = ExitStatus(EXIT_START_ANEW)
+        return [name for name in self.workers if self.workers[name].status == anew and name not in self._anew]
+
+    def start_anew(self) -> None:
+        """Start a worker for each of `asks_anew`."""
+        for name in self.asks_anew:
+            self._anew.add(name)
+            self.spawn(f"w{len(self.workers)}")
 
     def spawn(self, name: str) -> str:
         """Start or restart one worker."""

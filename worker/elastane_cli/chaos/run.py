@@ -289,6 +289,9 @@ class _State:
         def ended() -> bool:
             return cluster.is_over or cluster.watch.latest.step >= last_step
 
+        def afresh() -> None:
+            lowest[0] = self.fixed.steps
+
         lowest = [self.fixed.steps]
         with fault.act(cluster, rng) as injected:
             active = self._judged_by(injected, fault.name)
@@ -299,12 +302,11 @@ class _State:
                 (one.step for one in cluster.watch.since() if one.at <= active.at), default=before.step
             )
             if active.hold_seconds is None:
-                cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
+                _first(cluster, recovered, ended, afresh)
             elif active.hold_seconds:
                 time.sleep(max(0.0, active.at + active.hold_seconds - time.monotonic()))
             kept_seconds = time.monotonic() - active.at
-        lowest[0] = self.fixed.steps
-        seen = cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
+        seen = _first(cluster, recovered, ended, afresh)
         if seen is None and ended():
             return None
         problems = promises.broken(cluster.client, cluster.job, active, before, cluster.watch.since())
@@ -354,3 +356,23 @@ class _State:
             )
         )
         return problems
+
+
+def _first(
+    cluster: ChaosCluster,
+    recovered: Callable[[Seen], bool],
+    ended: Callable[[], bool],
+    afresh: Callable[[], None],
+) -> Seen | None:
+    """Wait for recovery, starting workers again that ask for it; None once the time or the job is over.
+
+    afresh: called before all observations are looked at again.
+    """
+    deadline = time.monotonic() + _RECOVERY_SECONDS_MAX
+    while True:
+        afresh()
+        left = deadline - time.monotonic()
+        seen = cluster.watch.first(recovered, left, lambda: ended() or bool(cluster.asks_anew))
+        if seen is not None or ended() or left <= 0 or not cluster.asks_anew:
+            return seen
+        cluster.start_anew()

@@ -465,13 +465,13 @@ async def test_a_caller_who_leaves_does_not_take_the_write_of_others_along(api: 
 async def test_a_hello_that_is_read_after_its_call_has_ended_admits_nobody(
     api: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first_message, begun = ring_service._first_message, asyncio.Event()
+    first_message, begun = ring_service.first_message, asyncio.Event()
 
     async def noticed(requests: ring_service.Requests) -> ring_pb2.AttendRequest:
         begun.set()
         return await first_message(requests)
 
-    monkeypatch.setattr(ring_service, "_first_message", noticed)
+    monkeypatch.setattr(ring_service, "first_message", noticed)
     hello = ring_pb2.Hello(job="j", worker_id="late", role=ring_pb2.WORKER_ROLE_TASKS)
     messages: queue.SimpleQueue[ring_pb2.AttendRequest | None] = queue.SimpleQueue()
     with grpc.insecure_channel(api.master.address) as channel:

@@ -157,9 +157,11 @@ class Evaluation:
         at = [place for place, _ in told]
         places = [place for place in at if isinstance(place, tuple)]
         if not places:
+            self._final.forget()  # those of an end that the job has gone back from
             if all(place == _ENDED for place in at):
                 self._final.begin(wanted=executor.me == executor.leader)
                 executor.gather_weights([executor.leader], self._final.take)
+                self._final.end()
             executor.flush()
             return None
         first = min(places)

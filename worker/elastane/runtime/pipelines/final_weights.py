@@ -18,17 +18,14 @@ class FinalWeights:
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[Path] = []
+        #: True once all units have been taken.
+        self.is_whole = False
         #: Why they are not here, if they should be.
         self.failure = ""
 
-    @property
-    def is_whole(self) -> bool:
-        """True if all units have been taken."""
-        return self._folder is not None and not self.failure
-
     def begin(self, *, wanted: bool) -> None:
         """Begin anew. wanted: they are kept in this process."""
-        self._folder, self._files, self.failure = None, [], ""
+        self._folder, self._files, self.failure, self.is_whole = None, [], "", False
         if not wanted:
             return
         try:
@@ -47,6 +44,14 @@ class FinalWeights:
             self.failure = str(error)
             return
         self._files.append(path)
+
+    def end(self) -> None:
+        """Note that all units have come."""
+        self.is_whole = self._folder is not None and not self.failure
+
+    def forget(self) -> None:
+        """Have none: the training goes on."""
+        self.begin(wanted=False)
 
     def read(self) -> dict[str, Tensor]:
         """Return all units'; memory is used as tensors are read."""

@@ -87,4 +87,4 @@ def test_every_planted_bug_still_applies() -> None:
 )
 def test_planted_bugs_are_found(name: str) -> None:
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
-    assert hunt_in_process(mutant, 100)["checker"]
+    assert hunt_in_process(mutant, 1000)["checker"]

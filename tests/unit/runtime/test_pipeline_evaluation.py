@@ -59,7 +59,8 @@ class Member:
             put=lambda states: None,
         )
         self.refusal = ""
-        self.evaluation = Evaluation(parts, 2, self._settle, lambda: self.refusal)
+        self.complete = False
+        self.evaluation = Evaluation(parts, 2, self._settle, lambda: self.refusal, lambda: self.complete)
 
     def tell_all(self, value: Any) -> list[Any]:
         return self.rings[self.at].meet(self.me, value)
@@ -223,6 +224,17 @@ def test_after_the_last_epoch_the_leader_has_the_weights() -> None:
         assert values(leader.evaluation.weights()) == WEIGHTS
         with pytest.raises(EvaluationError, match=r"pipe\.state_dict was called after the last epoch"):
             other.evaluation.weights()
+
+
+@pytest.mark.parametrize("meeting", [1, 2])
+def test_a_death_after_the_last_step_keeps_nobody_waiting(meeting: int) -> None:
+    """All is committed: no ring follows in which weights could be asked for again."""
+    leader, other = members(2, Ring(2, {0: meeting}))
+    leader.complete = other.complete = True
+    leader.protocol.changing = other.protocol.changing = False
+    together(leader.end, other.end)
+    with pytest.raises(EvaluationError, match="could not be kept: connection closed"):
+        leader.evaluation.weights()
 
 
 def test_who_ends_early_beside_one_that_goes_on_gathers_nothing() -> None:

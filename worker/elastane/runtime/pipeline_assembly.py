@@ -109,7 +109,13 @@ def build_pipeline_trainer(
             return f"in the loader loop, in step {runner.est_step.step}"
         return "in a loop over job.each_rank()" if interval.est_step is not None else ""
 
-    evaluation = Evaluation(parts, ests, lambda: finish(boundaries[0].settle(in_loop=False)), refusal)
+    evaluation = Evaluation(
+        parts,
+        ests,
+        lambda: finish(boundaries[0].settle(in_loop=False)),
+        refusal,
+        lambda: not closed_epochs.ended,
+    )
     runner.settle = lambda: finish(boundaries[0].settle())
     runner.rest = partial(evaluation.serve, ended=True)
 

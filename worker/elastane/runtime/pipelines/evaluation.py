@@ -72,7 +72,9 @@ class Evaluation:
         num_ests: int,
         settle: Callable[[], None],
         refusal: Callable[[], str],
+        is_complete: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_complete = is_complete
         self._parts, self._num_ests, self._settle, self._refusal = parts, num_ests, settle, refusal
         self._protocol = parts.worker_session.protocol
         self._calls, self._step = 0, -1
@@ -120,6 +122,11 @@ class Evaluation:
                 if self._round(_Group(_ENDED if ended else None)) is None:
                     return True
         except RingError as error:
+            if ended and self._is_complete() and not self._protocol.changing:
+                # All steps are committed: the master forms no ring for code after the loop.
+                self._final.lose(str(error))
+                _log.warning(f"the trained weights could not be brought together: {error}")
+                return True
             self._tell_broken(error)
         return False
 

@@ -49,6 +49,11 @@ class FinalWeights:
         """Note that all units have come."""
         self.is_whole = self._folder is not None and not self.failure
 
+    def lose(self, why: str) -> None:
+        """Note that they could not all come."""
+        self.begin(wanted=False)
+        self.failure = why
+
     def forget(self) -> None:
         """Have none: the training goes on."""
         self.begin(wanted=False)

@@ -20,13 +20,20 @@ from elastane_planner.memory import MemoryNeeds, Misfit
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.profile import Profile
 
+SEARCHED_MAX = 512
+"""Workers times units up to which plans are searched: within a decision, for which the whole master waits."""
+
 
 def workers_least(profile: Profile, micro_batches: int, workers_most: int, memory_bytes: int) -> int:
     """Return the least number of workers, each with so much memory, that hold the model.
 
-    Raises DoesNotFit, which names a stage, if more than workers_most would be needed.
+    Raises DoesNotFit, which names a stage, if more than workers_most would be needed. Of a model beyond
+    `SEARCHED_MAX` only weights and optimizer are counted, and it is not refused.
     """
     count = min(workers_most, micro_batches)
+    if count * len(profile.units) > SEARCHED_MAX:
+        held = sum(unit.parameter_bytes + unit.optimizer_bytes for unit in profile.units)
+        return min(count, max(1, -(-held // memory_bytes)))
     devices = [Device(f"worker {index}", memory_bytes=memory_bytes) for index in range(count)]
     costs = Costs(profile, Cluster.uniform(devices, UNKNOWN_BYTES_PER_SECOND), micro_batches)
     needs = MemoryNeeds(costs)

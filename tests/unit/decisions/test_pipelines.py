@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from job_driver import SIGNATURE, JobDriver, settings
 
-from elastane_master.decisions import effects, events, pipelines
+from elastane_master.decisions import effects, events, pipelines, stage_memory
 from elastane_master.decisions.effects import PipelinePlan, UnitSource
 from elastane_master.decisions.events import PipelineModel, PipelineUnit, Rejection, Signature, UnitRange
 
 UNITS = 6
+from elastane_planner.profile import Profile, UnitProfile
 
 
 def model(units: int = UNITS, **figures: Any) -> PipelineModel:
@@ -503,6 +504,12 @@ def test_a_job_is_not_scaled_to_fewer_workers_than_hold_its_model() -> None:
         job.do(events.ScaleRequested("r1", 1, 1))
     assert job.machine.snapshot() == before
     job.do(events.ScaleRequested("r2", 1, 2))
+
+
+def test_of_a_large_model_only_weights_are_counted_within_a_decision() -> None:
+    units = tuple(UnitProfile(f"u{index}", parameter_bytes=100) for index in range(200))
+    assert stage_memory.workers_least(Profile(units), 256, 256, 1000) == 20
+    assert stage_memory.workers_least(Profile(units), 256, 256, 1) == 256
 
 
 def test_memory_that_cannot_be_true_is_not_believed() -> None:

@@ -11,9 +11,9 @@ from job_driver import SIGNATURE, JobDriver, settings
 from elastane_master.decisions import effects, events, pipelines, stage_memory
 from elastane_master.decisions.effects import PipelinePlan, UnitSource
 from elastane_master.decisions.events import PipelineModel, PipelineUnit, Rejection, Signature, UnitRange
+from elastane_planner.profile import Profile, UnitProfile
 
 UNITS = 6
-from elastane_planner.profile import Profile, UnitProfile
 
 
 def model(units: int = UNITS, **figures: Any) -> PipelineModel:

@@ -185,7 +185,14 @@ class Operator(Caller):
                 name=JOB, workers_min=low, workers_max=high, request_id=self.request_id()
             )
             self.in_doubt, losses = (low, high), self.losses
-            await self.ask("JobService/Scale", request)
+            try:
+                await self.ask("JobService/Scale", request, may_be_wrong=True)
+            except Ended as ended:
+                # A pipeline's model may need more workers.
+                if "the model needs the memory" not in str(ended):
+                    self.checkers.refused_wrongly(f"JobService/Scale of {self.name}", ended)
+                self.in_doubt = None
+                return
             self.scaled, self.in_doubt = (low, high), None
             if self.losses != losses:  # the store may have lost it while the answer was on its way
                 self.scale(low, high)

@@ -7,7 +7,7 @@ nothing slows neither the rank nor other readers, and holds one chunk in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,14 +20,17 @@ from elastane_runner.rank_logs import POLL_SECONDS, LogChunk, follow, read, size
 WINDOW_BYTES: Final = 64 * 1024
 #: A chunk is smaller than the window, so that the next one is on its way while one is being taken.
 CHUNK_BYTES: Final = 32 * 1024
+#: Time for the readers of a rank that has ended to take the rest, before its folder is removed.
+FINISH_SECONDS: Final = 30.0
 
 Send = Callable[[training_pb2.RunnerLogChunk], None]
 
 
 @dataclass
 class _Reader:
-    """One reader. sent_bytes, taken_bytes: of all that it was sent, and has taken."""
+    """One reader. folder: of the rank. sent_bytes, taken_bytes: of all that it was sent, and has taken."""
 
+    folder: Path
     task: asyncio.Task[None] | None = None
     sent_bytes: int = 0
     taken_bytes: int = 0
@@ -71,8 +74,21 @@ class LogSender:
             if folder is None:
                 self._over(request.reader, "this runner has no such rank")
                 return
-            reader = self._readers[request.reader] = _Reader()
+            reader = self._readers[request.reader] = _Reader(folder)
             reader.task = asyncio.create_task(self._serve(reader, request, folder, is_over))
+
+    async def finish(self, folders: Collection[Path], timeout_seconds: float = FINISH_SECONDS) -> None:
+        """Wait until the readers of ranks that have ended have the rest; `folders` can be removed then.
+
+        Those that are slower are told to go on from their offset, in what is stored.
+        """
+        slow = {number for number, reader in self._readers.items() if reader.folder in folders}
+        tasks = [task for number in slow if (task := self._readers[number].task) is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_seconds)
+        for number in slow & self._readers.keys():
+            self._end(number)
+            self._over(number, "the log has been stored and is read from there: go on from the last offset")
 
     def close(self) -> None:
         """End all readers: their session is over."""

@@ -57,19 +57,21 @@ async def follow(
 ) -> AsyncIterator[LogChunk]:
     """Yield a rank's log from an offset on, as it is written.
 
-    Ends when the rank has ended, or its folder was removed after it was there.
+    Ends when the rank has ended. Raises FileNotFoundError if the folder is removed before its end was read.
     """
     was_there = False
     while True:
+        was_there = was_there or folder.exists()
         has_ended = _ended_bytes(folder) is not None  # before it is read: afterwards nothing is added
         chunk = await asyncio.to_thread(read, folder, offset)
         if chunk.next_offset > offset:
             yield chunk
             offset = chunk.next_offset
-        elif has_ended or (was_there and not folder.exists()):
+        elif has_ended:
             return
+        elif was_there and not folder.exists():
+            raise FileNotFoundError(f"it was removed after {offset} bytes were read")
         else:
-            was_there = was_there or folder.exists()
             await asyncio.sleep(poll_seconds)
 
 

@@ -526,7 +526,10 @@ class Runner:
         if self._launches.pop(launch.key, None) is None:  # it was sent twice
             return
         self._unpacking.pop(launch.key, None)
-        for unit in launch.record.units():
+        units = list(launch.record.units())
+        ranks = launch.record.tries
+        await self._logs.finish([self._engine.rank_folder(*unit, rank) for unit in units for rank in ranks])
+        for unit in units:
             await self._remove(*unit)
         await asyncio.to_thread(self._store.remove, launch)
 

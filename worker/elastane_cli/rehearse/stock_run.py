@@ -10,7 +10,8 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from elastane_common.processes.child import ChildProcess, ExitStatus
 
 PORT_ATTEMPTS = 3
 PORT_TAKEN = "EADDRINUSE"
+_LINES_SHOWN = 20
+_LINES_OF_OTHERS = 5
 
 
 class StockRunError(ElastaneError):
@@ -86,11 +89,11 @@ def _run(
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
     port = unused_port()
-    lines: list[str] = []
+    lines = {f"rank{rank}": deque[str](maxlen=_LINES_SHOWN) for rank in range(processes)}
     ended: queue.SimpleQueue[tuple[str, ExitStatus]] = queue.SimpleQueue()
 
     def hear(name: str, stream: str, text: str) -> None:
-        lines.append(f"{name}: {text}")
+        lines[name].append(f"{name}: {text}")
         if on_line is not None and stream == "stdout":
             on_line(text)
 
@@ -137,7 +140,7 @@ def _run(
             if status == ExitStatus(-signal.SIGABRT) and report.exists():
                 continue  # torch's threads can abort the interpreter at exit, after the report was written
             if status.returncode != 0:
-                raise _failed(f"{name} {status}", lines)
+                raise _failed(f"{name} {status}", lines, name)
     finally:
         for process in ranks:
             process.kill_group()
@@ -145,6 +148,13 @@ def _run(
     return reports
 
 
-def _failed(what: str, lines: Sequence[str]) -> StockRunError:
-    said = "\n".join(lines[-20:])
-    return StockRunError(f"stock DDP: {what}\n{said}")
+def _failed(what: str, lines: Mapping[str, Collection[str]], failed: str = "") -> StockRunError:
+    """Return the error with the last lines of the failed rank, then a few of every other.
+
+    A rank whose peer has died fails as well and says much about it: in one list, its lines would be the last.
+    """
+    said = list(lines.get(failed, ()))
+    for name, of_rank in lines.items():
+        if name != failed:
+            said += list(of_rank)[-_LINES_OF_OTHERS:]
+    return StockRunError("\n".join([f"stock DDP: {what}", *said]))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,8 +13,8 @@ from elastane_common.processes.child import ExitStatus
 class Rank:
     """A rank that says some lines and ends as soon as both are started."""
 
-    begun: list["Rank"]
-    said = {"rank0": [f"frame {number}" for number in range(30)], "rank1": ["rank 1 has no data"]}
+    begun: ClassVar[list["Rank"]]
+    said: ClassVar = {"rank0": [f"frame {number}" for number in range(30)], "rank1": ["rank 1 has no data"]}
 
     def __init__(self, name: str, command: Any, on_line: Callable[..., None], **options: Any) -> None:
         self.name, self._on_line, self._on_exit = name, on_line, options["on_exit"]

@@ -31,6 +31,7 @@ import structlog
 
 import patience
 from elastane_master.app import Master
+from elastane_master.decisions import datasets as datasets_module
 from elastane_master.decisions import operators as operators_module
 from elastane_master.jobs import job_server as host_module
 from elastane_master.jobs.limits import Limits
@@ -134,7 +135,8 @@ class Load:
     async def leaser(self, job: str) -> None:
         """A worker that leases tasks, fails at some, and leaves with a Bye or without."""
         worker = self.name("w")
-        async with self.channel() as channel:
+        # A machine that stands still for seconds loses a worker: its master has ended the stream.
+        async with self.channel() as channel, _lost():
             call = ring_pb2_grpc.RingServiceStub(channel).Attend()
             hello = ring_pb2.Hello(job=job, worker_id=worker, role=ring_pb2.WORKER_ROLE_TASKS)
             await call.write(ring_pb2.AttendRequest(hello=hello))
@@ -294,6 +296,12 @@ async def sample(master: Master, load: Load, minute: int) -> Sample:
     )
 
 
+@contextlib.asynccontextmanager
+async def _lost() -> AsyncIterator[None]:
+    with contextlib.suppress(asyncio.InvalidStateError):
+        yield
+
+
 class _Settings(MasterSettings):
     """Nothing is kept for real seconds, of which virtual ones have many."""
 
@@ -304,6 +312,7 @@ class _Settings(MasterSettings):
 async def soak(folder: Path, minutes: int, seed: int = 1) -> list[Sample]:
     """The load of so many virtual minutes, and what was left after each."""
     host_module.RECENT_NOTES = operators_module.REQUESTS_MAX = RECENT_NOTES
+    datasets_module.REMEMBERED_MAX = WORKERS  # 10,000 workers of a data set would come in two days
     settings = _Settings(listen="127.0.0.1:0", state_dir=folder, stop_grace_seconds=0.5)
     master = Master(settings)
     samples = []

@@ -56,6 +56,7 @@ _VIEWS = Codec(
             "state": None,
             "target": "workers_target",
             "barred_seconds": None,
+            "look_steps": None,
             "met": None,
             "seconds_before": "seconds_before",
             "seconds_after": "seconds_after",

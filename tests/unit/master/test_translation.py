@@ -18,13 +18,14 @@ from elastane_master.jobs.records import StoredEvent, decode_event, encode
 from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.translate import duration, seconds, timestamp
-from elastane_master.servers.translate_job import job_settings, settings_message
+from elastane_master.servers.translate_job import decision_message, job_settings, settings_message
 from elastane_master.servers.translate_session import attend_event, attend_response, hello, rate_report
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.rendezvous import group_of, group_secret
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
+from elastane_scheduler.autoscaling.autoscaler import AutoscalerState, Decision
 from elastane_scheduler.autoscaling.stragglers import Report, Usual
 from elastane_shards.settings import QueueSettings
 
@@ -49,6 +50,16 @@ SETTINGS = st.builds(
     sentinel_steps=st.integers(0, 10**6),
     determinism=st.sampled_from(["d0", "d1", "d2"]),
 )
+
+
+def test_a_decision_has_all_that_its_message_tells() -> None:
+    decision = Decision(
+        AutoscalerState(), 5, "scale", "it pays", 90.5, 1_000, seconds_before=2.0, seconds_after=1.5
+    )
+    message = decision_message(decision)
+    assert (message.workers_target, message.action, message.reason) == (5, "scale", "it pays")
+    assert (message.predicted_finish.ToMilliseconds(), message.predicted_cost_micros) == (90_500, 1_000)
+    assert (message.seconds_before, message.seconds_after) == (2.0, 1.5)
 
 
 @given(SETTINGS)

@@ -7,13 +7,16 @@
     stash       plain            q a          what backward needs of each micro-batch in flight
                 checkpoint       q i + a      the stage's input of each; what one forward, run again, keeps
                 swap             2 a          one in work and one on its way; q a in the host's memory
-    working     q e + e + 2 i    outputs until the next stage takes them, their gradients ahead of time;
-                                 gradients of inputs on their way, and inputs ahead of time. And what units
+    working     q e + e + w i + i
+                                 outputs until the next stage takes them, their gradients ahead of time;
+                                 w inputs ahead of time, and the gradient of one on its way. And what units
                                  take while they run, beside the stash of those before them
 
-q, the micro-batches in flight, is counted in the order of blocks that is really run. A unit's stash has its
-input and not its output, which is its successor's input or sent away; a stage keeps its input at least. A
-shadow keeps weights, optimizer state and one sum of gradients.
+q, the micro-batches in flight, is counted in the order of blocks that is really run. With r replicas, w is
+1 + 2 / r, rounded up: as far as a stage before with as many replicas runs ahead in list ordering
+(`schedule.lags`), less the input in work. A unit's stash has its input and not its output, which is its
+successor's input or sent away; a stage keeps its input at least. A shadow keeps weights, optimizer state and
+one sum of gradients.
 """
 
 from __future__ import annotations
@@ -122,20 +125,21 @@ class MemoryNeeds:
         if replicas is None:
             replicas = -(-self._micro_batches // local) if local else self._micro_batches
         piece = min(_PIECE_BYTES, -(-parameters // replicas))
+        waiting = max(1, min(1 - -2 // replicas, local - 1))
         return Need(
             weights=parameters + (2 + local) * (self._buffers[end] - self._buffers[first]),
             optimizer=self._optimizer[end] - self._optimizer[first],
             gradients=max(local, 1) * parameters + (1 + 2 * elsewhere) * piece,
             stash=stash,
             host=host,
-            working=self._frames(first, end, flying) + self._workspace(first, end),
+            working=self._frames(first, end, flying, waiting) + self._workspace(first, end),
         )
 
-    def _frames(self, first: int, end: int, flying: int) -> int:
+    def _frames(self, first: int, end: int, flying: int, waiting: int) -> int:
         """Return the bytes of frames on their way to and from a replica of units [first, end)."""
         before = self._outputs[first - 1] if first else 0
         after = self._outputs[end - 1] if end < len(self._outputs) else 0
-        return (flying + 1) * after + 2 * before
+        return (flying + 1) * after + (waiting + 1) * before
 
     def _workspace(self, first: int, end: int) -> int:
         """Return `workspace_of` units [first, end). Remembered: a search asks again and again."""

@@ -1,53 +1,68 @@
-"""Counts the tensors that operations make, and how much memory they take at most at a time.
+"""How much memory of a device an operation takes at most, and what it leaves.
 
-Torch counts for GPUs alone. Here every operation of the thread is looked at as it is dispatched, those of
-autograd's backward on the CPU too. What a kernel takes for itself is not seen.
+A GPU's allocator counts by itself. On the CPU torch's profiler is told of everything that its allocator hands
+out and takes back, also of what kernels of oneDNN take for copies of their operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import os
+from types import TracebackType
+from typing import Final, Self
 
-from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+import torch
+from torch.autograd.profiler import profile, record_function
+
+_MEMORY: Final = "[memory]"
+_MARK: Final = "elastane.mark"
 
 
-class Allocations(TorchDispatchMode):
-    """A context in which storages are counted: those of what operations return, from then until nobody refers
-    to them. Memory that was there before is not counted."""
+class Allocations:
+    """A context in which the memory that this thread takes on a device is counted, beside what it had before.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
-        #: The most bytes at a time, so far.
+    The results are known after the context.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._profile: profile | None = None
+        self._before = 0
+        #: The most bytes at a time.
         self.bytes_most = 0
+        #: Bytes at the last call of `mark`.
+        self.bytes_marked = 0
 
-    @property
-    def bytes_now(self) -> int:
-        """Bytes of the storages that are still referred to."""
-        self._made = {key: one for key, one in self._made.items() if not one[0].expired()}
-        return sum(nbytes for _, nbytes in self._made.values())
+    def mark(self) -> None:
+        """Remember how much is taken now."""
+        if self._profile is None:
+            self.bytes_marked = torch.cuda.memory_allocated(self._device) - self._before
+        else:
+            with record_function(_MARK):
+                pass
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        now = self.bytes_now
-        for leaf in tree_leaves(result):
-            if not isinstance(leaf, Tensor):
-                continue
-            storage = leaf.untyped_storage()
-            key = _storage(leaf)
-            if key not in given and key not in self._made:
-                self._made[key] = StorageWeakRef(storage), storage.nbytes()
-                now += storage.nbytes()
-        self.bytes_most = max(self.bytes_most, now)
-        return result
+    def __enter__(self) -> Self:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before = torch.cuda.memory_allocated(self._device)
+        else:
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # otherwise it prints when it begins and ends
+            self._profile = profile(use_kineto=False, profile_memory=True)
+            self._profile.__enter__()
+        return self
 
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._profile is None:
+            self.bytes_most = torch.cuda.max_memory_allocated(self._device) - self._before
+            return
+        self._profile.__exit__(kind, error, trace)
+        results = self._profile.kineto_results
+        assert results is not None
+        now = 0
+        for event in sorted(results.events(), key=lambda event: event.start_ns()):
+            if event.name() == _MEMORY:
+                now += event.nbytes()  # type: ignore[attr-defined]
+                self.bytes_most = max(self.bytes_most, now)
+            elif event.name() == _MARK:
+                self.bytes_marked = now

@@ -244,17 +244,17 @@ class _UnitClock:
         ]
         try:
             entered = self._entered(given)
-            with Allocations() as made:
+            with Allocations(self._device) as made:
                 output = self._module(entered)
                 ends = output if self._loss is None else self._loss(output, 0)
-                left = made.bytes_now
+                made.mark()
                 wanted = [tensor for tensor in _tensors(ends) if tensor.requires_grad]
                 if wanted:
                     torch.autograd.backward(wanted, [torch.ones_like(tensor) for tensor in wanted])
         finally:
             for hook in hooks:
                 hook.remove()
-        return made.bytes_most - left
+        return made.bytes_most - made.bytes_marked
 
     def _entered(self, given: Any) -> Any:
         """Return an input as a unit gets it within a model: computed by something, so it may be changed."""

@@ -25,6 +25,7 @@ from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.runner import PipelineRunner
 from elastane.runtime.pipelines.scaling import JoinedScaler, scale_of
 from elastane.runtime.pipelines.trace import open_unit_trace
+from elastane.runtime.pipelines.watch import PipelineWatch
 from elastane.runtime.saving import CheckpointSaver
 from elastane.runtime.seeds import initial_contexts
 from elastane.runtime.signature import script_signature
@@ -90,6 +91,7 @@ def build_pipeline_trainer(
         state=state,
         scaler=JoinedScaler(objects.scalers, device),
         frozen=FrozenParameters(objects.model),
+        watch=PipelineWatch(objects, source.registry.objects, options.loss_fn),
         figures=WorkerFigures(),
         trace=trace,
     )

@@ -18,6 +18,7 @@ from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import JoinedScaler
 from elastane.runtime.pipelines.trace import UnitTrace
+from elastane.runtime.pipelines.watch import PipelineWatch
 from elastane.runtime.worker_session import WorkerSession
 from elastane.state.unit_state import Staged, UnitState
 from elastane_common.observe.figures import WorkerFigures
@@ -29,10 +30,6 @@ class Off:
     def begin_loop(self, *_: Any) -> None: ...
     def check_between_epochs(self, step: int) -> None: ...
     def take(self) -> None: ...
-    def replaced(self) -> None: ...
-    def look_closely(self) -> None: ...
-    def used(self, *_: Any) -> None: ...
-    def after_step(self) -> None: ...
 
     def whole(self, *, modes: bool = True) -> int | None:
         """There is no digest that all workers have alike."""
@@ -71,11 +68,11 @@ class PipelineParts:
     state: UnitState
     scaler: JoinedScaler
     frozen: FrozenParameters
+    watch: PipelineWatch
     figures: WorkerFigures
     trace: UnitTrace | None
     buffers: Off = field(default_factory=Off)
     fingerprints: Off = field(default_factory=Off)
-    watch: Off = field(default_factory=Off)
     repeats: Off = field(default_factory=Off)
     contexts: HostedContexts = field(default_factory=HostedContexts)
 

@@ -84,6 +84,8 @@ class PipelineRunner:
         self._mean, self._logged = None, {}
         yield batch
         batch.check_used()
+        if self.est_step is not None:
+            self.watch.end_step(self.est_step)
         applied = finish(self._body.end())
         state, self.est_step, self._batch = self._state, None, None
         if applied:

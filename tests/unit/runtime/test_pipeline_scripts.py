@@ -200,3 +200,20 @@ def test_a_mini_batch_is_divided_by_the_script() -> None:
     run(split=lambda batch: (batch["x"], batch["y"]))
     with pytest.raises(PipelineBodyError, match="is a dict, not"):
         run()
+
+
+def test_torchs_clipping_is_refused_and_other_models_keep_it() -> None:
+    """In a worker it would take the norm of the units that are there."""
+    found, pipe, optimizer, batches = prepared()
+    for _ in found.epochs(1):
+        for batch in batches:
+            pipe(batch)
+            pipe.clip_grad_norm_(0.1)
+            parameters = optimizer.param_groups[0]["params"]
+            with pytest.raises(PipelineBodyError, match=r"pipe\.clip_grad_norm_\(max_norm\)"):
+                nn.utils.clip_grad_norm_(iter(parameters), 0.1)
+            optimizer.step()
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+    assert nn.utils.get_total_norm([p.grad for p in other.parameters()]) <= 0.11

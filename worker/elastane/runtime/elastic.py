@@ -22,6 +22,7 @@ from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipeline_assembly import build_pipeline_trainer
 from elastane.runtime.pipeline_calls import PipelineCalls
+from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.parts import PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
@@ -229,6 +230,7 @@ class ElasticJob(Job):
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
         refuse_other_scalers(prepared.objects)
+        refuse_clips(prepared.objects.model)
         calls = PipelineCalls(built.trainer, built.runner)
         self._install(built.trainer, prepared.objects, source, calls, zeroing=False)
         return prepared.returned(built.pipe, ElasticLoader(loader, built.trainer, source.steps_per_epoch))

@@ -27,6 +27,7 @@ from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import StockPipe, StockPipelineLoader
@@ -227,6 +228,7 @@ class LocalJob(Job):
         model, own_loader = self._wrap_pipeline(prepared)
         mini_batches = self._control(prepared.objects, model, own_loader, chosen.train, zeroing=False)
         assert self._calls is not None
+        refuse_clips(prepared.objects.model)
         pipe = StockPipe(prepared, model, self._calls, self._log_loss)
         if self._seed is not None:
             seed_all(self._seed + self.rank)

@@ -12,6 +12,7 @@ from elastane.pipeline.stage_run import forget_casts, no_autocast
 from elastane.rng import Generators
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.pipelines.batch import PipelineBatch, steps
+from elastane.runtime.pipelines.clips import stock_clip_grad_norm
 from elastane.runtime.pipelines.pipe import EvalMode, Pipe, check_batch
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import scale_of
@@ -61,7 +62,7 @@ class StockPipe(Pipe):
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(
+        return stock_clip_grad_norm(
             self._module.parameters(), max_norm, norm_type, error_if_nonfinite, foreach
         )
 

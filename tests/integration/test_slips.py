@@ -26,9 +26,9 @@ SLIPS = {
 }
 
 PIPELINE_SLIPS = {
-    "counter in the loop": "pipeline_slips.py, line 52: turns is carried from turn to turn",
-    "counter in a unit": "model.1.calls (pipeline_slips.py, line 22) changes from turn to turn",
-    "counter in the loss": "loss_fn.calls (pipeline_slips.py, line 33) changes from mini-batch to mini-batch",
+    "counter in the loop": "pipeline_slips.py, line 55: turns is carried from turn to turn",
+    "counter in a unit": "model.1.calls (pipeline_slips.py, line 23) changes from turn to turn",
+    "counter in the loss": "loss_fn.calls (pipeline_slips.py, line 34) changes from mini-batch to mini-batch",
 }
 
 

@@ -1,5 +1,6 @@
 """A pipeline whose result depends on what the script keeps from step to step: one slip at a time."""
 
+import os
 import sys
 from typing import Any
 
@@ -46,6 +47,8 @@ if slip == "counter in the loss":
 pipe, optimizer, loader = job.prepare_pipeline(
     units, lambda parameters: torch.optim.SGD(parameters, lr=0.1), DataLoader(data, 4), loss_fn=loss_fn
 )
+
+
 turns = 0
 for _epoch in job.epochs(3):
     for batch in loader:
@@ -54,3 +57,5 @@ for _epoch in job.epochs(3):
             optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, turns / 10)
         pipe(batch)
         optimizer.step()
+    if slip == "decay" and "ELASTANE_TEST_DRIFTS" in os.environ:
+        optimizer.param_groups[0]["lr"] = 0.05

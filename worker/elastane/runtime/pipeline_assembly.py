@@ -20,6 +20,7 @@ from elastane.runtime.interval import Interval
 from elastane.runtime.pipelines.boundary import PipelineBoundaryActions
 from elastane.runtime.pipelines.elastic_pipe import ElasticPipe
 from elastane.runtime.pipelines.evaluation import Evaluation
+from elastane.runtime.pipelines.fingerprints import CommonFingerprints
 from elastane.runtime.pipelines.parts import PipelineParts, PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.runner import PipelineRunner
@@ -91,6 +92,7 @@ def build_pipeline_trainer(
         state=state,
         scaler=JoinedScaler(objects.scalers, device),
         frozen=FrozenParameters(objects.model),
+        fingerprints=CommonFingerprints(state, environment.fingerprint_steps),
         watch=PipelineWatch(objects, source.registry.objects, options.loss_fn),
         figures=WorkerFigures(),
         trace=trace,

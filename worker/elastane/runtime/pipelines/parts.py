@@ -1,7 +1,7 @@
 """The objects that a pipeline worker's steps use, with the face that the trainer knows of other jobs.
 
-What compares workers, or the turns of one worker, has no place in a pipeline: each holds other units, and the
-loop body runs once a step. Those parts are `Off`.
+What watches the turns of one worker, or the whole model, has no place in a pipeline: the loop body runs once
+a step, and each worker holds other units. Those parts are `Off`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from elastane.pipeline.executor import StepExecutor
 from elastane.rng import Generators, Parts
 from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.hosted_contexts import HostedContexts
+from elastane.runtime.pipelines.fingerprints import CommonFingerprints
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import JoinedScaler
 from elastane.runtime.pipelines.trace import UnitTrace
@@ -30,13 +31,6 @@ class Off:
     def begin_loop(self, *_: Any) -> None: ...
     def check_between_epochs(self, step: int) -> None: ...
     def take(self) -> None: ...
-
-    def whole(self, *, modes: bool = True) -> int | None:
-        """There is no digest that all workers have alike."""
-        return None
-
-    def details(self) -> list[tuple[str, int, str]]:
-        return []
 
 
 class PipelineState:
@@ -69,10 +63,10 @@ class PipelineParts:
     scaler: JoinedScaler
     frozen: FrozenParameters
     watch: PipelineWatch
+    fingerprints: CommonFingerprints
     figures: WorkerFigures
     trace: UnitTrace | None
     buffers: Off = field(default_factory=Off)
-    fingerprints: Off = field(default_factory=Off)
     repeats: Off = field(default_factory=Off)
     contexts: HostedContexts = field(default_factory=HostedContexts)
 
@@ -88,5 +82,6 @@ class PipelineParts:
     def close(self) -> None:
         """End threads, hooks and files."""
         self.executor.close()
+        self.fingerprints.close()
         if self.trace is not None:
             self.trace.close()

@@ -96,6 +96,9 @@ class PipelineRunner:
         parts = self._parts
         self._state = self._body.begin()
         self._turns = []
+        step = self._state.step
+        begins = step == self.resume_step or step % parts.source.steps_per_epoch == 0
+        parts.fingerprints.begin(step, whole=begins, alone=parts.worker_session.is_alone)
         ranks, batches = sorted(parts.contexts.now), parts.source.batches_in_step(self._state.step)
         self.est_step = EstStep(self._state, ranks[0], 0, ends=True, batches=batches, micro=batches - 1)
         # The body, between the loader and pipe(batch), runs with the first EST's states.

@@ -49,6 +49,7 @@ pipe, optimizer, loader = job.prepare_pipeline(
 )
 
 
+average = [p.detach().clone() for p in nn.Sequential(*[build() for build in units]).parameters()]
 turns = 0
 for _epoch in job.epochs(3):
     for batch in loader:
@@ -57,5 +58,10 @@ for _epoch in job.epochs(3):
             optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, turns / 10)
         pipe(batch)
         optimizer.step()
+        if slip == "average":
+            for mean, parameter in zip(average, optimizer.param_groups[0]["params"], strict=True):
+                mean.lerp_(parameter.detach(), 0.1)
+    if slip == "optimizer saved":
+        optimizer.state_dict()
     if slip == "decay" and "ELASTANE_TEST_DRIFTS" in os.environ:
         optimizer.param_groups[0]["lr"] = 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from elastane.pipeline.units import Units
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.pipelines.errors import PipelineBodyError, PipelineOptionError
+from elastane.runtime.pipelines.errors import EvaluationError, PipelineBodyError, PipelineOptionError
+from elastane.runtime.pipelines.partial_state import refuse_partial_state
 from elastane.runtime.stock import PlainJob
+from elastane.state.unit_optimizer import UnitOptimizer
 from elastane_common.errors import StepError
 from elastane_planner.profile import Profile, UnitProfile
 
@@ -217,3 +221,20 @@ def test_torchs_clipping_is_refused_and_other_models_keep_it() -> None:
     other(torch.ones(1, 2)).sum().backward()
     nn.utils.clip_grad_norm_(other.parameters(), 0.1)
     assert nn.utils.get_total_norm([p.grad for p in other.parameters()]) <= 0.11
+
+
+def test_weights_that_are_elsewhere_are_not_saved_as_nan() -> None:
+    """A copy of the module refuses it, too; units that are here can be saved."""
+    model = nn.Sequential(*(build() for build in UNITS))
+    units = Units.build(model, release=True)
+    divided = UnitOptimizer.build(units, sgd)
+    refuse_partial_state(units, divided.optimizer)
+    units.hold([0])
+    assert list(model[0].state_dict()) == ["weight", "bias"]
+    for whole in (model, copy.deepcopy(model), nn.ModuleDict({"layers": model})):
+        with pytest.raises(EvaluationError, match=r"unit 3 .*pipe\.state_dict\(\)"):
+            whole.state_dict()
+    with pytest.raises(EvaluationError, match="--checkpoint"):
+        divided.optimizer.state_dict()
+    units.hold(range(units.count))
+    assert len(model.state_dict()) == 4

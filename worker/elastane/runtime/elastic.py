@@ -24,6 +24,7 @@ from elastane.runtime.pipeline_assembly import build_pipeline_trainer
 from elastane.runtime.pipeline_calls import PipelineCalls
 from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.options import PipelineOptions
+from elastane.runtime.pipelines.partial_state import refuse_partial_state
 from elastane.runtime.pipelines.parts import PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.prepared_objects import (
@@ -231,6 +232,7 @@ class ElasticJob(Job):
             raise SystemExit(error.exit_code) from error
         refuse_other_scalers(prepared.objects)
         refuse_clips(prepared.objects.model)
+        refuse_partial_state(prepared.units, prepared.optimizer.optimizer)
         calls = PipelineCalls(built.trainer, built.runner)
         self._install(built.trainer, prepared.objects, source, calls, zeroing=False)
         return prepared.returned(built.pipe, ElasticLoader(loader, built.trainer, source.steps_per_epoch))

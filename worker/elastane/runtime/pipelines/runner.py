@@ -82,6 +82,7 @@ class PipelineRunner:
         self._begin()
         self._batch = batch = PipelineBatch(self._state.step)
         self._mean, self._logged = None, {}
+        self.watch.begin_step()
         yield batch
         batch.check_used()
         if self.est_step is not None:

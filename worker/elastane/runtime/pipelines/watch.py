@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from elastane.runtime.est_step import EstStep
+from elastane.runtime.est_step_watch import CLOSE_STEPS
 from elastane.runtime.loop_carried import AttributeWatch, check_loop
+from elastane.runtime.pipelines.partial_state import PartialCopyWatch
 from elastane.runtime.prepared_objects import PreparedObjects
 
 
@@ -24,16 +26,31 @@ class PipelineWatch:
     def __init__(self, prepared: PreparedObjects, registered: Iterable[object], loss_fn: Any) -> None:
         self._prepared, self._registered = prepared, tuple(registered)
         self._attributes = AttributeWatch(prepared, loss_fn)
+        self._copies = PartialCopyWatch(prepared, self._registered)
+        #: Steps in which copies of the weights are still looked for.
+        self._close = 0
 
     def begin_loop(self, frame: types.FrameType | None) -> None:
         """Check a loop over the loader when it begins. Raises CarriedValueError for values that its source
         shows to be carried into the result."""
         check_loop(frame, self._prepared, self._registered)
+        self._close = CLOSE_STEPS
+
+    def begin_step(self) -> None:
+        """Begin a step, or begin it again."""
+        if self._close:
+            self._copies.begin()
 
     def end_step(self, est_step: EstStep) -> None:
-        """Check a finished step. Raises CarriedValueError for an attribute of a unit that is held here, of
-        the loss or of the optimizer, that keeps changing and decides the result."""
+        """Check a finished step.
+
+        Raises CarriedValueError for an attribute of a unit that is held here, of the loss or of the
+        optimizer, that keeps changing and decides the result; CopyNotPreparedError for a copy of the weights.
+        """
         self._attributes.end_est_step(est_step)
+        if self._close:
+            self._close -= 1
+            self._copies.end_est_step(est_step)
 
     def replaced(self) -> None:
         """Weights were replaced: nothing that is watched here."""

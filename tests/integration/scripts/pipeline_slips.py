@@ -35,13 +35,45 @@ class Smoothed:
         return functional.cross_entropy(output, target, label_smoothing=self.calls / 1000)
 
 
+class Counting(TensorDataset):
+    """Samples that depend on how many were read before."""
+
+    read = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        self.read += 1
+        x, y = super().__getitem__(index)
+        return x * self.read, y
+
+
+def hooked() -> nn.Module:
+    """A unit whose output depends on how many mini-batches it has seen."""
+    module, seen = nn.Linear(4, 4), [0]
+
+    def scaled(_module: nn.Module, _given: Any, output: Tensor) -> Tensor:
+        seen[0] += 1
+        return output * seen[0]
+
+    module.register_forward_hook(scaled)
+    return module
+
+
 torch.manual_seed(1)
 data = TensorDataset(torch.randn(48, 4), torch.randint(0, 2, (48,)))
+if slip == "counter in the dataset":
+    data = Counting(*data.tensors)
 job = elastane.init(seed=1)
 units: list[Any] = [lambda: nn.Linear(4, 4), nn.Tanh, lambda: nn.Linear(4, 2)]
 loss_fn: Any = functional.cross_entropy
 if slip == "counter in a unit":
     units[1] = Annealed
+if slip == "counter in a hook":
+    units[0] = hooked
+calls: list[int] = []
+if slip == "counter in a closure":
+    loss_fn = lambda output, target: (  # noqa: E731
+        calls.append(0) or functional.cross_entropy(output, target) * len(calls)
+    )
 if slip == "counter in the loss":
     loss_fn = Smoothed()
 pipe, optimizer, loader = job.prepare_pipeline(

@@ -27,6 +27,7 @@ from elastane.runtime.pipelines.runner import PipelineRunner
 from elastane.runtime.pipelines.scaling import JoinedScaler, scale_of
 from elastane.runtime.pipelines.trace import open_unit_trace
 from elastane.runtime.pipelines.watch import PipelineWatch
+from elastane.runtime.repeat_check import RepeatTimes
 from elastane.runtime.saving import CheckpointSaver
 from elastane.runtime.seeds import initial_contexts
 from elastane.runtime.signature import script_signature
@@ -92,6 +93,7 @@ def build_pipeline_trainer(
         state=state,
         scaler=JoinedScaler(objects.scalers, device),
         frozen=FrozenParameters(objects.model),
+        repeats=RepeatTimes(enabled=environment.repeat_check),
         fingerprints=CommonFingerprints(state, environment.fingerprint_steps),
         watch=PipelineWatch(objects, source.registry.objects, options.loss_fn),
         figures=WorkerFigures(),

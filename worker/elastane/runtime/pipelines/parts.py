@@ -20,6 +20,7 @@ from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import JoinedScaler
 from elastane.runtime.pipelines.trace import UnitTrace
 from elastane.runtime.pipelines.watch import PipelineWatch
+from elastane.runtime.repeat_check import RepeatTimes
 from elastane.runtime.worker_session import WorkerSession
 from elastane.state.unit_state import Staged, UnitState
 from elastane_common.observe.figures import WorkerFigures
@@ -64,10 +65,10 @@ class PipelineParts:
     frozen: FrozenParameters
     watch: PipelineWatch
     fingerprints: CommonFingerprints
+    repeats: RepeatTimes
     figures: WorkerFigures
     trace: UnitTrace | None
     buffers: Off = field(default_factory=Off)
-    repeats: Off = field(default_factory=Off)
     contexts: HostedContexts = field(default_factory=HostedContexts)
 
     def states(self) -> Parts:

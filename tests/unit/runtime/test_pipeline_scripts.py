@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from elastane.pipeline.units import Units
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.pipelines.errors import EvaluationError, PipelineBodyError, PipelineOptionError
 from elastane.runtime.pipelines.partial_state import refuse_partial_state
 from elastane.runtime.stock import PlainJob
 from elastane.state.unit_optimizer import UnitOptimizer
-from elastane_common.errors import StepError
+from elastane_common.errors import StepError, UnsupportedError
 from elastane_planner.profile import Profile, UnitProfile
 
 UNITS = [lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Dropout(0.5), lambda: nn.Linear(4, 2)]
@@ -238,3 +239,13 @@ def test_weights_that_are_elsewhere_are_not_saved_as_nan() -> None:
         divided.optimizer.state_dict()
     units.hold(range(units.count))
     assert len(model.state_dict()) == 4
+
+
+def test_who_unfreezes_a_units_parameter_is_told_what_a_pipeline_can_do() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    frozen = FrozenParameters(model, pipeline=True)
+    frozen.check()
+    model.bias.requires_grad_(True)
+    with pytest.raises(UnsupportedError, match=r"bias .*lr=0") as refused:
+        frozen.check()
+    assert "find_unused_parameters" not in str(refused.value)

@@ -92,7 +92,7 @@ def build_pipeline_trainer(
         ),
         state=state,
         scaler=JoinedScaler(objects.scalers, device),
-        frozen=FrozenParameters(objects.model),
+        frozen=FrozenParameters(objects.model, pipeline=True),
         repeats=RepeatTimes(enabled=environment.repeat_check),
         fingerprints=CommonFingerprints(state, environment.fingerprint_steps),
         watch=PipelineWatch(objects, source.registry.objects, options.loss_fn),

@@ -85,8 +85,9 @@ def test_units_give_what_the_undivided_model_gives() -> None:
 
 
 def test_evaluation_is_in_eval_mode_and_leaves_generators_alone() -> None:
-    _, pipe, _, _ = prepared()
+    found_job, pipe, _, _ = prepared()
     data = loader(8)
+    next(epochs := found_job.epochs(1))
 
     def looked(output: torch.Tensor, batch: Any) -> tuple[bool, float, int]:
         return output.requires_grad, torch.rand(()).item(), len(batch)
@@ -101,6 +102,7 @@ def test_evaluation_is_in_eval_mode_and_leaves_generators_alone() -> None:
         pass
     assert torch.equal(torch.get_rng_state(), after), "iterating draws, as in stock"
     assert pipe._module.training
+    epochs.close()
 
 
 @pytest.mark.parametrize("name", ["find_unused_parameters", "static_graph", "gradient_as_bucket_view"])
@@ -249,3 +251,25 @@ def test_who_unfreezes_a_units_parameter_is_told_what_a_pipeline_can_do() -> Non
     with pytest.raises(UnsupportedError, match=r"bias .*lr=0") as refused:
         frozen.check()
     assert "find_unused_parameters" not in str(refused.value)
+
+
+def test_what_a_ring_cannot_answer_is_refused_in_one_process_too() -> None:
+    """Else a script that was tried alone would lose its training at its last line."""
+    found, pipe, optimizer, batches = prepared()
+
+    def evaluate() -> list[Any]:
+        return list(pipe.evaluate(loader(4), lambda output, batch: 1))
+
+    with pytest.raises(EvaluationError, match=r"before job\.epochs"):
+        evaluate()
+    for _ in found.epochs(1):
+        evaluate()
+        for batch in batches:
+            pipe(batch)
+            with pytest.raises(EvaluationError, match="in the loader loop, in step"):
+                pipe.state_dict()
+            optimizer.step()
+        assert evaluate() == [1, 1] and len(pipe.state_dict()) == 4
+    with pytest.raises(EvaluationError, match="after the last epoch"):
+        evaluate()
+    assert len(pipe.state_dict()) == 4, "the leader has them still"

@@ -25,6 +25,7 @@ from elastane.runtime.pipelines.parts import PipelineParts, PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.runner import PipelineRunner
 from elastane.runtime.pipelines.scaling import JoinedScaler, scale_of
+from elastane.runtime.pipelines.stock_pipe import ENDED
 from elastane.runtime.pipelines.trace import open_unit_trace
 from elastane.runtime.pipelines.watch import PipelineWatch
 from elastane.runtime.repeat_check import RepeatTimes
@@ -110,7 +111,7 @@ def build_pipeline_trainer(
         if not worker_session.started:
             return "before job.epochs"
         if worker_session.exits.finished:
-            return "after the last epoch"
+            return ENDED
         if runner.est_step is not None:
             return f"in the loader loop, in step {runner.est_step.step}"
         return "in a loop over job.each_rank()" if interval.est_step is not None else ""

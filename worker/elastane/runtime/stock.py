@@ -30,7 +30,7 @@ from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.prepared import PreparedPipeline
-from elastane.runtime.pipelines.stock_pipe import StockPipe, StockPipelineLoader
+from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
 from elastane.runtime.report import write_pipeline_report, write_stock_report
 from elastane.runtime.step_trace import StepTrace, open_trace
@@ -82,6 +82,8 @@ class LocalJob(Job):
         self._steps_per_epoch = 0
         self._steps_max = environment.steps_max
         self.step = 0
+        #: Why a pipeline may not be evaluated now, as in a ring; empty: it may.
+        self._refusal = "before job.epochs"
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]
@@ -107,7 +109,9 @@ class LocalJob(Job):
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
                 trace.mini_batch_began(self.step, self.rank, micro, batch, parts)
+            self._refusal = f"in the loader loop, in step {self.step}"
             yield batch
+            self._refusal = ""
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
                 trace.mini_batch_ended(self.step, self.rank, micro, parts, self._pending)
@@ -155,6 +159,7 @@ class LocalJob(Job):
                 if self._progress is not None:
                     self._progress.begin(epoch, self.step)
                 self._begin_epoch(epoch)
+                self._refusal = ""
                 yield epoch
         except GeneratorExit:
             when_left(lambda place: self._end())
@@ -169,6 +174,7 @@ class LocalJob(Job):
 
     def _end(self) -> None:
         """End training: all epochs are done, or the script left its loop over them."""
+        self._refusal = ENDED
         if self._writers is not None:
             self._writers.finish(self.step)
         self._close_writers()
@@ -229,7 +235,9 @@ class LocalJob(Job):
         mini_batches = self._control(prepared.objects, model, own_loader, chosen.train, zeroing=False)
         assert self._calls is not None
         refuse_clips(prepared.objects.model)
-        pipe = StockPipe(prepared, model, self._calls, self._log_loss)
+        pipe = StockPipe(
+            prepared, model, self._calls, self._log_loss, lambda: self._refusal, leads=self.is_leader
+        )
         if self._seed is not None:
             seed_all(self._seed + self.rank)
         return prepared.returned(

@@ -171,6 +171,13 @@ def test_a_script_is_prepared_once() -> None:
     found = prepared()[0]
     with pytest.raises(StepError, match="has been prepared already"):
         found.prepare_pipeline(UNITS, sgd, loader(), loss_fn=nn.functional.cross_entropy)
+    model = nn.Linear(3, 2)
+    with pytest.raises(StepError, match="a second phase of training is a job of its own"):
+        found.prepare(model, sgd(model.parameters()), loader())
+    found = job()
+    found.prepare(model, sgd(model.parameters()), loader())
+    with pytest.raises(StepError, match="has been prepared already"):
+        found.prepare(model, sgd(model.parameters()), loader())
 
 
 def test_bodies_that_do_not_fit() -> None:

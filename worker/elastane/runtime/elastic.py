@@ -17,7 +17,7 @@ from elastane.runtime.asked import how_asked
 from elastane.runtime.assembly import build_trainer
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_values import EpochValues
-from elastane.runtime.job import Job, checked_max_steps
+from elastane.runtime.job import Job, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipeline_assembly import build_pipeline_trainer
@@ -239,10 +239,7 @@ class ElasticJob(Job):
 
     def _check_unprepared(self, name: str) -> None:
         if self._trainer is not None:
-            raise StepError(
-                f"{name} was called in a script that has been prepared already",
-                hint="call prepare or prepare_pipeline once, and pass everything to that call",
-            )
+            raise prepared_already(name)
         if self._task_session is not None:
             raise StepError(
                 f"job.{name} was called after job.tasks", hint="a job either trains or leases tasks, not both"

@@ -24,7 +24,7 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
-from elastane.runtime.job import Job, checked_max_steps
+from elastane.runtime.job import Job, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipelines.clips import refuse_clips
@@ -227,8 +227,7 @@ class LocalJob(Job):
         profile: Any = None,
         **options: Any,
     ) -> Any:
-        if self._calls is not None:
-            raise StepError("the script has been prepared already", hint="call one of the two, once")
+        self._check_unprepared("prepare_pipeline")
         chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
         prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=False)
         model, own_loader = self._wrap_pipeline(prepared)
@@ -243,6 +242,11 @@ class LocalJob(Job):
         return prepared.returned(
             pipe, StockPipelineLoader(mini_batches, self._steps_per_epoch, lambda: self.step)
         )
+
+    def _check_unprepared(self, name: str) -> None:
+        """Raise StepError if the script has been prepared, as in a ring."""
+        if self._calls is not None:
+            raise prepared_already(name)
 
     def _log_loss(self, name: str, value: torch.Tensor) -> None:
         self._pending.setdefault(name, value)
@@ -260,6 +264,7 @@ class PlainJob(LocalJob):
         self.num_ests, self.rank, self.is_leader = 1, 0, True
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
+        self._check_unprepared("prepare")
         prepared = PreparedObjects(objects)
         chosen = TrainOptions.of(options)
         loader = self._control(prepared, prepared.model, prepared.loader, chosen)
@@ -294,6 +299,7 @@ class DdpJob(LocalJob):
         self._units: UnitState | None = None
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
+        self._check_unprepared("prepare")
         prepared = self._prepared = PreparedObjects(objects)
         chosen = TrainOptions.of(options)
         self._trace = open_trace(f"ddp-{self.rank}", prepared, self._registry)

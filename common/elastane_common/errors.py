@@ -118,6 +118,12 @@ class StepError(ElastaneError):
     exit_code = EXIT_REFUSED
 
 
+class RepeatDiffersError(StepError):
+    """What was run twice from the same state gave different gradients, outputs or mini-batches."""
+
+    code = "ELA344"
+
+
 class LoaderUseError(StepError):
     """The prepared loader is read ahead, or a second iterator is requested."""
 

@@ -14,6 +14,7 @@ from integration.forked_cli import ForkedCommands
 from slow import slow_except
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "slips.py")
+PIPELINE_SCRIPT = str(Path(__file__).parent / "scripts" / "pipeline_slips.py")
 
 SLIPS = {
     "no epochs": "the loader was used before job.epochs",
@@ -24,6 +25,17 @@ SLIPS = {
     "new buffer": "buffer 1.running_mean was replaced by another tensor",
 }
 
+PIPELINE_SLIPS = {
+    "counter in the loop": "pipeline_slips.py, line 88: turns is carried from turn to turn",
+    "counter in a unit": "model.1.calls (pipeline_slips.py, line 23) changes from turn to turn",
+    "counter in the loss": "loss_fn.calls (pipeline_slips.py, line 34) changes from mini-batch to mini-batch",
+    "counter in a hook": "unit 0 was run twice from the same state, and its results differ",
+    "counter in a closure": "loss_fn was run twice from the same state, and its results differ",
+    "counter in the dataset": "was loaded twice from the same state and differs",
+    "average": "average holds a copy of the weights, and was changed in step 0: a worker of a pipeline",
+    "optimizer saved": "optimizer.state_dict() was called in a pipeline",
+}
+
 
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_is_named(tmp_path: Path, slip: str) -> None:
@@ -32,6 +44,16 @@ def test_a_slip_is_named(tmp_path: Path, slip: str) -> None:
         worker = cluster.workers[cluster.add_worker()]
         assert worker.wait(60) == ExitStatus(EXIT_REFUSED), cluster.last_lines()
         assert SLIPS[slip] in cluster.last_lines()
+
+
+@pytest.mark.parametrize("slip", slow_except([*PIPELINE_SLIPS], "counter in the loss", "counter in a hook"))
+def test_what_a_pipelines_script_keeps_from_step_to_step_is_named(tmp_path: Path, slip: str) -> None:
+    """Such a script trains other weights than stock DDP, without a word, as soon as workers join."""
+    settings = job_pb2.JobSettings(ests=2, workers_min=1, workers_max=1)
+    with local_cluster(tmp_path, settings, [PIPELINE_SCRIPT, slip]) as cluster:
+        worker = cluster.workers[cluster.add_worker()]
+        assert worker.wait(60) == ExitStatus(EXIT_REFUSED), cluster.last_lines()
+        assert PIPELINE_SLIPS[slip] in cluster.last_lines()
 
 
 def test_a_script_that_trains_by_itself_has_failed(forked_commands: ForkedCommands, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from elastane_common.processes.child import ExitStatus
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "drifting.py")
+PIPELINE_SCRIPT = str(Path(__file__).parent / "scripts" / "pipeline_slips.py")
 EVERY = 4
 
 FOUND = {
@@ -39,6 +40,18 @@ def test_a_worker_that_drifts_away_stops_the_job(tmp_path: Path, drift: str, eve
         for worker in workers:
             assert cluster.workers[worker].wait(30) == ExitStatus(EXIT_REFUSED)
             assert "ELA340" in (tmp_path / f"{worker}.log").read_text()
+
+
+def test_stages_are_not_trained_with_different_hyperparameters(tmp_path: Path) -> None:
+    """Each worker's units would go on with its own: no weights are there twice that could be compared."""
+    settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2, pipeline_stages_min=2)
+    with local_cluster(tmp_path, settings, [PIPELINE_SCRIPT, "decay"]) as cluster:
+        cluster.add_worker()
+        cluster.add_worker(environment={"ELASTANE_TEST_DRIFTS": "1"})
+        job = cluster.wait_for_end()
+    assert job.phase == job_pb2.JOB_PHASE_FAILED
+    found = r"w0 and w1 hold different state at the start of step 6: optimizer, param_groups\[0\], lr \("
+    assert re.match(found, job.reason), job.reason
 
 
 def test_variables_that_all_workers_have_lost_stop_a_job_that_goes_on_from_a_checkpoint(

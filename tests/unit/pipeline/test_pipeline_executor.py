@@ -16,7 +16,7 @@ from elastane.pipeline.local_links import LocalHub, run_together
 from elastane.pipeline.refusals import UnitReachError
 from elastane.pipeline.ring_plan import RingPlanError, plan_of
 from elastane.rng import Generators
-from elastane_common.errors import StepError, UnsupportedError
+from elastane_common.errors import RepeatDiffersError, StepError, UnsupportedError
 from elastane_planner.plan import Plan, Stage
 from elastane_proto.v1 import pipeline_pb2
 
@@ -68,9 +68,9 @@ class _Job:
         steps = zip(links, map(call, self.executors, range(len(links))), strict=True)
         return run_together(list(steps), random.Random(0).choice)
 
-    def forward_backward(self, batch=lambda est: (torch.randn(3, 4), None)):
+    def forward_backward(self, batch=lambda est: (torch.randn(3, 4), None), twice=False):
         for executor in self.executors:
-            executor.begin_step(self.step)
+            executor.begin_step(self.step, twice=twice)
         batches = []
         for start, end in self.ranges:
             torch.manual_seed(start)
@@ -125,6 +125,61 @@ def test_the_process_s_generators_are_as_before():
     ends = job.together(lambda executor, me: executor.wave(0, batches[me], last=True))
     assert GENERATORS.capture() == before
     assert all(end.parts != before for one in ends for end in one.values())
+
+
+class _Noisy(nn.Module):
+    """What a first run could spoil: generators, buffers, the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(x * 1.0 + torch.randn(4))).mul_(2)
+
+
+@pytest.mark.parametrize("memory", ["plain", "checkpoint", "swap"])
+def test_of_a_forward_that_is_run_twice_nothing_is_left(memory):
+    found = []
+    for twice in (False, True):
+        job = _Job(lambda: [nn.Linear(4, 4), _Noisy()], _two(memory), 2, 3)
+        for _ in range(2):
+            ends = job.forward_backward(twice=twice)
+            gradients = [
+                p.grad.clone() for units in job.units for p in units.parameters if p.grad is not None
+            ]
+            job.end()
+        buffers = [buffer for units in job.units for m in units.modules for buffer in m.buffers()]
+        states = [dict(end[est].parts) for end in ends for est in sorted(end)]
+        found.append((gradients, buffers, job.executors[0].losses, states))
+    one, two = found
+    assert one[3] == two[3]
+    for part in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(one[part], two[part], strict=True))
+
+
+@pytest.mark.parametrize("memory", ["plain", "checkpoint"])
+def test_what_a_unit_or_the_loss_keeps_shows_when_its_forward_is_run_twice(memory):
+    seen = []
+
+    def counting(out, target):
+        seen.append(0)
+        return out.sum() * len(seen)
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            seen.append(0)
+            return super().forward(x) * len(seen)
+
+    job = _Job(_linears, _two(memory), 2, 2, counting)
+    job.forward_backward()
+    job.end()
+    with pytest.raises(RepeatDiffersError, match="loss_fn was run twice"):
+        job.forward_backward(twice=True)
+    job = _Job(lambda: [nn.Linear(4, 4), Counting(4, 2)], _two(memory), 2, 2)
+    with pytest.raises(RepeatDiffersError, match="unit 1 was run twice"):
+        job.forward_backward(twice=True)
 
 
 class _Raises(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from elastane.pipeline.units import Units
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.pipelines.errors import PipelineBodyError, PipelineOptionError
+from elastane.runtime.frozen import FrozenParameters
+from elastane.runtime.pipelines.errors import EvaluationError, PipelineBodyError, PipelineOptionError
+from elastane.runtime.pipelines.partial_state import refuse_partial_state
 from elastane.runtime.stock import PlainJob
-from elastane_common.errors import StepError
+from elastane.state.unit_optimizer import UnitOptimizer
+from elastane_common.errors import StepError, UnsupportedError
 from elastane_planner.profile import Profile, UnitProfile
 
 UNITS = [lambda: nn.Linear(3, 4), nn.Tanh, lambda: nn.Dropout(0.5), lambda: nn.Linear(4, 2)]
@@ -80,8 +85,9 @@ def test_units_give_what_the_undivided_model_gives() -> None:
 
 
 def test_evaluation_is_in_eval_mode_and_leaves_generators_alone() -> None:
-    _, pipe, _, _ = prepared()
+    found_job, pipe, _, _ = prepared()
     data = loader(8)
+    next(epochs := found_job.epochs(1))
 
     def looked(output: torch.Tensor, batch: Any) -> tuple[bool, float, int]:
         return output.requires_grad, torch.rand(()).item(), len(batch)
@@ -96,6 +102,7 @@ def test_evaluation_is_in_eval_mode_and_leaves_generators_alone() -> None:
         pass
     assert torch.equal(torch.get_rng_state(), after), "iterating draws, as in stock"
     assert pipe._module.training
+    epochs.close()
 
 
 @pytest.mark.parametrize("name", ["find_unused_parameters", "static_graph", "gradient_as_bucket_view"])
@@ -164,6 +171,13 @@ def test_a_script_is_prepared_once() -> None:
     found = prepared()[0]
     with pytest.raises(StepError, match="has been prepared already"):
         found.prepare_pipeline(UNITS, sgd, loader(), loss_fn=nn.functional.cross_entropy)
+    model = nn.Linear(3, 2)
+    with pytest.raises(StepError, match="a second phase of training is a job of its own"):
+        found.prepare(model, sgd(model.parameters()), loader())
+    found = job()
+    found.prepare(model, sgd(model.parameters()), loader())
+    with pytest.raises(StepError, match="has been prepared already"):
+        found.prepare(model, sgd(model.parameters()), loader())
 
 
 def test_bodies_that_do_not_fit() -> None:
@@ -200,3 +214,69 @@ def test_a_mini_batch_is_divided_by_the_script() -> None:
     run(split=lambda batch: (batch["x"], batch["y"]))
     with pytest.raises(PipelineBodyError, match="is a dict, not"):
         run()
+
+
+def test_torchs_clipping_is_refused_and_other_models_keep_it() -> None:
+    """In a worker it would take the norm of the units that are there."""
+    found, pipe, optimizer, batches = prepared()
+    for _ in found.epochs(1):
+        for batch in batches:
+            pipe(batch)
+            pipe.clip_grad_norm_(0.1)
+            parameters = optimizer.param_groups[0]["params"]
+            with pytest.raises(PipelineBodyError, match=r"pipe\.clip_grad_norm_\(max_norm\)"):
+                nn.utils.clip_grad_norm_(iter(parameters), 0.1)
+            optimizer.step()
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+    assert nn.utils.get_total_norm([p.grad for p in other.parameters()]) <= 0.11
+
+
+def test_weights_that_are_elsewhere_are_not_saved_as_nan() -> None:
+    """A copy of the module refuses it, too; units that are here can be saved."""
+    model = nn.Sequential(*(build() for build in UNITS))
+    units = Units.build(model, release=True)
+    divided = UnitOptimizer.build(units, sgd)
+    refuse_partial_state(units, divided.optimizer)
+    units.hold([0])
+    assert list(model[0].state_dict()) == ["weight", "bias"]
+    for whole in (model, copy.deepcopy(model), nn.ModuleDict({"layers": model})):
+        with pytest.raises(EvaluationError, match=r"unit 3 .*pipe\.state_dict\(\)"):
+            whole.state_dict()
+    with pytest.raises(EvaluationError, match="--checkpoint"):
+        divided.optimizer.state_dict()
+    units.hold(range(units.count))
+    assert len(model.state_dict()) == 4
+
+
+def test_who_unfreezes_a_units_parameter_is_told_what_a_pipeline_can_do() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    frozen = FrozenParameters(model, pipeline=True)
+    frozen.check()
+    model.bias.requires_grad_(True)
+    with pytest.raises(UnsupportedError, match=r"bias .*lr=0") as refused:
+        frozen.check()
+    assert "find_unused_parameters" not in str(refused.value)
+
+
+def test_what_a_ring_cannot_answer_is_refused_in_one_process_too() -> None:
+    """Else a script that was tried alone would lose its training at its last line."""
+    found, pipe, optimizer, batches = prepared()
+
+    def evaluate() -> list[Any]:
+        return list(pipe.evaluate(loader(4), lambda output, batch: 1))
+
+    with pytest.raises(EvaluationError, match=r"before job\.epochs"):
+        evaluate()
+    for _ in found.epochs(1):
+        evaluate()
+        for batch in batches:
+            pipe(batch)
+            with pytest.raises(EvaluationError, match="in the loader loop, in step"):
+                pipe.state_dict()
+            optimizer.step()
+        assert evaluate() == [1, 1] and len(pipe.state_dict()) == 4
+    with pytest.raises(EvaluationError, match="after the last epoch"):
+        evaluate()
+    assert len(pipe.state_dict()) == 4, "the leader has them still"

@@ -66,6 +66,27 @@ def test_equal_runs_have_equal_traces(stock: RunTrace, tmp_path: Path) -> None:
     }
 
 
+def test_a_generator_that_nothing_draws_from_explains_no_difference(tmp_path: Path) -> None:
+    """Unseeded, it has another state in each process."""
+
+    def run(states: list[str], value: str) -> RunTrace:
+        found = RunTrace()
+        for step, state in enumerate(states):
+            place = {"step": step, "rank": 0, "micro": 0}
+            held = {"rng/numpy": state, "rng/torch": f"drawn {step}"}
+            turn = {"kind": "turn", **place, "batch": "", "states": held}
+            end = {"kind": "end", **place, "values": {"loss": value}, "gradients": [], "states": held}
+            add_records(found, "ddp-0", [turn, end])
+        return found
+
+    stock = run(["a", "a"], "1")
+    difference = first_difference(stock, run(["b", "b"], "2"))
+    assert difference is not None and (difference.what, difference.name) == ("value", "loss")
+    assert first_difference(stock, run(["b", "b"], "1")) is None
+    difference = first_difference(stock, run(["b", "c"], "2"))
+    assert difference is not None and (difference.what, difference.name) == ("state", "rng/numpy")
+
+
 def divided(folder: Path, twist: Twist | None = None) -> RunTrace:
     """The same as a pipeline of two workers traces it: the second has the last layer alone."""
     elastic(folder, twist)

@@ -236,8 +236,11 @@ class StepExecutor:
         step began."""
         return [] if self._own is None else self._own.seconds
 
-    def begin_step(self, step: int) -> None:
-        """Begin a step; also again, after `drop`."""
+    def begin_step(self, step: int, *, twice: bool = False) -> None:
+        """Begin a step; also again, after `drop`.
+
+        twice: this member's first forward is run twice, and compared; `run_wave` raises RepeatDiffersError.
+        """
         self._ring().step, self._in_step = step, True
         self.began_at = time()
         if self._stale:
@@ -247,7 +250,7 @@ class StepExecutor:
         for held in self._held:
             held.begin_step()
         if self._own is not None:
-            self._own.begin_step()
+            self._own.begin_step(twice=twice)
 
     def run_wave(self, micro: int, batches: Mapping[int, MicroBatch], *, last: bool) -> Mapping[int, WaveEnd]:
         """Run one micro-batch of every EST through all stages; batches, result: by home EST of this member.

@@ -62,12 +62,14 @@ class StageBlocks:
         #: Losses by EST of each wave, on the last stage.
         self.losses: list[dict[int, Tensor]] = []
         self._began = 0.0
+        self._twice = False
         #: When the blocks of the last wave began and ended, in the schedule's order: seconds since the step
         #: began. On a GPU a block that sends nothing ends when its kernels are queued.
         self.seconds: list[tuple[float, float]] = []
 
-    def begin_step(self) -> None:
-        """Begin a step: no EST has gradients yet."""
+    def begin_step(self, *, twice: bool = False) -> None:
+        """Begin a step: no EST has gradients yet. twice: the first forward is run twice, and compared."""
+        self._twice = twice
         self._began = perf_counter()
         self._flying.clear()
         self.losses = []
@@ -102,7 +104,9 @@ class StageBlocks:
         with self._as_est(est, micro, "forward"):
             self._generators.exchange(parts)
             measured = micro == 0 and est in self._measured
-            output, stash = run.forward(est, frame, loss, parts, measured=measured)
+            output, stash = run.forward(
+                est, frame, loss, parts, measured=measured, twice=measured and self._twice
+            )
             after = self._generators.capture()
             if loss is None:
                 key = FrameKey(Kind.FORWARD, stage + 1, est, micro)

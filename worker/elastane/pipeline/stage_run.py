@@ -26,7 +26,8 @@ from elastane.pipeline.frames import Frame, copied, leaves, rebuilt
 from elastane.pipeline.host_memory import HostMemory
 from elastane.pipeline.unit_clock import UnitClock
 from elastane.rng import Generators, Parts
-from elastane_common.errors import StepError
+from elastane.state.value_digests import digest_any
+from elastane_common.errors import RepeatDiffersError, StepError
 from elastane_planner.plan import Memory
 
 #: The loss of the last stage, from the output of its last unit: (loss that is told, loss of backward).
@@ -105,9 +106,15 @@ class StageRun:
         return self._buffers.addresses
 
     def forward(
-        self, est: int, frame: Frame, loss: Loss | None, before: Parts, *, measured: bool
+        self, est: int, frame: Frame, loss: Loss | None, before: Parts, *, measured: bool, twice: bool = False
     ) -> tuple[StageOutput, Stash]:
-        """Run the units, and the loss on the last stage. frame: the input; its tensors become the graph's."""
+        """Run the units, and the loss on the last stage. frame: the input; its tensors become the graph's.
+
+        twice: run them first without any effect, and compare. Raises RepeatDiffersError if a unit or the loss
+        depends on what is kept outside of its input, weights, buffers and generators.
+        """
+        first = self._first(est, frame, loss, before) if twice and self._memory != "swap" else None
+        seen: list[str] | None = None if first is None else []
         again = None
         tensors = frame.tensors
         if self._memory == "checkpoint":
@@ -117,8 +124,10 @@ class StageRun:
         versions = [tensor._version for tensor in tensors]
         with self._buffers.running(est), self._keeping():
             given, gradients = enter(tensors, frame.wants_gradient)
-            value = self._units(rebuilt(frame.tree, given), measured and again is None)
+            value = self._units(rebuilt(frame.tree, given), measured and again is None, seen)
             told, root = loss(value) if loss is not None else (None, None)
+        if first is not None and seen is not None:
+            self._compare(first, [*seen, digest_any(told)])
         refusals.check_written(tensors, frame.shared, versions, self.name)
         if not self._checked:
             refusals.check_graph(
@@ -130,6 +139,27 @@ class StageRun:
             again.after = self._generators.capture()
             return output, Stash([], Gradients(), again, measured)
         return output, Stash(_edges(value if root is None else root), gradients, None, measured)
+
+    def _first(self, est: int, frame: Frame, loss: Loss | None, before: Parts) -> list[str]:
+        """Run a forward of which nothing is left; returns digests of the units' outputs, and of the loss."""
+        seen: list[str] = []
+        with self._buffers.again(self._buffers.start_of(est)):
+            given, _ = enter([copied(tensor) for tensor in frame.tensors], frame.wants_gradient)
+            value = self._units(rebuilt(frame.tree, given), False, seen)
+            seen.append(digest_any(None if loss is None else loss(value)[0]))
+        self._generators.exchange(before)
+        return seen
+
+    def _compare(self, first: Sequence[str], second: Sequence[str]) -> None:
+        """Raise RepeatDiffersError for the first unit whose output was another one, or the loss."""
+        names = [*(f"unit {self._label(unit)}" for unit in self._modules), "loss_fn"]
+        for name, one, other in zip(names, first, second, strict=True):
+            if one != other:
+                raise RepeatDiffersError(
+                    f"{name} was run twice from the same state, and its results differ: it keeps something"
+                    " from one mini-batch to the next, and runs for several ESTs, on whichever worker",
+                    hint="compute it from job.step, or make it a buffer of a unit",
+                )
 
     def prepare_backward(self, stash: Stash) -> None:
         """Run the forward again where only the input was kept; the generators are changed."""
@@ -187,13 +217,16 @@ class StageRun:
         address = tensor.untyped_storage().data_ptr()
         return address in self._params or address in self._buffers.addresses
 
-    def _units(self, value: Any, measured: bool) -> Any:
+    def _units(self, value: Any, measured: bool, seen: list[str] | None = None) -> Any:
+        """Run the units. seen: gets a digest of each one's output."""
         forget_casts()
         for unit, module in self._modules.items():
             try:
                 value = self._clock.forward(unit, module, value) if measured else module(value)
                 if not self._checked:
                     refusals.check_output(self._label(unit), value, self._params)
+                if seen is not None:
+                    seen.append(digest_any(value))
             except Exception as error:
                 error.add_note(f"  in unit {self._label(unit)}")
                 raise

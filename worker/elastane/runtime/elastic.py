@@ -17,12 +17,14 @@ from elastane.runtime.asked import how_asked
 from elastane.runtime.assembly import build_trainer
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_values import EpochValues
-from elastane.runtime.job import Job, checked_max_steps
+from elastane.runtime.job import Job, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipeline_assembly import build_pipeline_trainer
 from elastane.runtime.pipeline_calls import PipelineCalls
+from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.options import PipelineOptions
+from elastane.runtime.pipelines.partial_state import refuse_partial_state
 from elastane.runtime.pipelines.parts import PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.prepared_objects import (
@@ -229,16 +231,15 @@ class ElasticJob(Job):
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
         refuse_other_scalers(prepared.objects)
+        refuse_clips(prepared.objects.model)
+        refuse_partial_state(prepared.units, prepared.optimizer.optimizer)
         calls = PipelineCalls(built.trainer, built.runner)
         self._install(built.trainer, prepared.objects, source, calls, zeroing=False)
         return prepared.returned(built.pipe, ElasticLoader(loader, built.trainer, source.steps_per_epoch))
 
     def _check_unprepared(self, name: str) -> None:
         if self._trainer is not None:
-            raise StepError(
-                f"{name} was called in a script that has been prepared already",
-                hint="call prepare or prepare_pipeline once, and pass everything to that call",
-            )
+            raise prepared_already(name)
         if self._task_session is not None:
             raise StepError(
                 f"job.{name} was called after job.tasks", hint="a job either trains or leases tasks, not both"

@@ -246,6 +246,15 @@ class Job(abc.ABC):
             generators.restore(before)
 
 
+def prepared_already(name: str) -> StepError:
+    """Return the error for a script that calls `prepare` or `prepare_pipeline` again."""
+    return StepError(
+        f"{name} was called in a script that has been prepared already",
+        hint="call prepare or prepare_pipeline once, and pass everything to that call; a second phase of"
+        " training is a job of its own, which begins from the weights that this one saves",
+    )
+
+
 def checked_max_steps(max_steps: int | None) -> int:
     """Return `max_steps`, 0 for None. Raises StepError if it is below 1."""
     if max_steps is not None and max_steps < 1:

@@ -7,6 +7,7 @@ changed twice in a row. Without source (exec, a deleted notebook cell) nothing i
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 import weakref
@@ -167,9 +168,10 @@ class AttributeWatch:
     EST.
 
     Only the script's own classes are examined, and only attributes that their source shows to be carried.
+    loss_fn: of a pipeline; its object is examined, too.
     """
 
-    def __init__(self, prepared: PreparedObjects) -> None:
+    def __init__(self, prepared: PreparedObjects, loss_fn: object = None) -> None:
         modules = [
             (f"model.{name}" if name else "model", one) for name, one in prepared.model.named_modules()
         ]
@@ -180,6 +182,7 @@ class AttributeWatch:
             if not _has_own_state(one)
             for found in _carried_by(one, type(one).__name__)
         ]
+        self._of_loss = [found for shown, one in _parts_of_loss(loss_fn) for found in _carried_by(one, shown)]
 
     def end_est_step(self, est_step: EstStep) -> None:
         """Raise CarriedValueError for an attribute that keeps changing."""
@@ -194,6 +197,14 @@ class AttributeWatch:
                     ),
                     attribute=attribute.shown,
                 )
+        for attribute in self._of_loss:
+            if _goes_on(attribute):
+                raise CarriedValueError(
+                    f"{attribute.shown} ({attribute.where}) changes from mini-batch to mini-batch, and"
+                    " decides the loss",
+                    hint="compute it from job.step; what is counted belongs into a unit, as a buffer",
+                    attribute=attribute.shown,
+                )
         for attribute in self._of_optimizers if est_step.applied else ():
             if _goes_on(attribute):
                 raise CarriedValueError(
@@ -202,6 +213,18 @@ class AttributeWatch:
                     hint="keep it in self.state[parameter] or in a param_group, which state_dict holds",
                     attribute=attribute.shown,
                 )
+
+
+def _parts_of_loss(loss_fn: Any) -> Iterator[tuple[str, object]]:
+    """Yield the objects in which a loss function may keep values."""
+    while isinstance(loss_fn, functools.partial):
+        loss_fn = loss_fn.func
+    owner = getattr(loss_fn, "__self__", loss_fn)
+    if isinstance(owner, torch.nn.Module):
+        for name, module in owner.named_modules():
+            yield f"loss_fn.{name}" if name else "loss_fn", module
+    elif hasattr(owner, "__dict__"):
+        yield "loss_fn", owner
 
 
 def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:

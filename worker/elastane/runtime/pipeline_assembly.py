@@ -20,11 +20,15 @@ from elastane.runtime.interval import Interval
 from elastane.runtime.pipelines.boundary import PipelineBoundaryActions
 from elastane.runtime.pipelines.elastic_pipe import ElasticPipe
 from elastane.runtime.pipelines.evaluation import Evaluation
+from elastane.runtime.pipelines.fingerprints import CommonFingerprints
 from elastane.runtime.pipelines.parts import PipelineParts, PipelineState
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.runner import PipelineRunner
 from elastane.runtime.pipelines.scaling import JoinedScaler, scale_of
+from elastane.runtime.pipelines.stock_pipe import ENDED
 from elastane.runtime.pipelines.trace import open_unit_trace
+from elastane.runtime.pipelines.watch import PipelineWatch
+from elastane.runtime.repeat_check import RepeatTimes
 from elastane.runtime.saving import CheckpointSaver
 from elastane.runtime.seeds import initial_contexts
 from elastane.runtime.signature import script_signature
@@ -89,7 +93,10 @@ def build_pipeline_trainer(
         ),
         state=state,
         scaler=JoinedScaler(objects.scalers, device),
-        frozen=FrozenParameters(objects.model),
+        frozen=FrozenParameters(objects.model, pipeline=True),
+        repeats=RepeatTimes(enabled=environment.repeat_check),
+        fingerprints=CommonFingerprints(state, environment.fingerprint_steps),
+        watch=PipelineWatch(objects, source.registry.objects, options.loss_fn),
         figures=WorkerFigures(),
         trace=trace,
     )
@@ -104,7 +111,7 @@ def build_pipeline_trainer(
         if not worker_session.started:
             return "before job.epochs"
         if worker_session.exits.finished:
-            return "after the last epoch"
+            return ENDED
         if runner.est_step is not None:
             return f"in the loader loop, in step {runner.est_step.step}"
         return "in a loop over job.each_rank()" if interval.est_step is not None else ""

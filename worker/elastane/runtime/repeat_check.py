@@ -26,8 +26,9 @@ from elastane.data.source import BatchInfo, BatchSource
 from elastane.registry import Registry
 from elastane.rng import Generators, Parts
 from elastane.runtime.est_step import EstStep
+from elastane.runtime.turn import Turn
 from elastane.state.digests import same_bits
-from elastane_common.errors import StepError
+from elastane_common.errors import RepeatDiffersError
 
 LOOPS: Final = 2
 """Two, because the second epoch may run other code: `if epoch > 0`."""
@@ -36,10 +37,32 @@ LATER_STEPS: Final = 64
 """Number of the worker's steps after which a turn is repeated again, and after each doubling of it."""
 
 
-class RepeatDiffersError(StepError):
-    """A turn that was run twice from the same state gave different gradients."""
+class RepeatTimes:
+    """When something is run twice: early in a worker's first two loops, and after 64, 128 ... of its steps.
 
-    code = "ELA344"
+    enabled=False: never.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._loops = LOOPS if enabled else 0
+        self._next_steps: float = LATER_STEPS if enabled else math.inf
+        self._due, self._steps = False, 0
+
+    def begin_loop(self) -> None:
+        """Note that a loop over the loader begins."""
+        self._due = self._loops > 0
+
+    def begin_step(self) -> bool:
+        """Begin a step; True if it is time. Not in the first steps, which initialize values on first use."""
+        self._steps += 1
+        return (self._due and self._steps > STEPS_BEFORE) or self._steps >= self._next_steps
+
+    def done(self) -> None:
+        """Note that it was run twice."""
+        if self._due:
+            self._loops, self._due = self._loops - 1, False
+        while self._steps >= self._next_steps:
+            self._next_steps *= 2
 
 
 @dataclass
@@ -62,9 +85,7 @@ class RepeatCheck:
         self, source: BatchSource, generators: Generators, registry: Registry, *, enabled: bool
     ) -> None:
         self._source, self._generators, self._registry = source, generators, registry
-        self._loops = LOOPS if enabled else 0
-        self._next_steps: float = LATER_STEPS if enabled else math.inf
-        self._due, self._steps = False, 0
+        self._times = RepeatTimes(enabled=enabled)
         self._guest: EstStep | None = None
         self._kept: list[_Batch] = []
         #: Index of the mini-batch that the second run is at; None: it has not begun.
@@ -72,19 +93,16 @@ class RepeatCheck:
 
     def begin_loop(self) -> None:
         """Note that a loop over the loader begins."""
-        self._due = self._loops > 0
+        self._times.begin_loop()
 
     def turns(self, turns: list[EstStep], contexts: Mapping[int, EstContext]) -> list[EstStep]:
         """Return a step's turns, with a guest turn of the first EST in front if a comparison is due.
 
-        Not due in the first steps, which initialize values on first use, nor where the sentinel uses the
-        first turn: as a guest, or for a digest of it.
+        Not due where the sentinel uses the first turn: as a guest, or for a digest of it.
         """
         self._guest, self._kept, self._place = None, [], None
-        self._steps += 1
         own = turns[0]
-        due = (self._due and self._steps > STEPS_BEFORE) or self._steps >= self._next_steps
-        if not due or own.guest is not None or own.digest is not None:
+        if not self._times.begin_step() or own.guest is not None or own.digest is not None:
             return turns
         own.repeated, own.digest = True, GradientDigest()
         context = contexts[own.rank]
@@ -106,7 +124,7 @@ class RepeatCheck:
                 again = self._source.remake(est_step.rank, info)
                 drawn = self._states()
                 self._put(states)
-                _compare_batches(est_step, batch, again, drew_the_same=drawn == states)
+                compare_batches(est_step, batch, again, drew_the_same=drawn == states)
             self._kept.append(_Batch(batch, info, states, {}))
             return _copied(batch), info
         # The second run gets the same batches, with the generators as they were after making each of them.
@@ -141,10 +159,7 @@ class RepeatCheck:
                 ),
                 virtual_rank=est_step.rank,
             )
-        if self._due:
-            self._loops, self._due = self._loops - 1, False
-        while self._steps >= self._next_steps:
-            self._next_steps *= 2
+        self._times.done()
 
     def _states(self) -> Parts:
         return self._generators.capture() | self._registry.capture()
@@ -154,7 +169,7 @@ class RepeatCheck:
         self._registry.restore(states)
 
 
-def _compare_batches(est_step: EstStep, first: Any, second: Any, *, drew_the_same: bool) -> None:
+def compare_batches(est_step: Turn, first: Any, second: Any, *, drew_the_same: bool) -> None:
     """Raise RepeatDiffersError if a mini-batch that was made twice differs, or drew other random numbers."""
     found, again = tree_flatten(first), tree_flatten(second)
     same = found[1] == again[1] and all(map(_same, found[0], again[0]))

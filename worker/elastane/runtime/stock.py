@@ -24,12 +24,13 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
-from elastane.runtime.job import Job, checked_max_steps
+from elastane.runtime.job import Job, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.prepared import PreparedPipeline
-from elastane.runtime.pipelines.stock_pipe import StockPipe, StockPipelineLoader
+from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
 from elastane.runtime.report import write_pipeline_report, write_stock_report
 from elastane.runtime.step_trace import StepTrace, open_trace
@@ -81,6 +82,8 @@ class LocalJob(Job):
         self._steps_per_epoch = 0
         self._steps_max = environment.steps_max
         self.step = 0
+        #: Why a pipeline may not be evaluated now, as in a ring; empty: it may.
+        self._refusal = "before job.epochs"
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]
@@ -106,7 +109,9 @@ class LocalJob(Job):
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
                 trace.mini_batch_began(self.step, self.rank, micro, batch, parts)
+            self._refusal = f"in the loader loop, in step {self.step}"
             yield batch
+            self._refusal = ""
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
                 trace.mini_batch_ended(self.step, self.rank, micro, parts, self._pending)
@@ -154,6 +159,7 @@ class LocalJob(Job):
                 if self._progress is not None:
                     self._progress.begin(epoch, self.step)
                 self._begin_epoch(epoch)
+                self._refusal = ""
                 yield epoch
         except GeneratorExit:
             when_left(lambda place: self._end())
@@ -168,6 +174,7 @@ class LocalJob(Job):
 
     def _end(self) -> None:
         """End training: all epochs are done, or the script left its loop over them."""
+        self._refusal = ENDED
         if self._writers is not None:
             self._writers.finish(self.step)
         self._close_writers()
@@ -220,19 +227,26 @@ class LocalJob(Job):
         profile: Any = None,
         **options: Any,
     ) -> Any:
-        if self._calls is not None:
-            raise StepError("the script has been prepared already", hint="call one of the two, once")
+        self._check_unprepared("prepare_pipeline")
         chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
         prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=False)
         model, own_loader = self._wrap_pipeline(prepared)
         mini_batches = self._control(prepared.objects, model, own_loader, chosen.train, zeroing=False)
         assert self._calls is not None
-        pipe = StockPipe(prepared, model, self._calls, self._log_loss)
+        refuse_clips(prepared.objects.model)
+        pipe = StockPipe(
+            prepared, model, self._calls, self._log_loss, lambda: self._refusal, leads=self.is_leader
+        )
         if self._seed is not None:
             seed_all(self._seed + self.rank)
         return prepared.returned(
             pipe, StockPipelineLoader(mini_batches, self._steps_per_epoch, lambda: self.step)
         )
+
+    def _check_unprepared(self, name: str) -> None:
+        """Raise StepError if the script has been prepared, as in a ring."""
+        if self._calls is not None:
+            raise prepared_already(name)
 
     def _log_loss(self, name: str, value: torch.Tensor) -> None:
         self._pending.setdefault(name, value)
@@ -250,6 +264,7 @@ class PlainJob(LocalJob):
         self.num_ests, self.rank, self.is_leader = 1, 0, True
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
+        self._check_unprepared("prepare")
         prepared = PreparedObjects(objects)
         chosen = TrainOptions.of(options)
         loader = self._control(prepared, prepared.model, prepared.loader, chosen)
@@ -284,6 +299,7 @@ class DdpJob(LocalJob):
         self._units: UnitState | None = None
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
+        self._check_unprepared("prepare")
         prepared = self._prepared = PreparedObjects(objects)
         chosen = TrainOptions.of(options)
         self._trace = open_trace(f"ddp-{self.rank}", prepared, self._registry)

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,6 +34,8 @@ What = Literal[
     "initial weights",
 ]
 Key = tuple[int, int, int]  # step, virtual rank, mini-batch
+
+_Stage = Callable[[Key, "MiniBatchTrace", "MiniBatchTrace"], "Difference | None"]
 
 #: Number of further names that a difference lists.
 NAMED_MAX: Final = 8
@@ -154,23 +157,27 @@ def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
     Returns None if everything traced by both is equal.
     """
     moved = _moved_generators(reference, run)
+    idle = _idle_generators(reference) & _idle_generators(run)
     keys = sorted(set(reference.mini_batches) & set(run.mini_batches))
     by_step: dict[int, list[Key]] = defaultdict(list)
     for key in keys:
         by_step[key[0]].append(key)
     for step in sorted({*by_step, *(set(reference.applied) & set(run.applied))}):
-        found = _in_mini_batches(reference, run, by_step[step]) or _in_applied(reference, run, step)
+        found = _in_mini_batches(reference, run, by_step[step], idle) or _in_applied(reference, run, step)
         if found is not None:
             return _with_background(found, reference, run, moved)
     return None
 
 
-def _in_mini_batches(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) -> Difference | None:
+def _in_mini_batches(
+    reference: RunTrace, run: RunTrace, keys: Sequence[Key], idle: Collection[str]
+) -> Difference | None:
     """Return the first difference in a step's turns: by stage before EST, as no EST's turn explains
-    another's."""
-    stages = [_batch, _states, _values, _gradients, _states_after]
+    another's. idle: generators that nothing draws from."""
+    before, after = partial(_states, idle=idle), partial(_states_after, idle=idle)
+    stages: list[_Stage] = [_batch, before, _values, _gradients, after]
     if run.backwards:  # whose scripts also log what they know of the gradients
-        stages = [_batch, _states, _loss, _gradients, _values, _states_after]
+        stages = [_batch, before, _loss, _gradients, _values, after]
     for micro in sorted({key[2] for key in keys}):
         for stage in stages:
             for key in (key for key in keys if key[2] == micro):
@@ -193,8 +200,11 @@ def _batch(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Diffe
     return _at(key, mini_batch, "batch", {"": (stock.began["batch"], mini_batch.began["batch"])}, 1)
 
 
-def _states(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
-    return _named(key, mini_batch, "state", stock.began["states"], mini_batch.began["states"])
+def _states(
+    key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace, *, idle: Collection[str]
+) -> Difference | None:
+    states = _without(idle, stock.began["states"]), _without(idle, mini_batch.began["states"])
+    return _named(key, mini_batch, "state", *states)
 
 
 def _values(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
@@ -223,10 +233,31 @@ def _gradients(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> D
     return _named(key, mini_batch, "gradient", theirs, ours)
 
 
-def _states_after(key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace) -> Difference | None:
+def _states_after(
+    key: Key, stock: MiniBatchTrace, mini_batch: MiniBatchTrace, *, idle: Collection[str]
+) -> Difference | None:
     if not (stock.ended and mini_batch.ended):
         return None
-    return _named(key, mini_batch, "state after", stock.ended["states"], mini_batch.ended["states"])
+    states = _without(idle, stock.ended["states"]), _without(idle, mini_batch.ended["states"])
+    return _named(key, mini_batch, "state after", *states)
+
+
+def _without(names: Collection[str], states: Mapping[str, str]) -> dict[str, str]:
+    return {name: state for name, state in states.items() if name not in names}
+
+
+def _idle_generators(run: RunTrace) -> set[str]:
+    """Return generators with the same state in all turns of an EST: nothing draws from them.
+
+    If they are not seeded, each process has a state of its own, which explains no difference.
+    """
+    seen: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for (_, rank, _), mini_batches in run.mini_batches.items():
+        for mini_batch in mini_batches:
+            for record in (mini_batch.began, mini_batch.ended):
+                for name, state in record.get("states", {}).items():
+                    seen[name][rank].add(state)
+    return {name for name, by_rank in seen.items() if all(len(states) == 1 for states in by_rank.values())}
 
 
 def _sequence(gradients: Iterable[Sequence[str]]) -> dict[str, str]:

@@ -84,8 +84,10 @@ class PipelineActions:
     def ready_order(self) -> Sequence[int]:
         return self._executor.ready_order or ()
 
-    def digests(self) -> None:
-        """Workers hold other units: there is nothing to compare."""
+    def digests(self) -> tuple[int, int] | None:
+        """Of what all workers have in common."""
+        state, settings = self._parts.fingerprints.state_digest(), self._parts.fingerprints.settings_digest()
+        return None if state is None or settings is None else (state, settings)
 
     # ------------------------------------------------------------------ the end of the step
 

@@ -35,7 +35,7 @@ from elastane.collective.ring_errors import RingError
 from elastane.runtime.pipelines.errors import EvaluationError
 from elastane.runtime.pipelines.final_weights import FinalWeights
 from elastane.runtime.pipelines.parts import PipelineParts
-from elastane.runtime.pipelines.pipe import EvalMode
+from elastane.runtime.pipelines.pipe import EvalMode, check_place
 from elastane.state.value_digests import digest_any
 from elastane_common.errors import EXIT_START_ANEW
 
@@ -131,16 +131,7 @@ class Evaluation:
         return False
 
     def _check(self, call: str) -> None:
-        if refusal := self._refusal():
-            raise EvaluationError(
-                f"{call} was called {refusal}",
-                hint="call it in the loop over job.epochs, before or after the loop over the loader"
-                + (
-                    "; after that loop, only the worker with job.is_leader has the weights"
-                    if call.endswith("dict")
-                    else ""
-                ),
-            )
+        check_place(call, self._refusal())
 
     def _answer(self, group: _Group, step: int) -> Any:
         """Return what `fn` makes of the group's outputs, or the weights."""

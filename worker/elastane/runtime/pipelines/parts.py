@@ -1,7 +1,7 @@
 """The objects that a pipeline worker's steps use, with the face that the trainer knows of other jobs.
 
-What compares workers, or the turns of one worker, has no place in a pipeline: each holds other units, and the
-loop body runs once a step. Those parts are `Off`.
+What watches the turns of one worker, or the whole model, has no place in a pipeline: the loop body runs once
+a step, and each worker holds other units. Those parts are `Off`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from elastane.pipeline.executor import StepExecutor
 from elastane.rng import Generators, Parts
 from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.hosted_contexts import HostedContexts
+from elastane.runtime.pipelines.fingerprints import CommonFingerprints
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import JoinedScaler
 from elastane.runtime.pipelines.trace import UnitTrace
+from elastane.runtime.pipelines.watch import PipelineWatch
+from elastane.runtime.repeat_check import RepeatTimes
 from elastane.runtime.worker_session import WorkerSession
 from elastane.state.unit_state import Staged, UnitState
 from elastane_common.observe.figures import WorkerFigures
@@ -29,17 +32,6 @@ class Off:
     def begin_loop(self, *_: Any) -> None: ...
     def check_between_epochs(self, step: int) -> None: ...
     def take(self) -> None: ...
-    def replaced(self) -> None: ...
-    def look_closely(self) -> None: ...
-    def used(self, *_: Any) -> None: ...
-    def after_step(self) -> None: ...
-
-    def whole(self, *, modes: bool = True) -> int | None:
-        """There is no digest that all workers have alike."""
-        return None
-
-    def details(self) -> list[tuple[str, int, str]]:
-        return []
 
 
 class PipelineState:
@@ -71,12 +63,12 @@ class PipelineParts:
     state: UnitState
     scaler: JoinedScaler
     frozen: FrozenParameters
+    watch: PipelineWatch
+    fingerprints: CommonFingerprints
+    repeats: RepeatTimes
     figures: WorkerFigures
     trace: UnitTrace | None
     buffers: Off = field(default_factory=Off)
-    fingerprints: Off = field(default_factory=Off)
-    watch: Off = field(default_factory=Off)
-    repeats: Off = field(default_factory=Off)
     contexts: HostedContexts = field(default_factory=HostedContexts)
 
     def states(self) -> Parts:
@@ -91,5 +83,6 @@ class PipelineParts:
     def close(self) -> None:
         """End threads, hooks and files."""
         self.executor.close()
+        self.fingerprints.close()
         if self.trace is not None:
             self.trace.close()

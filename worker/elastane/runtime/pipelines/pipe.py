@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elastane.pipeline.units import Units
 from elastane.runtime.pipelines.batch import PipelineBatch
-from elastane.runtime.pipelines.errors import PipelineBodyError
+from elastane.runtime.pipelines.errors import EvaluationError, PipelineBodyError
 
 
 class Pipe(abc.ABC):
@@ -93,6 +93,20 @@ def check_batch(batch: Any) -> PipelineBatch:
         f"pipe was called with a {type(batch).__name__}",
         hint="iterate over the loader that prepare_pipeline returned, and pass on what it yields",
     )
+
+
+def check_place(call: str, refusal: str) -> None:
+    """Raise EvaluationError for a call that may not be made now. refusal: why not; empty: it may."""
+    if refusal:
+        raise EvaluationError(
+            f"{call} was called {refusal}",
+            hint="call it in the loop over job.epochs, before or after the loop over the loader"
+            + (
+                "; after that loop, only the worker with job.is_leader has the weights"
+                if call.endswith("dict")
+                else ""
+            ),
+        )
 
 
 def mean_of(losses: list[Tensor]) -> Tensor:

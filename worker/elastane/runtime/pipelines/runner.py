@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from elastane.collective.ring_errors import RingAborted, RingError
+from elastane.data.source import BatchInfo
 from elastane.pipeline.executor import MicroBatch
 from elastane.pipeline.link_meter import LinkMeter
 from elastane.rng import Parts
@@ -32,6 +33,7 @@ from elastane.runtime.pipelines.errors import PipelineBodyError
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.pipe import mean_of
 from elastane.runtime.pipelines.speed import PipelineSpeed, StepBlocks
+from elastane.runtime.repeat_check import compare_batches
 from elastane.runtime.step_state import StepState
 from elastane.runtime.turn import Turn
 from elastane_common.errors import StepError
@@ -66,6 +68,8 @@ class PipelineRunner:
         #: Logged before `pipe(batch)`.
         self._logged: dict[str, Any] = {}
         self._mean: Tensor | None = None
+        #: A forward and a mini-batch of this step are run and made twice.
+        self._twice = False
         #: The turn that the loop body runs; None outside the loader loop. Its rank is the first home EST's.
         self.est_step: EstStep | None = None
         #: The step at which the current ring began.
@@ -82,8 +86,11 @@ class PipelineRunner:
         self._begin()
         self._batch = batch = PipelineBatch(self._state.step)
         self._mean, self._logged = None, {}
+        self.watch.begin_step()
         yield batch
         batch.check_used()
+        if self.est_step is not None:
+            self.watch.end_step(self.est_step)
         applied = finish(self._body.end())
         state, self.est_step, self._batch = self._state, None, None
         if applied:
@@ -94,6 +101,10 @@ class PipelineRunner:
         parts = self._parts
         self._state = self._body.begin()
         self._turns = []
+        self._twice = parts.repeats.begin_step()
+        step = self._state.step
+        begins = step == self.resume_step or step % parts.source.steps_per_epoch == 0
+        parts.fingerprints.begin(step, whole=begins, alone=parts.worker_session.is_alone)
         ranks, batches = sorted(parts.contexts.now), parts.source.batches_in_step(self._state.step)
         self.est_step = EstStep(self._state, ranks[0], 0, ends=True, batches=batches, micro=batches - 1)
         # The body, between the loader and pipe(batch), runs with the first EST's states.
@@ -141,7 +152,7 @@ class PipelineRunner:
         parts, executor, step = self._parts, self._executor, self._state.step
         turns = Turn.of_step(self._state, parts.contexts.now, parts.source.batches_in_step(step))
         states = {turn.rank: dict(parts.contexts.now[turn.rank].parts) for turn in turns}
-        executor.begin_step(step)
+        executor.begin_step(step, twice=self._twice)
         for micro in range(turns[0].batches):
             loaded: dict[int, MicroBatch] = {}
             for turn in turns:
@@ -165,6 +176,8 @@ class PipelineRunner:
             turn.metrics = {LOSS: executor.losses[turn.rank]}
         parts.put(turns[-1].states)
         self._turns = turns
+        if self._twice:
+            parts.repeats.done()
         self._body.computed(turns)
         self._note(self._logged)
         return self._mean
@@ -175,6 +188,8 @@ class PipelineRunner:
         parts.put(states)
         asked = perf_counter()
         batch, info = parts.source.begin(turn.rank)
+        if self._twice and turn.slot == 0 and turn.micro == 0 and parts.source.remakes(turn.rank):
+            self._remake(turn, states, batch, info)
         parts.figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
         if parts.trace is not None:
@@ -183,6 +198,16 @@ class PipelineRunner:
         turn.loader_parts |= parts.source.finish(turn.rank)
         generators = parts.generators.capture()
         return MicroBatch(given, target, generators), generators | parts.source.registry.capture()
+
+    def _remake(self, turn: Turn, before: Parts, batch: Any, info: BatchInfo) -> None:
+        """Make a mini-batch again, from the states before it. Raises RepeatDiffersError if it is another."""
+        parts = self._parts
+        after = parts.states()
+        parts.put(before)
+        again = parts.source.remake(turn.rank, info)
+        drawn = parts.states()
+        parts.put(after)
+        compare_batches(turn, batch, again, drew_the_same=drawn == after)
 
     def _count(self, state: StepState, seconds: float) -> None:
         """Count an applied step."""

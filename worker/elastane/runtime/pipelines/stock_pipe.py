@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -12,16 +12,21 @@ from elastane.pipeline.stage_run import forget_casts, no_autocast
 from elastane.rng import Generators
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.pipelines.batch import PipelineBatch, steps
-from elastane.runtime.pipelines.pipe import EvalMode, Pipe, check_batch
+from elastane.runtime.pipelines.clips import stock_clip_grad_norm
+from elastane.runtime.pipelines.pipe import EvalMode, Pipe, check_batch, check_place
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import scale_of
+
+ENDED: Final = "after the last epoch"
+"""Why a script may not evaluate: the other workers may be gone."""
 
 
 class StockPipe(Pipe):
     """Runs the mini-batches of one rank through the whole model.
 
     model: the units' nn.Sequential, wrapped by DistributedDataParallel or not. calls: of the job. log: stores
-    values of the step, unless they are there.
+    values of the step, unless they are there. refusal: returns why the script may not evaluate now; empty: it
+    may. leads: the rank is 0.
     """
 
     def __init__(
@@ -30,10 +35,14 @@ class StockPipe(Pipe):
         model: torch.nn.Module,
         calls: LocalCalls,
         log: Callable[[str, Tensor], object],
+        refusal: Callable[[], str] = lambda: "",
+        *,
+        leads: bool = True,
     ) -> None:
         super().__init__(prepared.units)
         self._options, self._module = prepared.options, prepared.objects.model
         self._model, self._calls, self._log = model, calls, log
+        self._refusal, self._leads = refusal, leads
         self._scale = scale_of(prepared.objects.scalers)
 
     def __call__(self, batch: PipelineBatch) -> Tensor:
@@ -61,14 +70,17 @@ class StockPipe(Pipe):
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(
+        return stock_clip_grad_norm(
             self._module.parameters(), max_norm, norm_type, error_if_nonfinite, foreach
         )
 
     def state_dict(self) -> dict[str, Tensor]:
+        refusal = self._refusal()
+        check_place("pipe.state_dict", "" if refusal == ENDED and self._leads else refusal)
         return self.held_state_dict()
 
     def evaluate(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
+        check_place("pipe.evaluate", self._refusal())
         generators = Generators(next(self._module.parameters()).device)
         found = []
         with EvalMode(self._module):

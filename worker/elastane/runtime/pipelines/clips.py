@@ -1,0 +1,54 @@
+"""`torch.nn.utils.clip_grad_norm_` of a pipeline's parameters is refused: a worker has gradients of its own
+units alone, so each would clip by another norm, and none by the model's.
+
+Scripts import the function by name, so it is replaced in every module that holds it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+from elastane.runtime.pipelines.errors import PipelineBodyError
+
+#: Torch's own, for who has the whole model. In an object, so that it is not replaced here.
+stock_clip_grad_norm: Final = functools.partial(clip_grad.clip_grad_norm_)
+
+#: The pipeline's parameters by id.
+_refused: dict[int, Tensor] = {}
+
+
+def refuse_clips(model: torch.nn.Module) -> None:
+    """Refuse it from now on. model: all units. Called by `prepare_pipeline`, in every mode."""
+    _refused.clear()
+    _refused.update((id(parameter), parameter) for parameter in model.parameters())
+    original = clip_grad.clip_grad_norm_
+    if hasattr(original, "_elastane_refuses"):
+        return
+    replaced = _checked(original)
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is original:
+                setattr(module, name, replaced)
+
+
+def _checked(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(original)
+    def clip(parameters: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if any(id(parameter) in _refused for parameter in given):
+            raise PipelineBodyError(
+                "torch's clip_grad_norm_ was called for a pipeline's parameters, of which a worker has"
+                " gradients of some units alone",
+                hint="write pipe.clip_grad_norm_(max_norm): the norm is that of the whole model",
+            )
+        return original(given, *args, **kwargs)
+
+    clip._elastane_refuses = True  # type: ignore[attr-defined]
+    return clip

@@ -1,0 +1,65 @@
+"""What a pipeline's script carries from step to step outside of the job's state, refused at its line.
+
+The loop body runs once a step, but a worker that joins starts with initial values, a lost step runs the body
+again, and units and loss run once for each EST, on whichever worker. So the rules are those of other jobs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from elastane.runtime.est_step import EstStep
+from elastane.runtime.est_step_watch import CLOSE_STEPS
+from elastane.runtime.loop_carried import AttributeWatch, check_loop
+from elastane.runtime.pipelines.partial_state import PartialCopyWatch
+from elastane.runtime.prepared_objects import PreparedObjects
+
+
+class PipelineWatch:
+    """Checks of one worker, called by the script's thread.
+
+    registered: objects that each EST has separately. loss_fn: the script's.
+    """
+
+    def __init__(self, prepared: PreparedObjects, registered: Iterable[object], loss_fn: Any) -> None:
+        self._prepared, self._registered = prepared, tuple(registered)
+        self._attributes = AttributeWatch(prepared, loss_fn)
+        self._copies = PartialCopyWatch(prepared, self._registered)
+        #: Steps in which copies of the weights are still looked for.
+        self._close = 0
+
+    def begin_loop(self, frame: types.FrameType | None) -> None:
+        """Check a loop over the loader when it begins. Raises CarriedValueError for values that its source
+        shows to be carried into the result."""
+        check_loop(frame, self._prepared, self._registered)
+        self._close = CLOSE_STEPS
+
+    def begin_step(self) -> None:
+        """Begin a step, or begin it again."""
+        if self._close:
+            self._copies.begin()
+
+    def end_step(self, est_step: EstStep) -> None:
+        """Check a finished step.
+
+        Raises CarriedValueError for an attribute of a unit that is held here, of the loss or of the
+        optimizer, that keeps changing and decides the result; CopyNotPreparedError for a copy of the weights.
+        """
+        self._attributes.end_est_step(est_step)
+        if self._close:
+            self._close -= 1
+            self._copies.end_est_step(est_step)
+
+    def replaced(self) -> None:
+        """Weights were replaced: nothing that is watched here."""
+
+    def look_closely(self) -> None:
+        """The ring has changed: nothing that is watched here."""
+
+    def used(self, *_: Any) -> None:
+        """An optimizer steps: once a step, in every worker."""
+
+    def after_step(self) -> None:
+        """The step was applied: checks follow in `end_step`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,9 +38,13 @@ class Ring:
         except threading.BrokenBarrierError:
             raise RingBroken("a member is gone") from None
         if self._breaks_at.get(me) == self._count[me]:
-            self._barrier.abort()
+            self.lose()
             raise RingBroken("connection closed")
         return told
+
+    def lose(self) -> None:
+        """A connection is lost."""
+        self._barrier.abort()
 
 
 class Member:
@@ -78,7 +84,11 @@ class Member:
         assert given == [given[0]] * len(given), "all members know who asks"
         if self.me in askers:
             for unit in range(2):
+                self.before_taking(unit)
                 take({f"{unit}.weight": torch.tensor([float(unit)])})
+
+    def before_taking(self, unit: int) -> None:
+        """The unit's weights are on their way."""
 
     def flush(self) -> None: ...
 
@@ -235,6 +245,52 @@ def test_a_death_after_the_last_step_keeps_nobody_waiting(meeting: int) -> None:
     together(leader.end, other.end)
     with pytest.raises(EvaluationError, match="could not be kept: connection closed"):
         leader.evaluation.weights()
+
+
+def test_nobody_leaves_before_the_leader_has_its_units() -> None:
+    leader, other = members(2, Ring(2))
+    other_left, seen = threading.Event(), []
+    leader.before_taking = lambda unit: seen.append(other_left.wait(0.1))  # type: ignore[method-assign]
+
+    def leave() -> None:
+        other.end()
+        other_left.set()
+
+    together(leader.end, leave)
+    assert seen == [False, False]
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_connection_that_is_lost_between_two_units(
+    complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came of the model does not count as the model, and does not stay on the disk."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    leader, other = members(2, Ring(2), Ring(2))
+    leader.complete = other.complete = complete
+    leader.protocol.changing = other.protocol.changing = False
+
+    def lost(unit: int) -> None:
+        if unit == 1 and leader.at == 0:
+            leader.rings[0].lose()
+            raise RingBroken("connection closed")
+
+    leader.before_taking = lost  # type: ignore[method-assign]
+    together(leader.end, other.end)
+    if complete:
+        with pytest.raises(EvaluationError, match="could not be kept: connection closed"):
+            leader.evaluation.weights()
+    else:
+        assert values(leader.evaluation.weights()) == WEIGHTS
+    assert len([*tmp_path.glob("elastane-weights-*/*")]) == (0 if complete else 2)
+
+
+def test_weights_that_all_came_stay_though_the_ring_breaks_then() -> None:
+    leader, other = members(2, Ring(2, {1: 3}))
+    leader.complete = other.complete = True
+    leader.protocol.changing = other.protocol.changing = False
+    together(leader.end, other.end)
+    assert values(leader.evaluation.weights()) == WEIGHTS
 
 
 def test_who_ends_early_beside_one_that_goes_on_gathers_nothing() -> None:

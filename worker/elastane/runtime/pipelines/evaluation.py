@@ -8,7 +8,8 @@ rounds, one that evaluates with every few mini-batches, one that waits with noth
     told       every member says where it is: in which call of `evaluate`, how far; that it asks for weights;
                or that it waits
     nobody     asks: those who wait go on to the next step. After the last, the leader gets the weights: the
-               script's code after its loop over epochs may want them, when the others are gone
+               script's code after its loop over epochs may want them, when the others are gone. Nobody goes
+               before the leader has said that it has them
     somebody   asks for weights: every unit's go to all who do
     somebody   evaluates, and is furthest behind: that one's mini-batches go through the stages, and what `fn`
                makes of the outputs is told to all. Others at the same place, with the same mini-batches, take
@@ -124,8 +125,9 @@ class Evaluation:
         except RingError as error:
             if ended and self._is_complete() and not self._protocol.changing:
                 # All steps are committed: the master forms no ring for code after the loop.
-                self._final.lose(str(error))
-                _log.warning(f"the trained weights could not be brought together: {error}")
+                if not self._final.is_whole:
+                    self._final.lose(str(error))
+                    _log.warning(f"the trained weights could not be brought together: {error}")
                 return True
             self._tell_broken(error)
         return False
@@ -169,6 +171,7 @@ class Evaluation:
                 self._final.begin(wanted=executor.me == executor.leader)
                 executor.gather_weights([executor.leader], self._final.take)
                 self._final.end()
+                executor.tell_all(None)  # what a worker that leaves has sent may be lost with it
             executor.flush()
             return None
         first = min(places)

@@ -370,7 +370,7 @@ def test_a_straggler_that_stays_ends_the_verification_and_counts_as_the_jobs_own
     job.steps(15)
     known = job.state.scaling.autoscaler
     assert known.before == 16 and known.barred == {} and job.scaled(history.ScaleRolledBack) == []
-    assert {16: 20.0} == {rung: one.step_seconds for rung, one in known.rungs.items()}, "measured anew"
+    assert {rung: one.step_seconds for rung, one in known.rungs.items()} == {16: 20.0}, "measured anew"
     job.steps(60)
     assert [one.workers for one in job.scaled(history.ScaleRolledBack)] == [16], "eight are slower"
 

@@ -199,7 +199,9 @@ def test_a_profile_and_a_limit_of_memory_make_the_first_plan(tmp_path: Path) -> 
     file.write_bytes(Profile((heavy, *others)).to_json())
     limits = ("--profile", str(file), "--memory", "3M")
     config = Config(epochs=2, evaluate="none", amp=True, disturbs=limits)
-    churn = Churn(stages=(1, 3), waits="2 of at least 3 workers are there, in whose memory the model fits")
+    churn = Churn(
+        stages=(1, 3), waits="2 of at least 3 workers are there; fewer do not have the memory for the model"
+    )
     run(tmp_path / "run", config, churn)
     first = next(event.reason for event in churn.events if event.kind == "stages_planned")
     assert "unit 0 on w" in first and "checkpoint" in first and "planned by what was measured" in first

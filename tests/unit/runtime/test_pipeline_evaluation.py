@@ -150,6 +150,27 @@ def test_members_that_evaluate_unequally_often() -> None:
     assert together(twice, lambda: second.evaluate([1, 2, 3])) == [[11, 22, 33, 44], [11, 22, 33]]
 
 
+@pytest.mark.parametrize("helper", [False, True])
+def test_what_one_evaluates_alone_before_all_do_is_no_other_place_of_theirs(helper: bool) -> None:
+    """`if job.is_leader: pipe.evaluate(one)`, then `pipe.evaluate(other)`; also by a function of theirs."""
+    workers = members(3, Ring(3))
+
+    def evaluate(worker: Member, values: list[int]) -> list[int]:
+        return worker.evaluation.run(values, lambda output, batch: output + batch)
+
+    def script(worker: Member) -> list[int]:
+        found = []
+        if worker.me == 0:
+            found += evaluate(worker, [1, 2, 3]) if helper else worker.evaluate([1, 2, 3], then_wait=False)
+        found += evaluate(worker, [4, 5])
+        worker.serve()
+        return found
+
+    answers = together(*(lambda w=worker: script(w) for worker in workers))
+    assert answers == [[11, 22, 33, 44, 55], [44, 55], [44, 55]]
+    assert [worker.asked for worker in workers] == [5, 0, 0], "nothing is computed twice"
+
+
 def test_a_round_that_is_cut_off_is_begun_again_in_the_new_ring() -> None:
     for meeting in range(1, 7):  # three for each group of two; then all wait
         for who in range(2):

@@ -157,8 +157,6 @@ def ring_goes(ctx: DecisionContext, resume_step: int, loaded: str | None) -> Non
         checkpoint_url=state.settings.checkpoint_url if loaded else "",
     )
     if not stage_plans.same_stages(plan, before):
-        if is_same and before is not None:  # by what is known now, as the new plan
-            before = stage_plans.with_figures(before, stage_plans.question(state))
         ctx.note(_planned(plan, before, replanned=is_same))
 
 

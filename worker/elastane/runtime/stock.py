@@ -221,7 +221,10 @@ class LocalJob(Job):
         **options: Any,
     ) -> Any:
         if self._calls is not None:
-            raise StepError("the script has been prepared already", hint="call one of the two, once")
+            raise StepError(
+                "the script has been prepared already",
+                hint="call prepare or prepare_pipeline once, and pass everything to that call",
+            )
         chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
         prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=False)
         model, own_loader = self._wrap_pipeline(prepared)

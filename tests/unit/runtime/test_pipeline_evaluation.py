@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -47,6 +47,11 @@ class Ring:
         self._barrier.abort()
 
 
+def start_anew(why: str) -> NoReturn:
+    assert why == "the job went from step 7 to 3 while the script evaluated"
+    raise SystemExit(EXIT_START_ANEW)
+
+
 class Member:
     """A worker between two epochs. rings: one after the other; after: the step of each."""
 
@@ -54,7 +59,10 @@ class Member:
         self.me, self.rings, self.after, self.at = me, list(rings), list(after), 0
         self.asked = 0
         self.protocol = SimpleNamespace(is_running=True, applied_step=after[0], broken=lambda *_: None)
-        session = SimpleNamespace(protocol=self.protocol, tell=self._tell, wait_for=lambda _: None)
+        exits = SimpleNamespace(start_anew=start_anew)
+        session = SimpleNamespace(
+            protocol=self.protocol, tell=self._tell, wait_for=lambda _: None, exits=exits
+        )
         model = torch.nn.Linear(1, 1)
         parts: Any = SimpleNamespace(
             worker_session=session,

@@ -41,7 +41,6 @@ from elastane.runtime.pipelines.final_weights import FinalWeights
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.pipe import EvalMode
 from elastane.state.value_digests import digest_any
-from elastane_common.errors import EXIT_START_ANEW
 
 _log = structlog.get_logger(__name__)
 
@@ -212,11 +211,9 @@ class Evaluation:
         """Take part in a change of the ring. Ends the process if the job goes on from another step."""
         self._settle()
         if self._protocol.applied_step != step:
-            _log.error(
-                f"the job went from step {step} to {self._protocol.applied_step} while the script evaluated:"
-                " a new process must start"
+            self._parts.worker_session.exits.start_anew(
+                f"the job went from step {step} to {self._protocol.applied_step} while the script evaluated"
             )
-            raise SystemExit(EXIT_START_ANEW)
 
     def _tell_broken(self, error: RingError) -> None:
         """Tell the master that the ring has broken, and wait until it changes."""

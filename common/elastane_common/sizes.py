@@ -16,5 +16,5 @@ def parse_size(text: str) -> int:
     """
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no size such as 512M or 8G")
+        raise ValueError(f"{text!r} is not a size such as 512M or 8G")
     return int(found[1]) * _UNITS[found[2].upper()]

@@ -13,6 +13,9 @@ from elastane_planner.plan import Plan
 from elastane_planner.schedule import Block, blocks
 from elastane_planner.simulate import Span, Timeline
 
+BLOCKS_TOLD_MAX = 128
+"""Blocks of a step that a device tells; of a step with more of them on one device nothing is told."""
+
 Blocks = Sequence[tuple[float, float]]
 """When a device's blocks began and ended, in the order of its schedule."""
 
@@ -53,6 +56,11 @@ def measured_timeline(
     busy = sum(span.end_seconds - span.start_seconds for span in shown)
     bubble = 1 - busy / (until * len(plan.devices)) if until > 0 else 0.0
     return Timeline(until, shown, (), (), bubble, ())
+
+
+def is_too_long(plan: Plan, micro_batches: int) -> bool:
+    """True if a device of the plan has more blocks than are told: no step of it is ever known."""
+    return any(2 * -(-micro_batches // len(stage.devices)) > BLOCKS_TOLD_MAX for stage in plan.stages)
 
 
 def _shift(here: Sequence[Span], before: Mapping[Block, Span]) -> float:

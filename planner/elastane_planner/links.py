@@ -23,7 +23,7 @@ def bandwidth_matrix(
     rounded to `STEPS_PER_DECADE`.
     """
     known = {
-        ends: value if exact else _rounded(value) for ends, value in measured.items() if is_bandwidth(value)
+        ends: value if exact else rounded(value) for ends, value in measured.items() if is_bandwidth(value)
     }
     usual = {
         within: median(values)
@@ -43,5 +43,6 @@ def is_bandwidth(value: float) -> bool:
     return math.isfinite(value) and 1.0 <= value <= 1e15
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """Return the bandwidth that a plan reckons with for a measured one."""
     return float(10.0 ** (round(STEPS_PER_DECADE * math.log10(value)) / STEPS_PER_DECADE))

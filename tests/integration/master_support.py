@@ -146,7 +146,7 @@ async def store_down(master: Master) -> AsyncIterator[None]:
         return await start()
 
     embedded.start = start_later
-    os.kill(embedded.server_pid(), signal.SIGKILL)
+    os.kill(server_pid(embedded), signal.SIGKILL)
     try:
         yield
     finally:
@@ -157,7 +157,7 @@ async def store_down(master: Master) -> AsyncIterator[None]:
 @contextlib.contextmanager
 def store_stopped(master: Master) -> Iterator[None]:
     """The master's private store hangs inside the block."""
-    pid = master._store.embedded.server_pid()
+    pid = server_pid(master._store.embedded)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -239,8 +239,16 @@ async def master_process(folder: Path, *arguments: str) -> AsyncIterator[MasterP
         if master.process is not None and master.process.returncode is None:
             await master.kill()
         store = EmbeddedStore(folder)
-        if store.server_pid() is not None:
+        if server_pid(store) is not None:
             await store.stop()
+
+
+def server_pid(store: EmbeddedStore) -> int | None:
+    """Process id of the running server, or None."""
+    if (lock := store._try_lock()) is not None:
+        os.close(lock)
+        return None
+    return int((store.folder / "server.pid").read_text())
 
 
 def reason_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, errors_pb2.ErrorDetail]:

@@ -22,6 +22,7 @@ from elastane_master.decisions.succession import Leader
 from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.serving import not_leading
 from elastane_master.security.settings import SecuritySettings
+from elastane_planner import last_step
 from elastane_proto.job_settings import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
 from integration.dashboard_support import (
@@ -127,7 +128,9 @@ async def test_a_job_without_javascript(tmp_path: Path) -> None:
         assert 'class="sign death"' in page
 
 
-async def test_a_pipeline_shows_its_stages_and_its_last_step(tmp_path: Path) -> None:
+async def test_a_pipeline_shows_its_stages_and_its_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with dashboard_master(tmp_path) as (_, channel, base), Browser(base) as browser:
         await create_job(channel)
         _, page = await browser.get("/jobs/j")
@@ -153,6 +156,10 @@ async def test_a_pipeline_shows_its_stages_and_its_last_step(tmp_path: Path) -> 
         request = ring_pb2.GetWorkerFiguresRequest(job="j", worker_ids=["a"])
         figures = (await stub.GetWorkerFigures(request)).figures["a"]
         assert figures.blocks_step == 64 and len(figures.block_seconds) == 8
+        untold = "Steps are not measured block by block"
+        assert untold not in words
+        monkeypatch.setattr(last_step, "BLOCKS_TOLD_MAX", 3)
+        assert untold in text_of((await browser.get("/jobs/j"))[1])
 
 
 async def test_what_scripts_and_workers_write_is_text(tmp_path: Path) -> None:

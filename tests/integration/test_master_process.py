@@ -19,7 +19,14 @@ from elastane_agent.supervisor.first_checks import is_full
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
-from integration.master_support import ASKED_AGAIN, MasterChild, MasterProcess, master_process, private_store
+from integration.master_support import (
+    ASKED_AGAIN,
+    MasterChild,
+    MasterProcess,
+    master_process,
+    private_store,
+    server_pid,
+)
 
 
 async def run_cli(*arguments: str, **environment: str) -> tuple[int, str]:
@@ -142,7 +149,7 @@ async def test_nothing_acknowledged_is_lost_or_doubled_by_kills(tmp_path: Path, 
                 await master.kill()
                 await master.start()
             else:
-                os.kill(EmbeddedStore(tmp_path).server_pid(), signal.SIGKILL)
+                os.kill(server_pid(EmbeddedStore(tmp_path)), signal.SIGKILL)
         await patience.wait_for(running, 120)
         progress, history = await progress_and_history(master)
     assert (progress.done, progress.todo, progress.doing, progress.failed) == (size, 0, 0, 0)
@@ -218,7 +225,7 @@ async def test_the_port_file_comes_and_goes_with_the_service(tmp_path: Path) -> 
         assert master.process.returncode == 0
         assert '"event": "master serves"' in log
         assert not (tmp_path / "port").exists()
-        assert EmbeddedStore(tmp_path).server_pid() is None
+        assert server_pid(EmbeddedStore(tmp_path)) is None
         await master.start()
         assert (await progress_and_history(master))[0].todo == 10
 

@@ -29,7 +29,7 @@ from elastane_master.store.errors import (
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.log import JobLog, LogListener, LogOptions
-from integration.master_support import CuttingRelay, Ledger, open_ledger, private_store
+from integration.master_support import CuttingRelay, Ledger, open_ledger, private_store, server_pid
 
 KEYS = JobKeys.of("j")
 NO_SNAPSHOTS = LogOptions(snapshot_seconds=3600)
@@ -228,7 +228,7 @@ async def test_a_killed_server_comes_back_and_nothing_acknowledged_is_lost(store
     for round_number in range(3):
         pending = [ledger.append(record) for record in numbered(50, 100 * round_number)]
         await asyncio.shield(pending[-1])
-        os.kill(store.embedded.server_pid(), signal.SIGKILL)
+        os.kill(server_pid(store.embedded), signal.SIGKILL)
         more = [ledger.append(record) for record in numbered(50, 100 * round_number + 50)]
         await patience.wait_for(asyncio.gather(*more), 30)
     assert changes in ([False, True] * count for count in (1, 2, 3))
@@ -273,7 +273,7 @@ async def test_a_connection_is_made_anew_after_every_error(store: Store) -> None
 async def test_nothing_is_acknowledged_while_the_server_is_down(store: Store) -> None:
     ledger = await open_ledger(store)  # its listener does not revive the server
     await ledger.append(b"a")
-    os.kill(store.embedded.server_pid(), signal.SIGKILL)
+    os.kill(server_pid(store.embedded), signal.SIGKILL)
     future = ledger.append(b"b")
     await patience.wait_for(ledger.log.settled(), 10)  # returns since the store is known to be down
     assert not ledger.log.reachable
@@ -330,7 +330,7 @@ async def test_closing_while_the_store_is_down_fails_what_is_pending(store: Stor
     await store.redis.config_set("appendfsync", "always")
     ledger = await open_ledger(store)
     await ledger.append(b"a")
-    os.kill(store.embedded.server_pid(), signal.SIGKILL)
+    os.kill(server_pid(store.embedded), signal.SIGKILL)
     future = ledger.append(b"b")
     await ledger.log.close(timeout_seconds=0.2)
     with pytest.raises(LogClosed):
@@ -368,16 +368,16 @@ async def test_events_keep_their_numbers_over_a_takeover(store: Store) -> None:
 async def test_the_private_server_outlives_its_master_and_is_found_again(tmp_path: Path) -> None:
     first, second = EmbeddedStore(tmp_path), EmbeddedStore(tmp_path)
     assert await first.start()
-    pid = first.server_pid()
+    pid = server_pid(first)
     assert not await second.start()
-    assert second.server_pid() == pid
+    assert server_pid(second) == pid
     os.kill(pid, signal.SIGKILL)
     first._process.wait(5)
     assert second.socket_path.exists()  # stale: the kill left it behind
     assert await second.start()
-    assert second.server_pid() != pid
+    assert server_pid(second) != pid
     await second.stop()
-    assert second.server_pid() is None
+    assert server_pid(second) is None
 
 
 async def test_two_starts_at_once_make_one_server(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ async def test_a_master_that_is_told_to_stop_while_it_starts_leaves_no_server(
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert EmbeddedStore(tmp_path).server_pid() is None
+    assert server_pid(EmbeddedStore(tmp_path)) is None
 
 
 async def test_a_state_directory_with_a_long_path_works(
@@ -486,7 +486,7 @@ async def test_history_and_events_of_a_store_that_lost_its_end_are_written_again
         # While a disk is busy with its last fsync, the server keeps what comes for up to two seconds.
         while (await store.redis.info("persistence"))["aof_buffer_length"]:
             await asyncio.sleep(0.01)
-        pid = store.embedded.server_pid()
+        pid = server_pid(store.embedded)
         os.kill(pid, signal.SIGKILL)
         store.embedded._process.wait(10)
         file = next((store.embedded.folder / "appendonlydir").glob("*.incr.aof"))

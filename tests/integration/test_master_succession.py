@@ -26,6 +26,7 @@ from integration.master_support import (
     master_process,
     private_store,
     reason_of,
+    server_pid,
 )
 from integration.test_master_process import Leaser, create, progress_and_history, run_cli
 from slow import slow, slow_except
@@ -253,7 +254,7 @@ async def test_a_leader_cut_off_from_the_store_sends_its_callers_away_and_goes_o
         worker = Worker(channel, "w")
         await worker.hello(pid=7)
         assert len(await lease_all(first, 3)) == 3
-        server = store.embedded.server_pid()
+        server = server_pid(store.embedded)
         os.kill(server, signal.SIGSTOP)
         try:
             await serving(first, NOT_SERVING)

@@ -11,7 +11,7 @@ from compared_runs import compare_runs
 from elastane_cli.rehearse.cluster import local_cluster
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.v1 import job_pb2
-from slow import further
+from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_slow_stage.py"
 ESTS, STEPS = 4, 140
@@ -21,7 +21,7 @@ def units_of(job: job_pb2.Job) -> dict[str, int]:
     return {stage.replicas[0]: stage.end_unit - stage.first_unit for stage in job.pipeline.stages}
 
 
-@further
+@slow
 @pytest.mark.timeout(300)
 def test_a_worker_that_is_three_times_as_slow_gets_fewer_units(tmp_path: Path) -> None:
     settings = job_pb2.JobSettings(
@@ -32,10 +32,10 @@ def test_a_worker_that_is_three_times_as_slow_gets_fewer_units(tmp_path: Path) -
         pipeline_stages_min=2,
         pipeline_stages_max=2,
     )
-    slow = tmp_path / "slow"
-    slow.mkdir()
+    marks = tmp_path / "slow"
+    marks.mkdir()
     arguments = [str(SCRIPT), "--steps", str(STEPS)]
-    with local_cluster(tmp_path, settings, arguments, environment={"SLOW_DIR": str(slow)}) as cluster:
+    with local_cluster(tmp_path, settings, arguments, environment={"SLOW_DIR": str(marks)}) as cluster:
         for name in ("w0", "w1"):
             cluster.add_worker(name)
         # Both are measured.
@@ -44,7 +44,7 @@ def test_a_worker_that_is_three_times_as_slow_gets_fewer_units(tmp_path: Path) -
             what="the speed of both workers",
         )
         worker, count = max(units_of(job).items(), key=lambda one: one[1])
-        (slow / worker).touch()
+        (marks / worker).touch()
         cluster.wait_for(lambda job: units_of(job).get(worker, count) < count, what="another plan")
         told = [event for event in cluster.client.events(cluster.job) if event.kind == "stages_planned"]
         # Other load on the machine adds to both workers' times.

@@ -8,8 +8,6 @@ from pipeline_timeline import CASES, equal, real
 from slow import slow
 
 UNIT_SECONDS = 0.1
-LONGER_MAX = 1.7
-"""On a very busy machine, with blocks as long as these; one block at a time would be 2.4 times as long."""
 CHOSEN = (equal(3), *(case for case in CASES if "replicas" in case.title))
 
 
@@ -20,6 +18,9 @@ def test_a_step_lasts_as_long_as_simulated() -> None:
     for case in CHOSEN:
         simulated, measured = case.simulated(UNIT_SECONDS), found[case.title]
         least = min(measured.step_seconds)
-        assert 0.99 * simulated.step_seconds < least < LONGER_MAX * simulated.step_seconds
+        assert 0.99 * simulated.step_seconds < least
         assert min(measured.bubbles) >= simulated.bubble - 0.02
+        # Of the time that units really slept: it bears a busy machine, and no order but the planner's.
+        one_after_the_other = 1 - 1 / case.workers
+        assert min(measured.bubbles) < (simulated.bubble + 2 * one_after_the_other) / 3
     assert equal(3).simulated(UNIT_SECONDS).bubble == pytest.approx(2 / (2 + 8))

@@ -14,7 +14,7 @@ import pytest
 import patience
 from elastane_master.store.connection import Store
 from elastane_master.store.log import LogOptions
-from integration.master_support import open_ledger, private_store
+from integration.master_support import open_ledger, private_store, server_pid
 
 NO_SNAPSHOTS = LogOptions(snapshot_seconds=3600)
 
@@ -73,6 +73,6 @@ async def test_a_file_with_a_gap_is_written_anew_once_the_disk_has_room(store: S
     await patience.wait_for(asyncio.gather(written, more), 20)
     await rewritten(store, damaged)
     await ledger.append(b"after")
-    os.kill(store.embedded.server_pid(), signal.SIGKILL)
+    os.kill(server_pid(store.embedded), signal.SIGKILL)
     await store.revive()
     assert (await open_ledger(store)).records == ledger.records

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2
@@ -450,7 +450,7 @@ class WorkerModel:
         except ScriptEnds as ends:
             reason = ends.reason
         except SystemExit:  # a new process must start
-            reason = ring_pb2.BYE_REASON_FAILED
+            reason = ring_pb2.BYE_REASON_DRAINED
         except IntervalError as error:
             self.world.fail("no refusal", f"{self.name}: {error}")
             return
@@ -840,6 +840,9 @@ class WorkerModel:
             self.notify()
 
     # ------------------------------------------------------------------ checkpoints
+
+    def start_anew(self, why: str) -> NoReturn:
+        raise SystemExit(why)
 
     def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
         message, self.protocol.checkpoint = self.protocol.checkpoint, None

@@ -10,7 +10,7 @@ from elastane_master.decisions import stage_plans
 from elastane_master.decisions.pipeline_view import PipelineState
 from elastane_master.jobs.job_server import JobServer
 from elastane_planner.errors import PlanError
-from elastane_planner.last_step import measured_timeline
+from elastane_planner.last_step import BLOCKS_TOLD_MAX, is_too_long, measured_timeline
 
 BLOCKS_PREDICTED_MAX: Final = 1024
 """Blocks of a step up to which it is simulated to be drawn."""
@@ -19,13 +19,14 @@ BLOCKS_PREDICTED_MAX: Final = 1024
 @dataclass(frozen=True, slots=True)
 class StageFacts:
     """A pipeline as its page shows it. picture: of `step`, or, without one, of the step that is predicted;
-    None: neither is known. bubble: of the picture."""
+    None: neither is known. bubble: of the picture. untold: why steps are never measured; empty: they are."""
 
     view: PipelineState
     picture: StepPicture | None = None
     step: int | None = None
     bubble: float = 0.0
     step_seconds: float = 0.0
+    untold: str = ""
 
 
 def stage_facts(server: JobServer, view: PipelineState | None) -> StageFacts | None:
@@ -46,7 +47,10 @@ def stage_facts(server: JobServer, view: PipelineState | None) -> StageFacts | N
             found = stage_plans.predicted(state, plan)
     except PlanError:
         found = None
+    untold = ""
+    if is_too_long(by_device, ests):
+        untold = f"Steps are not measured block by block: a worker has more than {BLOCKS_TOLD_MAX} in each."
     if found is None:
-        return StageFacts(view)
+        return StageFacts(view, untold=untold)
     picture = draw_step(found, by_device, workers)
-    return StageFacts(view, picture, step, found.bubble, found.step_seconds)
+    return StageFacts(view, picture, step, found.bubble, found.step_seconds, untold)

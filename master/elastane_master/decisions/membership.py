@@ -205,7 +205,7 @@ def _missing(state: JobState, staying: int) -> str:
         return f"all workers are gone; the next one goes on from {source}"
     if state.settings.recovery != "fixed":
         least = state.pipeline.workers_least
-        why = ", in whose memory the model fits" if least > state.settings.workers_min else ""
+        why = "; fewer do not have the memory for the model" if least > state.settings.workers_min else ""
         return too_few(staying, state.workers_needed) + why
     reason = too_few(staying, state.workers_needed, "all")
     if staying >= state.settings.workers_min:

@@ -81,6 +81,7 @@ def _scale(ctx: DecisionContext, event: ScaleRequested) -> None:
                 ctx.note(history.SuspensionCalledOff())
             autoscaling.begin(state)
     state.settings = settings
+    pipelines.memory_known(ctx)
     ring.form_if_due(ctx)
 
 

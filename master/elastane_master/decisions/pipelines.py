@@ -1,7 +1,7 @@
 """Jobs whose model is cut into units: what is decided for them at each change of the ring.
 
 the first worker joins --> its model's units are the job's; what no pipeline has is off
-a worker joins         --> how many workers hold the model in their memory (stage_memory.py)
+a worker joins, leaves --> how many workers hold the model in their memory (stage_memory.py)
 a ring goes            --> its plan (stage_plans.py), and the source of each unit (unit_holders.py)
 a script ends          --> its units count towards the result
 """
@@ -81,17 +81,20 @@ def require_memory(state: JobState, event: WorkerJoined) -> None:
 
 
 def memory_known(ctx: DecisionContext) -> None:
-    """Note how many workers the model needs, by the memory that those present say they may use."""
+    """Note how many workers the model needs, by the memory that those present say they may use.
+
+    Called when workers join or leave, when their memory changes, and when other numbers are allowed.
+    """
     state = ctx.state
     model = state.signature.pipeline if state.signature else None
-    memory = max((record.memory_bytes for record in state.ring_workers()), default=0)
+    memory = max((one.memory_bytes for one in state.workers.values() if one.role == "ring"), default=0)
     if model is None or not memory:
         return
     settings, profile = state.settings, stage_plans.profile_of(model)
     try:
         least = stage_memory.workers_least(profile, settings.ests, settings.workers_most, memory)
-    except PlanError:  # the settings have changed since these workers joined
-        least = 0
+    except PlanError:  # the one that made it possible has left: all that are allowed come closest
+        least = min(settings.ests, settings.workers_most)
     state.pipeline.workers_least = least
 
 
@@ -154,8 +157,6 @@ def ring_goes(ctx: DecisionContext, resume_step: int, loaded: str | None) -> Non
         checkpoint_url=state.settings.checkpoint_url if loaded else "",
     )
     if not stage_plans.same_stages(plan, before):
-        if is_same and before is not None:  # by what is known now, as the new plan
-            before = stage_plans.with_figures(before, stage_plans.question(state))
         ctx.note(_planned(plan, before, replanned=is_same))
 
 

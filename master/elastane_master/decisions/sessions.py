@@ -417,6 +417,7 @@ def _remove(ctx: DecisionContext, record: WorkerRecord, reason: str, *, counts: 
     ctx.touch()
     needed = ring_state.member(worker) is not None or _still_needed(ctx, worker)
     del state.workers[worker]
+    pipelines.memory_known(ctx)
     if counts and record.role == "ring":
         quarantine.died(state, worker, ctx.now)
     ring_state.order = tuple(name for name in ring_state.order if name != worker)

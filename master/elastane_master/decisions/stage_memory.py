@@ -2,6 +2,7 @@
 
     a worker joins      the job needs as many workers as hold the model, if all had as much memory as the
                         one that has most; with fewer it waits, and if no number would do, it is refused
+    a worker leaves     the same, by what those have that are left
     a plan is chosen    its stages keep activations, or run forwards again, so that they fit
 
 Optimizer state and activations are counted as far as the script's profile has them.
@@ -10,6 +11,7 @@ Optimizer state and activations are counted as far as the script's profile has t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -34,15 +36,26 @@ def workers_least(profile: Profile, micro_batches: int, workers_most: int, memor
     if count * len(profile.units) > SEARCHED_MAX:
         held = sum(unit.parameter_bytes + unit.optimizer_bytes for unit in profile.units)
         return min(count, max(1, -(-held // memory_bytes)))
-    devices = [Device(f"worker {index}", memory_bytes=memory_bytes) for index in range(count)]
-    costs = Costs(profile, Cluster.uniform(devices, UNKNOWN_BYTES_PER_SECOND), micro_batches)
-    needs = MemoryNeeds(costs)
-    least = needs.least_devices(devices[0])
+    least = _searched(profile, micro_batches, count, memory_bytes)
     if least is None or least > count:
+        needs = MemoryNeeds(_costs(profile, micro_batches, count, memory_bytes))
         misfit = needs.fit(_one_each(profile, count))
         if isinstance(misfit, Misfit):
             raise needs.does_not_fit(misfit)
     return count if least is None else min(least, count)
+
+
+@lru_cache(maxsize=64)
+def _searched(profile: Profile, micro_batches: int, count: int, memory_bytes: int) -> int | None:
+    """Return the least number of devices; None: none would do. It takes up to half a second, and is asked
+    for as often as workers come and leave."""
+    costs = _costs(profile, micro_batches, count, memory_bytes)
+    return MemoryNeeds(costs).least_devices(costs.cluster.devices[0])
+
+
+def _costs(profile: Profile, micro_batches: int, count: int, memory_bytes: int) -> Costs:
+    devices = [Device(f"worker {index}", memory_bytes=memory_bytes) for index in range(count)]
+    return Costs(profile, Cluster.uniform(devices, UNKNOWN_BYTES_PER_SECOND), micro_batches)
 
 
 def first_fit(costs: Costs, plans: Iterable[Plan]) -> Plan | str:

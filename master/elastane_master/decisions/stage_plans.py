@@ -38,8 +38,8 @@ STEPS_LEFT_UNKNOWN = 1000
 SECONDS_ASSUMED = 1e-3
 """Of a unit's forward, where a plan is needed before any time is measured."""
 SIMULATIONS_AT_ONCE_MAX = 20
-BLOCKS_SIMULATED_MAX = 4096
-"""Blocks of a step up to which a plan's step is simulated, to be shown."""
+BLOCKS_AT_ONCE_MAX = 2048
+"""Blocks of a step up to which a plan's step is simulated within a decision, to be shown: some 20 ms."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -120,10 +120,12 @@ def question(state: JobState) -> Question:
 def decide(state: JobState) -> StagePlan:
     """Return the plan of the ring that goes now, with what is predicted of it. Called once for each Go."""
     asked = question(state)
-    found, problem = _proposed(state, asked) or _kept(state, asked), ""
+    if proposed := _proposed(state, asked):
+        return proposed  # with what the planner's thread has predicted of it
+    found, problem = _kept(state, asked), ""
     if found is None:
         found, problem = _planned(asked)
-    return with_figures(found or _cut(state, asked, problem), asked)
+    return with_figures(found or _cut(state, asked, problem), asked, blocks_max=BLOCKS_AT_ONCE_MAX)
 
 
 def answer(asked: Question, **bounds: object) -> StagePlan:
@@ -144,10 +146,10 @@ def answer(asked: Question, **bounds: object) -> StagePlan:
     return StagePlan(_by_worker(found.plan, asked.workers), asked.workers, found.step_seconds, reason=reason)
 
 
-def with_figures(plan: StagePlan, asked: Question) -> StagePlan:
-    """Return a plan with what is predicted of it, as far as units are measured and the case is small."""
+def with_figures(plan: StagePlan, asked: Question, *, blocks_max: int | None = None) -> StagePlan:
+    """Return a plan with what is predicted of it, if units are measured and a step has no more blocks."""
     blocks = 2 * len(plan.stages) * asked.micro_batches
-    if not asked.profile.measured or blocks > BLOCKS_SIMULATED_MAX:
+    if not asked.profile.measured or (blocks_max is not None and blocks > blocks_max):
         return plan
     place = {worker: index for index, worker in enumerate(asked.workers)}
     by_device = _by_device(plan, place)

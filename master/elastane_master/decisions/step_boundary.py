@@ -21,6 +21,7 @@ from elastane_master.decisions import (
     link_speeds,
     membership,
     messages,
+    pipelines,
     ring,
     sentinel,
     stragglers,
@@ -127,7 +128,11 @@ def applied(ctx: DecisionContext, event: AppliedReported) -> None:
     if record is None or record.role != "ring":
         return
     balance.measured(ctx, record, event)
+    memory = record.memory_bytes
     unit_seconds.measured(ctx, record, event)
+    if record.memory_bytes != memory:
+        pipelines.memory_known(ctx)
+        ring.form_if_due(ctx)
     link_speeds.measured(ctx, record, event)
     stragglers.judged(ctx, record, event)
     member = state.ring.stage is Stage.RUNNING and state.ring.member(event.worker) is not None

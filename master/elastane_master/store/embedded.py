@@ -148,16 +148,6 @@ class EmbeddedStore:
             await client.aclose()
         return ""
 
-    def server_pid(self) -> int | None:
-        """Process id of the running server, or None."""
-        if (lock := self._try_lock()) is not None:
-            os.close(lock)
-            return None
-        try:
-            return int((self.folder / "server.pid").read_text())
-        except (OSError, ValueError):
-            return None
-
     # ---------------------------------------------------------------- the process
 
     def _try_lock(self) -> int | None:

@@ -100,7 +100,8 @@ class AutoscalerState(msgspec.Struct, frozen=True):
     never decided. before: rung to go back to; 0: nothing is being verified. exploring: the target is only
     measured. changes: times of voluntary changes. asked_at: of the last change of the target. drifts: looks
     in a row at which the present rung differed. short_since: since when fewer workers train than asked for.
-    disturbed_since: since when a worker has been a straggler.
+    straggler: the one that was seen last; disturbed_since: since when it has been one, None once that is how
+    fast the job is.
     """
 
     now: float = 0.0
@@ -115,6 +116,7 @@ class AutoscalerState(msgspec.Struct, frozen=True):
     drifts: int = 0
     short_since: float | None = None
     disturbed_since: float | None = None
+    straggler: str = ""
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -286,18 +288,21 @@ class _Look:
     def _disturbed(self) -> str:
         """Say for how long nothing is measured because of a straggler; "": it is measured.
 
-        One that stays is how fast the job is: what was being verified is then kept without a verdict.
+        One that stays is how fast the job is: what was being verified is then kept without a verdict, and
+        what was measured without it is no measure any more.
         """
         name = self.seen.straggler
         if not name:
-            self._set(disturbed_since=None)
-            return ""
+            self._set(straggler="", disturbed_since=None)
+        elif name != self.state.straggler:
+            self._set(straggler=name, disturbed_since=self.now)
         since = self.state.disturbed_since
-        since = self.now if since is None else since
-        self._set(disturbed_since=since, drifts=0)
+        if since is None:
+            return ""
+        self._set(drifts=0)
         if (left := since + REACH_SECONDS - self.now) > 0:
             return f"{name} is a straggler: nothing is measured for {left:.0f} s, unless that ends"
-        self._set(before=0, exploring=False)
+        self._set(rungs={}, before=0, exploring=False, disturbed_since=None)
         return ""
 
     # ------------------------------------------------------------------ what is known
@@ -406,7 +411,7 @@ class _Look:
         is_worse = self._is_worse(seen.ring_workers, new, before, old)
         if is_worse and seen.growth > 1 + DRIFT_FRACTION and seen.steps < 2 * VERIFY_STEPS:
             return self._to(
-                self.target, "keep", "steps became longer while it was verified: it is seen longer"
+                self.target, "keep", "steps became longer while it was verified: it is watched for longer"
             )
         self._set(before=0, exploring=False)
         if not is_worse:

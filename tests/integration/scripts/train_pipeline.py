@@ -9,9 +9,7 @@ import fcntl
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +45,6 @@ class Checked(nn.Module):
         if x.abs().max() > 1e3:
             raise ValueError("a sample is broken")
         return x
-
-
-def taking(build: Any, seconds: float) -> nn.Module:
-    """Return a layer that takes its time; on the worker SLOW three times as long."""
-    factor = 3 if os.environ.get("ELASTANE_WORKER_ID", "") == os.environ.get("SLOW") else 1
-    module = build()
-    module.register_forward_pre_hook(lambda *_: time.sleep(factor * seconds))
-    return module
 
 
 class Whole(nn.Module):
@@ -103,7 +93,6 @@ def units(
     modules: bool,
     *,
     checks: bool = False,
-    seconds: float = 0.0,
     flaw: bool = False,
     steep: bool = False,
 ) -> list:
@@ -118,8 +107,6 @@ def units(
     ]
     if checks:
         builders.insert(0, Checked)
-    if seconds:
-        builders = [partial(taking, build, seconds) for build in builders]
     return [build() for build in builders] if modules else builders
 
 
@@ -179,7 +166,6 @@ def main() -> None:
     parser.add_argument("--broken", type=int, default=-1, help="index of a sample for which a unit raises")
     parser.add_argument("--stop", type=int, default=-1, help="leave the loop after this epoch")
     parser.add_argument("--flaw", action="store_true", help="a unit that keeps something between ESTs")
-    parser.add_argument("--seconds", type=float, default=0.0, help="that each unit sleeps")
     args = parser.parse_args()
 
     job = elastane.init(seed=3)
@@ -198,9 +184,7 @@ def main() -> None:
     pipe, optimizer, loader, scheduler = job.prepare_pipeline(
         split(args.batch_size)
         if args.split
-        else units(
-            args.modules, checks=args.broken >= 0, seconds=args.seconds, flaw=args.flaw, steep=args.amp
-        ),
+        else units(args.modules, checks=args.broken >= 0, flaw=args.flaw, steep=args.amp),
         make_optimizer,
         loader,
         *([scaler] if args.amp else []),

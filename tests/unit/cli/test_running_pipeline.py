@@ -84,6 +84,17 @@ def test_steps_that_not_all_have_told_are_not_shown(master: FakeMaster, command:
     assert json.loads(cli(master, command, "--json").stdout)["last_step"] is None
 
 
+@pytest.mark.parametrize("command", ["plan", "status"])
+def test_that_steps_have_too_many_blocks_to_be_told_is_said(master: FakeMaster, command: str) -> None:
+    for figures in master.figures.values():
+        figures.ClearField("block_seconds")
+    said = "no step is shown: a worker has more than 128 blocks in each, which are not told"
+    master.jobs["train"].settings.ests = 64
+    assert said not in cli(master, command).stdout
+    master.jobs["train"].settings.ests = 65
+    assert said in cli(master, command).stdout
+
+
 def test_other_jobs_have_no_last_step(master: FakeMaster) -> None:
     master.jobs["train"].ClearField("pipeline")
     assert "last_step" not in json.loads(cli(master, "status", "--json").stdout)
@@ -115,7 +126,7 @@ def test_a_cluster_file_needs_a_pipeline_that_runs(master: FakeMaster, tmp_path:
     file = tmp_path / "cluster.json"
     master.jobs["train"].ClearField("pipeline")
     refused = cli(master, "plan", "--cluster-out", str(file))
-    assert refused.exit_code == 2 and "no pipeline that runs" in refused.output and not file.exists()
+    assert refused.exit_code == 2 and "is not a running pipeline" in refused.output and not file.exists()
     profile = tmp_path / "profile.json"
     profile.write_text("{}")
     refused = cli(

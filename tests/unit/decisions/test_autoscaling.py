@@ -367,9 +367,12 @@ def test_a_straggler_that_stays_ends_the_verification_and_counts_as_the_jobs_own
     job.hinder(slow=True, flagged=True)
     job.steps(10)
     assert job.state.scaling.autoscaler.before == 8
-    job.steps(60)
+    job.steps(15)
     known = job.state.scaling.autoscaler
-    assert known.before == 0 and known.barred == {} and job.scaled(history.ScaleRolledBack) == []
+    assert known.before == 16 and known.barred == {} and job.scaled(history.ScaleRolledBack) == []
+    assert {rung: one.step_seconds for rung, one in known.rungs.items()} == {16: 20.0}, "measured anew"
+    job.steps(60)
+    assert [one.workers for one in job.scaled(history.ScaleRolledBack)] == [16], "eight are slower"
 
 
 def test_workers_of_before_stand_by_while_fewer_are_tried_for_as_long_as_a_start_takes() -> None:

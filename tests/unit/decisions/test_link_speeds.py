@@ -99,6 +99,56 @@ def test_pairs_of_hosts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(job.state.pipeline.links["a"]["b"]) == link_speeds.TOLD_KEPT
 
 
+def test_links_of_hosts_that_are_gone_give_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_speeds, "PAIRS_MAX", 3)  # of which one is new
+    job = on_hosts(a="h1", b="h2", c="h3")
+    job.state.pipeline.links = {"h1": {"h2": (1e9,), "gone": (2e9,)}, "gone": {"h1": (2e9,)}}
+    tell(job, "b", a=1e9)
+    assert len(job.state.pipeline.links) == 2, "there is room"
+    tell(job, "c", b=4e9)
+    assert job.state.pipeline.links == {"h1": {"h2": (1e9,)}, "h2": {"h3": (4e9,)}}
+
+
+def test_no_other_plan_is_looked_for_if_it_would_be_planned_with_the_same() -> None:
+    job = on_hosts(a="h1", b="h2", c="h2")
+    tell(job, "b", a=1e9)
+    before, matrix = job.state.pipeline.measurements, stage_plans.question(job.state).cluster.bandwidth
+    tell(job, "b", a=1.12e9)
+    assert job.state.workers["b"].links == {"a": 1.12e9}
+    assert stage_plans.question(job.state).cluster.bandwidth == matrix
+    assert job.state.pipeline.measurements == before
+    tell(job, "b", a=9e9)
+    tell(job, "b", a=9e9)
+    assert stage_plans.question(job.state).cluster.bandwidth != matrix
+    assert job.state.pipeline.measurements == before + 1
+
+
+def test_a_link_that_stays_slower_is_planned_with_within_half_a_minute() -> None:
+    """Also if its figures, once slow, hardly change any more."""
+    job = on_hosts(a="h1", b="h2", c="h2")
+    for value in (1e9, 1.2e9, 1e9, 1.2e9, 1e9, 1e8):
+        tell(job, "b", a=value)
+    assert link_speeds.between(job.state, ("h1", "h2"))["h1", "h2"] > 9e8, "once may be chance"
+    for _ in range(2):
+        tell(job, "b", a=1e8)
+    assert link_speeds.between(job.state, ("h1", "h2"))["h1", "h2"] == 1e8
+    before = job.machine.snapshot()
+    tell(job, "b", a=1e8)
+    assert job.machine.snapshot() == before
+
+
+def test_workers_of_a_host_that_differ_for_ever_are_not_stored_for_ever() -> None:
+    job = on_hosts(a="h1", b="h2", c="h2")
+    for _ in range(6):
+        tell(job, "b", a=1e9)
+        tell(job, "c", a=3e9)
+    before = job.machine.snapshot()
+    tell(job, "b", a=1e9)
+    tell(job, "c", a=3e9)
+    assert job.machine.snapshot() == before
+    assert link_speeds.between(job.state, ("h1", "h2")) == {("h1", "h2"): 2e9}
+
+
 def test_links_and_devices_are_shown() -> None:
     job = on_hosts(a="h1", b="h2", c="h3")
     tell(job, "b", a=1e9)

@@ -469,7 +469,7 @@ def test_a_job_waits_for_as_many_workers_as_hold_its_model() -> None:
     job.join("a", memory_bytes=ALONE // 2 + 200)
     job.gather()
     assert job.state.ring.stage == "none"
-    assert job.state.reason == "1 of at least 2 workers are there, in whose memory the model fits"
+    assert job.state.reason == "1 of at least 2 workers are there; fewer do not have the memory for the model"
     job.join("b", memory_bytes=ALONE // 2 + 200)
     job.gather()
     assert job.members == ("a", "b")
@@ -504,6 +504,38 @@ def test_a_job_is_not_scaled_to_fewer_workers_than_hold_its_model() -> None:
         job.do(events.ScaleRequested("r1", 1, 1))
     assert job.machine.snapshot() == before
     job.do(events.ScaleRequested("r2", 1, 2))
+
+
+def test_who_leaves_takes_the_memory_along() -> None:
+    job = PipelineDriver()
+    for worker, memory in (("a", ALONE + 200), ("b", ALONE // 2 + 200), ("c", 300)):
+        job.join(worker, memory_bytes=memory)
+    assert job.state.workers_needed == 1
+    job.lose("a")
+    assert job.state.workers_needed == 2
+    job.lose("b")
+    assert job.state.workers_needed == 4, "all that may be: no number of such workers would do"
+    job.join("a", memory_bytes=ALONE + 200)
+    assert job.state.workers_needed == 1
+
+
+def test_a_worker_that_may_use_more_memory_now_is_not_made_to_wait() -> None:
+    job = PipelineDriver()
+    job.join("a", memory_bytes=ALONE // 2 + 200)
+    job.gather()
+    assert job.state.ring.stage == "none"
+    job.do(events.AppliedReported("a", job.session("a"), 0, 0, memory_bytes=ALONE + 200), after=11.0)
+    assert job.state.workers_needed == 1 and job.state.ring.stage != "none"
+
+
+def test_with_more_workers_allowed_as_many_are_waited_for_as_hold_the_model() -> None:
+    job = PipelineDriver(workers_max=1)
+    job.join("a", memory_bytes=ALONE + 200)
+    job.join("b", memory_bytes=ALONE // 2 + 200)
+    job.lose("a")
+    assert job.state.workers_needed == 1
+    job.do(events.ScaleRequested("r1", 1, 3))
+    assert job.state.workers_needed == 2
 
 
 def test_of_a_large_model_only_weights_are_counted_within_a_decision() -> None:
@@ -559,7 +591,7 @@ def test_fewer_workers_than_hold_the_model_wait_after_a_death() -> None:
     job.take()
     job.lose("c")
     assert job.state.ring.stage == "none"
-    assert job.state.reason == "2 of at least 3 workers are there, in whose memory the model fits"
+    assert job.state.reason == "2 of at least 3 workers are there; fewer do not have the memory for the model"
 
 
 def test_what_no_pipeline_has_is_off_and_said() -> None:

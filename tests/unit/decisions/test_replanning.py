@@ -265,3 +265,27 @@ def test_what_is_predicted_of_a_plan_is_kept_with_it() -> None:
     assert plan_made.stage_seconds == pytest.approx((3.6, 3.6)) and plan_made.step_seconds > 3.6
     assert plan_made.bubble == pytest.approx(0.2, abs=0.01), "(S - 1) / (S - 1 + M)"
     assert job.plan.step_seconds == plan_made.step_seconds
+
+
+def test_what_the_planner_has_simulated_is_not_simulated_within_the_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor a step of very many blocks, for which the whole master would wait."""
+    simulated: list[int] = []
+    real = stage_plans.timeline
+    monkeypatch.setattr(
+        stage_plans, "timeline", lambda *given: simulated.append(len(given[2].stages)) or real(*given)
+    )
+    job = PipelineDriver(of=model(forward_seconds=0.1, backward_seconds=0.2))
+    job.signature = msgspec.structs.replace(job.signature, epochs=1000)
+    job.train("a", "b", "c")
+    assert len(simulated) == 1
+    propose(job, plan((0, 1, "a"), (1, 3, "b"), (3, UNITS, "c"), seconds=0.1))
+    job.step(3)
+    for worker in job.members:
+        job.ready_at(worker, 4)
+    assert job.noted("stages_planned")[-1].reason.count("0.1 s a step are predicted, 0.2 s before") == 1
+    assert len(simulated) == 1
+    monkeypatch.setattr(stage_plans, "BLOCKS_AT_ONCE_MAX", 15)
+    PipelineDriver(of=model(forward_seconds=0.1, backward_seconds=0.2)).train("a", "b", "c", until=0)
+    assert len(simulated) == 1

@@ -397,6 +397,15 @@ def test_a_norm_that_is_not_finite_is_an_error_for_all_who_ask_for_one():
         job.together(lambda executor, me: executor.clip(0.5, error_if_nonfinite=True))
 
 
+def test_a_device_is_waited_for_once_to_learn_whether_gradients_are_finite(monkeypatch):
+    job = _Job(_linears, _two(), 2, 2)
+    job.forward_backward()
+    asked, convert = [], torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: asked.append(tensor) or convert(tensor))
+    job.together(lambda executor, me: executor.not_finite())
+    assert len(asked) == 2, "each member once"
+
+
 def test_a_gradient_that_is_not_finite_anywhere_is_known_to_all():
     job = _Job(_linears, _two(), 2, 2)
     job.forward_backward()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -36,9 +38,18 @@ class Ring:
         except threading.BrokenBarrierError:
             raise RingBroken("a member is gone") from None
         if self._breaks_at.get(me) == self._count[me]:
-            self._barrier.abort()
+            self.lose()
             raise RingBroken("connection closed")
         return told
+
+    def lose(self) -> None:
+        """A connection is lost."""
+        self._barrier.abort()
+
+
+def start_anew(why: str) -> NoReturn:
+    assert why == "the job went from step 7 to 3 while the script evaluated"
+    raise SystemExit(EXIT_START_ANEW)
 
 
 class Member:
@@ -48,7 +59,10 @@ class Member:
         self.me, self.rings, self.after, self.at = me, list(rings), list(after), 0
         self.asked = 0
         self.protocol = SimpleNamespace(is_running=True, applied_step=after[0], broken=lambda *_: None)
-        session = SimpleNamespace(protocol=self.protocol, tell=self._tell, wait_for=lambda _: None)
+        exits = SimpleNamespace(start_anew=start_anew)
+        session = SimpleNamespace(
+            protocol=self.protocol, tell=self._tell, wait_for=lambda _: None, exits=exits
+        )
         model = torch.nn.Linear(1, 1)
         parts: Any = SimpleNamespace(
             worker_session=session,
@@ -78,7 +92,11 @@ class Member:
         assert given == [given[0]] * len(given), "all members know who asks"
         if self.me in askers:
             for unit in range(2):
+                self.before_taking(unit)
                 take({f"{unit}.weight": torch.tensor([float(unit)])})
+
+    def before_taking(self, unit: int) -> None:
+        """The unit's weights are on their way."""
 
     def flush(self) -> None: ...
 
@@ -138,6 +156,27 @@ def test_members_that_evaluate_unequally_often() -> None:
         return first.evaluate([1, 2, 3], then_wait=False) + first.evaluate([4])
 
     assert together(twice, lambda: second.evaluate([1, 2, 3])) == [[11, 22, 33, 44], [11, 22, 33]]
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_what_one_evaluates_alone_before_all_do_is_no_other_place_of_theirs(helper: bool) -> None:
+    """`if job.is_leader: pipe.evaluate(one)`, then `pipe.evaluate(other)`; also by a function of theirs."""
+    workers = members(3, Ring(3))
+
+    def evaluate(worker: Member, values: list[int]) -> list[int]:
+        return worker.evaluation.run(values, lambda output, batch: output + batch)
+
+    def script(worker: Member) -> list[int]:
+        found = []
+        if worker.me == 0:
+            found += evaluate(worker, [1, 2, 3]) if helper else worker.evaluate([1, 2, 3], then_wait=False)
+        found += evaluate(worker, [4, 5])
+        worker.serve()
+        return found
+
+    answers = together(*(lambda w=worker: script(w) for worker in workers))
+    assert answers == [[11, 22, 33, 44, 55], [44, 55], [44, 55]]
+    assert [worker.asked for worker in workers] == [5, 0, 0], "nothing is computed twice"
 
 
 def test_a_round_that_is_cut_off_is_begun_again_in_the_new_ring() -> None:
@@ -235,6 +274,52 @@ def test_a_death_after_the_last_step_keeps_nobody_waiting(meeting: int) -> None:
     together(leader.end, other.end)
     with pytest.raises(EvaluationError, match="could not be kept: connection closed"):
         leader.evaluation.weights()
+
+
+def test_nobody_leaves_before_the_leader_has_its_units() -> None:
+    leader, other = members(2, Ring(2))
+    other_left, seen = threading.Event(), []
+    leader.before_taking = lambda unit: seen.append(other_left.wait(0.1))  # type: ignore[method-assign]
+
+    def leave() -> None:
+        other.end()
+        other_left.set()
+
+    together(leader.end, leave)
+    assert seen == [False, False]
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_connection_that_is_lost_between_two_units(
+    complete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came of the model does not count as the model, and does not stay on the disk."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    leader, other = members(2, Ring(2), Ring(2))
+    leader.complete = other.complete = complete
+    leader.protocol.changing = other.protocol.changing = False
+
+    def lost(unit: int) -> None:
+        if unit == 1 and leader.at == 0:
+            leader.rings[0].lose()
+            raise RingBroken("connection closed")
+
+    leader.before_taking = lost  # type: ignore[method-assign]
+    together(leader.end, other.end)
+    if complete:
+        with pytest.raises(EvaluationError, match="could not be kept: connection closed"):
+            leader.evaluation.weights()
+    else:
+        assert values(leader.evaluation.weights()) == WEIGHTS
+    assert len([*tmp_path.glob("elastane-weights-*/*")]) == (0 if complete else 2)
+
+
+def test_weights_that_all_came_stay_though_the_ring_breaks_then() -> None:
+    leader, other = members(2, Ring(2, {1: 3}))
+    leader.complete = other.complete = True
+    leader.protocol.changing = other.protocol.changing = False
+    together(leader.end, other.end)
+    assert values(leader.evaluation.weights()) == WEIGHTS
 
 
 def test_who_ends_early_beside_one_that_goes_on_gathers_nothing() -> None:

@@ -7,7 +7,6 @@ import torch
 
 from elastane.runtime.pipelines import speed
 from elastane.runtime.pipelines.speed import (
-    BLOCKS_MAX,
     BLOCKS_SECONDS,
     UNIT_STEPS_MIN,
     PipelineSpeed,
@@ -15,6 +14,7 @@ from elastane.runtime.pipelines.speed import (
     is_told,
 )
 from elastane_common.observe.figures import WorkerFigures
+from elastane_planner.last_step import BLOCKS_TOLD_MAX
 from elastane_proto.v1 import ring_pb2
 
 
@@ -60,9 +60,9 @@ def test_units_are_told_once_most_steps_are_none_of_the_first(monkeypatch: pytes
 
 
 def test_of_a_step_with_too_many_blocks_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(stepped(monkeypatch, BLOCKS_MAX).block_seconds) == 2 * BLOCKS_MAX
-    assert stepped(monkeypatch, BLOCKS_MAX + 1).block_seconds == []
-    assert ring_pb2.WorkerFigures(**vars(stepped(monkeypatch, BLOCKS_MAX))).ByteSize() < 1500
+    assert len(stepped(monkeypatch, BLOCKS_TOLD_MAX).block_seconds) == 2 * BLOCKS_TOLD_MAX
+    assert stepped(monkeypatch, BLOCKS_TOLD_MAX + 1).block_seconds == []
+    assert ring_pb2.WorkerFigures(**vars(stepped(monkeypatch, BLOCKS_TOLD_MAX))).ByteSize() < 1500
 
 
 def test_blocks_of_another_plan_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 
@@ -75,6 +76,10 @@ class Recorder:
     def interval_report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
         self.done.append("report the interval")
         return ring_pb2.IntervalReport(generation=generation, step=step)
+
+    def start_anew(self, why: str) -> NoReturn:
+        self.done.append(why)
+        raise SystemExit(EXIT_START_ANEW)
 
     def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
         message, self.protocol.checkpoint = self.protocol.checkpoint, None
@@ -184,6 +189,7 @@ def test_a_process_that_has_trained_does_not_begin_anew_by_itself() -> None:
     with pytest.raises(SystemExit) as ended:
         finish(boundary.settle())
     assert ended.value.code == EXIT_START_ANEW and not actions.sent
+    assert actions.done == ["there is no checkpoint to go back to, and this process has trained"]
 
 
 def test_checkpoints_are_saved_after_the_code_between_epochs_and_at_their_step_alone() -> None:

@@ -395,6 +395,29 @@ def test_a_ring_of_a_number_that_does_not_pay_stays_while_all_others_are_barred(
         assert decide(state, mode, Bounds(16, 4, 6), seen).target == 5
 
 
+def beside_a_straggler() -> Job:
+    """A job of eight workers, of which one has been a straggler for five minutes; sixteen are slow."""
+    slow: Law = lambda k: 8.0 if k == 16 else 32 / k  # noqa: E731
+    job = Job(WORTH, slow, Bounds(16, 1, 16), 8, total=100_000, straggler="w0")
+    job.state = AutoscalerState(target=8)
+    job.run(70)
+    assert job.changes == [] and "w0 is a straggler: nothing is measured" in job.last.reason
+    return job
+
+
+def test_a_jump_beside_a_straggler_that_stayed_is_verified_as_any_other() -> None:
+    job = beside_a_straggler().run(50)
+    assert [change[1:] for change in job.changes[:2]] == [("scale", 16), ("roll_back", 8)]
+
+
+def test_another_straggler_is_waited_for_and_one_that_was_gone() -> None:
+    job = beside_a_straggler().run(30)
+    assert job.changes and "is a straggler" not in job.last.reason
+    assert "w1 is a straggler" in job.look(straggler="w1").reason
+    assert "is a straggler" not in job.look(straggler="").reason
+    assert "w0 is a straggler" in job.look().reason
+
+
 def test_whatever_is_measured_a_decision_is_made() -> None:
     for seed in range(300):
         rng = random.Random(seed)

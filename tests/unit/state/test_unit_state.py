@@ -98,7 +98,7 @@ def test_one_unit_is_loaded_without_the_others() -> None:
     train(workers, range(2))
     other = Worker(seed=5).begin(range(COUNT))
     untouched = held_values(other)
-    other.state.load_unit(1, copied(workers[0].state.export_unit(1)))
+    other.state.adopt(range(COUNT), Staged.of(copied(workers[0].state.export_unit(1))))
     expected = {n: v for n, v in held_values(workers[0]).items() if n.startswith("1.")}
     assert expected and held_values(other) == untouched | expected
 
@@ -120,7 +120,7 @@ def test_flags_of_the_whole_model_travel_with_the_common_part() -> None:
     worker.units.parameters[4].requires_grad_(False)
     worker.units.module(1).eval()
     worker.optimizer.optimizer.param_groups[0]["lr"] = 0.125
-    other.state.load_common(copied(worker.state.export_common()))
+    other.state.adopt(other.state.active, Staged.of(copied(worker.state.export_common())))
     assert [p.requires_grad for p in other.units.parameters] == [
         p.requires_grad for p in worker.units.parameters
     ]
@@ -131,10 +131,10 @@ def test_flags_of_the_whole_model_travel_with_the_common_part() -> None:
 def test_extras_of_the_runtime_may_differ_and_those_of_the_script_may_not() -> None:
     worker, other = Worker(), Worker()
     worker.state.extras["elastane.pipeline"] = worker.tracker
-    other.state.load_common(copied(worker.state.export_common()))
+    other.state.adopt(other.state.active, Staged.of(copied(worker.state.export_common())))
     worker.state.extras["ema"] = worker.tracker
     with pytest.raises(StateError, match=r"extras differ: the state has \['ema'\] that the script lacks"):
-        other.state.load_common(copied(worker.state.export_common()))
+        other.state.adopt(other.state.active, Staged.of(copied(worker.state.export_common())))
 
 
 # ------------------------------------------------------------------ what a worker holds
@@ -214,8 +214,6 @@ def test_a_unit_of_another_model_is_refused_by_name_and_changes_nothing(
     worker = Worker().begin([0, 1, 6])
     before = held_values(worker)
     with pytest.raises(StateError, match=words):
-        worker.state.load_unit(unit, copied(other.state.export_unit(unit)))
-    with pytest.raises(StateError, match=words):
         worker.state.adopt([unit], Staged.of(copied(other.state.export_unit(unit))))
     assert held_values(worker) == before and worker.state.active == {0, 1, 6}
 
@@ -235,13 +233,13 @@ def test_a_unit_of_another_model_is_refused_by_name_and_changes_nothing(
 def test_a_common_part_of_another_model_is_refused_by_name(given: Any, optimizer: str, words: str) -> None:
     other, worker = Worker(OPTIMIZERS[optimizer], given=given), Worker()
     with pytest.raises(StateError, match=words):
-        worker.state.load_common(copied(other.state.export_common()))
+        worker.state.adopt(worker.state.active, Staged.of(copied(other.state.export_common())))
 
 
 def test_groups_with_other_members_are_refused() -> None:
     reverse = Worker(lambda p: torch.optim.AdamW(list(p)[::-1], lr=0.01))
     with pytest.raises(StateError, match=r"groups have 6.bias in the state where the script has 0.weight"):
-        Worker().state.load_common(copied(reverse.state.export_common()))
+        Worker().state.adopt((), Staged.of(copied(reverse.state.export_common())))
 
 
 def test_what_is_no_state_of_units_is_refused() -> None:

@@ -32,9 +32,8 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipelines.arguments import PipelineArguments
 from elastane.runtime.pipelines.batch import steps as steps_of
-from elastane.runtime.pipelines.options import PipelineOptions
-from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import StockPipe
 from elastane.runtime.prepared_objects import PreparedObjects, check_modules, intercept
 from elastane.runtime.script_generators import roots_of
@@ -131,33 +130,22 @@ class DoctorJob(LocalJob):
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
-    def prepare_pipeline(
-        self,
-        units: Any,
-        optimizer: Any,
-        loader: Any,
-        *extras: Any,
-        loss_fn: Any,
-        scheduler: Any = None,
-        split: Any = None,
-        memory: str | int | None = None,
-        profile: Any = None,
-        **options: Any,
-    ) -> Any:
+    def _prepare_pipeline(self, given: PipelineArguments) -> Any:
         self._begin_prepare("prepare_pipeline")
         try:
-            chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
-            prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=False)
+            prepared = given.build(release=False)
         except ElastaneError as error:
             self._refused("prepare", error, where="job.prepare_pipeline")
             self._end()
-        turns, steps = self._examine(prepared.objects, chosen.train, "optimizer.step()", zeroing=False)
+        turns, steps = self._examine(
+            prepared.objects, prepared.options.train, "optimizer.step()", zeroing=False
+        )
         self._book.fact("units of the pipeline", prepared.units.count)
         for said in pipeline_findings.findings(prepared.units, self.num_ests):
             where = "job.prepare_pipeline"
             self._book.add(said.severity, pipeline_findings.KIND, said.what, where=where, todo=said.todo)
         pipe = StockPipe(prepared, prepared.objects.model, self._step_calls, lambda name, value: None)
-        own_loader = DoctorLoader(loader, steps_of(turns, lambda: self.step), steps, self._loop_left)
+        own_loader = DoctorLoader(given.loader, steps_of(turns, lambda: self.step), steps, self._loop_left)
         return prepared.returned(pipe, own_loader)
 
     def _begin_prepare(self, name: str) -> None:

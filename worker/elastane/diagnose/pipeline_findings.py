@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from elastane.diagnose.findings import Severity
@@ -47,12 +47,12 @@ def findings(units: Units, ests: int) -> Iterator[Said]:
             "there are",
             "divide it into several units, if it is too large for one device",
         )
-    tied = [unit for unit in range(units.count) if units.ties[unit]]
-    if tied and tied[-1] - tied[0] == units.count - 1:
+    if tied := _undivided(units.ties):
+        pairs = ", ".join(f"{_name(units, first)} and {_name(units, last)}" for first, last in tied)
         yield Said(
             Severity.COSTS,
-            f"{_name(units, tied[0])} and {_name(units, tied[-1])} share parameters, so that all units "
-            "between them are on one stage, too: the model cannot be divided",
+            f"units that share parameters are on one stage, with all units between them: {pairs}; the model "
+            "cannot be divided",
             "give them weights of their own",
         )
     if any(not units.is_built_by_function(unit) for unit in range(units.count)):
@@ -61,6 +61,17 @@ def findings(units: Units, ests: int) -> Iterator[Said]:
             "units are given as modules: each worker has the whole model in memory when it starts",
             "give functions that build them (lambda: Block(...)), if the model does not fit one worker",
         )
+
+
+def _undivided(ties: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the first and last units of ties that leave no place to cut a model; empty: there is one.
+
+    ties: by unit; units with the same number above 0 are tied.
+    """
+    spans = {tie: (ties.index(tie), max(unit for unit, one in enumerate(ties) if one == tie)) for tie in ties}
+    tied = [(first, last) for tie, (first, last) in spans.items() if tie and first < last]
+    is_whole = all(any(first < cut <= last for first, last in tied) for cut in range(1, len(ties)))
+    return tied if is_whole else []
 
 
 def _name(units: Units, unit: int) -> str:

@@ -20,7 +20,7 @@ from elastane.diagnose.profile_report import PROGRESS, ProfileReport, Sized, wri
 from elastane.pipeline.profiling import STEPS_MIN, Measurement, ProfileError, profile_units, resized
 from elastane.rng import seed_all
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.pipelines.options import PipelineOptions
+from elastane.runtime.pipelines.arguments import PipelineArguments
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.stock import LocalJob, LocalTask
 
@@ -59,29 +59,17 @@ class ProfileJob(LocalJob):
             hint="`elastane profile` is for scripts with job.prepare_pipeline",
         )
 
-    def prepare_pipeline(
-        self,
-        units: Any,
-        optimizer: Any,
-        loader: Any,
-        *extras: Any,
-        loss_fn: Any,
-        scheduler: Any = None,
-        split: Any = None,
-        memory: str | int | None = None,
-        profile: Any = None,
-        **options: Any,
-    ) -> NoReturn:
+    def _prepare_pipeline(self, given: PipelineArguments) -> NoReturn:
         """Measure all units, write the report, and end the script.
 
-        profile: is not read: it may be the file that is to be written.
+        The profile is not read: it may be the file that is to be written.
         """
-        chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, None, options)
-        prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=True)
+        prepared = given.without_profile().build(release=True)
         built = prepared.units
         if self._seed is not None:
             seed_all(self._seed)
-        taken = [chosen.split(batch) for _, batch in zip(range(self._settings.steps), loader, strict=False)]
+        split, steps = prepared.options.split, range(self._settings.steps)
+        taken = [split(batch) for _, batch in zip(steps, given.loader, strict=False)]
         profiles = []
         for samples in (0, *self._settings.samples):
             batches = taken if not samples else [_cut(pair, samples) for pair in taken]

@@ -433,7 +433,9 @@ class StepExecutor:
     def not_finite(self) -> Step:
         """`found_inf` as a generator."""
         held = [param.grad for one in self._held for param in one.trainable.values()]
-        own = any(grad is not None and not bool(torch.isfinite(grad).all()) for grad in held)
+        finite = [torch.isfinite(grad).all() for grad in held if grad is not None]
+        # One wait for a GPU, however many parameters there are.
+        own = bool(finite) and not bool(torch.stack(finite).all())
         values = yield from self._ring().tell_all(Kind.FLAGS, own)
         return any(values)
 

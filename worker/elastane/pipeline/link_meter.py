@@ -3,7 +3,8 @@
 A message flows once both ends have asked for it. Some frames are sent in two messages, of which the receiver
 asks for the second when it has the first and so knows the size (`ring_links`). Its sender has asked by then:
 from there to its arrival the link is waited for, on the receiver's clock alone. What hosts that are busy add
-to that only makes a link look slower: the fastest of the last messages counts.
+to that only makes a link look slower: the fastest of the last messages counts. A link that has become slower
+shows when all of these have passed over it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Final
 #: Smaller messages say more of a link's latency than of its bandwidth.
 BYTES_MIN: Final = 1 << 16
 #: Messages of a link of which the fastest is taken.
-SAMPLES: Final = 9
+SAMPLES: Final = 5
 #: Links that a worker tells of.
 LINKS_MAX: Final = 32
 

@@ -2,7 +2,7 @@
 
 A frame's size is not known to its receiver. So the messages of a channel (a kind of frame between two
 members) have a size that both ends compute from the frames before. A longer frame is continued by a second
-message; while batches are alike, each frame is one. But every 256th begins with a short message, so that the
+message; while batches are alike, each frame is one. But every 64th begins with a short message, so that the
 second one shows what the link carries (`link_meter`).
 
     script's thread     starts messages, and waits for the thread below, or for the end of the ring
@@ -33,7 +33,7 @@ from elastane.pipeline.link_meter import LinkMeter
 #: Size of a channel's messages before its first frame, and the least: it holds the generators' states.
 ROOM_BYTES_MIN: Final = 1 << 14
 #: Of so many frames of a channel one begins with a message of that size.
-MEASURED_EVERY: Final = 256
+MEASURED_EVERY: Final = 64
 _CPU: Final = torch.device("cpu")
 
 #: Peer and kind of frame.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -85,6 +85,9 @@ class RingActions:
 
     def set_between(self, between: bool) -> None:
         self._session.set_between(between)
+
+    def start_anew(self, why: str) -> NoReturn:
+        self._session.exits.start_anew(why)
 
     def begin_replace(self, generation: int) -> bool:
         return self._session.begin_replace(generation)

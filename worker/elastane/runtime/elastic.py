@@ -22,11 +22,10 @@ from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipeline_assembly import build_pipeline_trainer
 from elastane.runtime.pipeline_calls import PipelineCalls
+from elastane.runtime.pipelines.arguments import PipelineArguments
 from elastane.runtime.pipelines.clips import refuse_clips
-from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.partial_state import refuse_partial_state
 from elastane.runtime.pipelines.parts import PipelineState
-from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.prepared_objects import (
     PreparedObjects,
     check_modules,
@@ -205,25 +204,12 @@ class ElasticJob(Job):
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
-    def prepare_pipeline(
-        self,
-        units: Any,
-        optimizer: Any,
-        loader: Any,
-        *extras: Any,
-        loss_fn: Any,
-        scheduler: Any = None,
-        split: Any = None,
-        memory: str | int | None = None,
-        profile: Any = None,
-        **options: Any,
-    ) -> Any:
+    def _prepare_pipeline(self, given: PipelineArguments) -> Any:
         self._check_unprepared("prepare_pipeline")
         self._watch.stop()
         try:
-            chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
-            prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=True)
-            source = self._open_source(loader, chosen.train)
+            prepared = given.build(release=True)
+            source = self._open_source(given.loader, prepared.options.train)
             built = build_pipeline_trainer(
                 self._environment, prepared, source, self._carried, seed=self._seed
             )
@@ -235,7 +221,9 @@ class ElasticJob(Job):
         refuse_partial_state(prepared.units, prepared.optimizer.optimizer)
         calls = PipelineCalls(built.trainer, built.runner)
         self._install(built.trainer, prepared.objects, source, calls, zeroing=False)
-        return prepared.returned(built.pipe, ElasticLoader(loader, built.trainer, source.steps_per_epoch))
+        return prepared.returned(
+            built.pipe, ElasticLoader(given.loader, built.trainer, source.steps_per_epoch)
+        )
 
     def _check_unprepared(self, name: str) -> None:
         if self._trainer is not None:

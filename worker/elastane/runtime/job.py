@@ -16,6 +16,7 @@ from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.runtime.carried import Carried, CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.pipelines.arguments import PipelineArguments
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.tracking.tracker import parse_specs
 from elastane_common import determinism
@@ -68,7 +69,6 @@ class Job(abc.ABC):
         for anything that would change the bits.
         """
 
-    @abc.abstractmethod
     def prepare_pipeline(
         self,
         units: Any,
@@ -105,6 +105,15 @@ class Job(abc.ABC):
         UnsupportedError for anything that would change the bits. What is returned: see
         `elastane.runtime.pipelines.pipe`.
         """
+        return self._prepare_pipeline(
+            PipelineArguments(
+                units, optimizer, loader, extras, loss_fn, scheduler, split, memory, profile, options
+            )
+        )
+
+    @abc.abstractmethod
+    def _prepare_pipeline(self, given: PipelineArguments) -> Any:
+        """Carry out `prepare_pipeline`."""
 
     def register(self, name: str, value: Any) -> None:
         """Keep a separate state of `value` for every EST, as stock ranks do; call it before `prepare`.

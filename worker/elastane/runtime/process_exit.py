@@ -97,6 +97,16 @@ class WorkerExits:
         self._say(ring_pb2.BYE_REASON_DRAINED, reason)
         raise SystemExit(self._environment.drain_exit_code)
 
+    def start_anew(self, why: str) -> NoReturn:
+        """End the script, so that the agent starts another process: this one's state cannot be gone back to.
+
+        The master is told that it leaves, not that the script has failed.
+        """
+        message = f"{why}: a new process must start"
+        _log.error(message)
+        self._say(ring_pb2.BYE_REASON_DRAINED, message)
+        raise SystemExit(EXIT_START_ANEW)
+
     def failed(self, error: ElastaneError) -> BaseException:
         """Return the exception to raise in the script's thread for an error that ended the session."""
         sys.stderr.write(f"elastane: {error.line()}\n")

@@ -14,7 +14,7 @@ simulation are tasks in virtual time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 
@@ -22,7 +22,7 @@ from elastane.collective.ring_errors import RingAborted, RingBroken
 from elastane.context import EstContext
 from elastane.runtime.hosted_contexts import HostedContexts
 from elastane.runtime.protocol import Outcome, WorkerProtocol
-from elastane_common.errors import EXIT_REFUSED, EXIT_START_ANEW, ElastaneError
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
 from elastane_proto.contexts import context_to_proto
 from elastane_proto.v1 import ring_pb2
 
@@ -65,6 +65,9 @@ class Actions(Protocol):
 
     def set_between(self, between: bool, /) -> object:
         """Report whether the script's code between epochs runs."""
+
+    def start_anew(self, why: str, /) -> NoReturn:
+        """End the process with EXIT_START_ANEW, so that the agent starts a fresh one."""
 
     def begin_replace(self, generation: int, /) -> bool:
         """Claim the right to replace the weights; False if `generation` has been superseded."""
@@ -192,11 +195,7 @@ class StepBoundary:
             return
         restored = await self._actions.restore(message)
         if restored is None and not self.pristine:
-            _log.error(
-                "there is no checkpoint to go back to, and this process has already trained: a new process "
-                "must start"
-            )
-            raise SystemExit(EXIT_START_ANEW)
+            self._actions.start_anew("there is no checkpoint to go back to, and this process has trained")
         loaded = self._loaded(message.generation, restored)
         self._actions.loaded(loaded)
         self.pristine = self.pristine and loaded.step == 0

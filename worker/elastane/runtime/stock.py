@@ -27,8 +27,8 @@ from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.job import Job, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
+from elastane.runtime.pipelines.arguments import PipelineArguments
 from elastane.runtime.pipelines.clips import refuse_clips
-from elastane.runtime.pipelines.options import PipelineOptions
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
@@ -214,24 +214,13 @@ class LocalJob(Job):
         self._registry.freeze()
         return LocalLoader(loader, self, options)
 
-    def prepare_pipeline(
-        self,
-        units: Any,
-        optimizer: Any,
-        loader: Any,
-        *extras: Any,
-        loss_fn: Any,
-        scheduler: Any = None,
-        split: Any = None,
-        memory: str | int | None = None,
-        profile: Any = None,
-        **options: Any,
-    ) -> Any:
+    def _prepare_pipeline(self, given: PipelineArguments) -> Any:
         self._check_unprepared("prepare_pipeline")
-        chosen = PipelineOptions.of(loss_fn, scheduler, split, memory, profile, options)
-        prepared = PreparedPipeline.build(units, optimizer, loader, extras, chosen, release=False)
+        prepared = given.build(release=False)
         model, own_loader = self._wrap_pipeline(prepared)
-        mini_batches = self._control(prepared.objects, model, own_loader, chosen.train, zeroing=False)
+        mini_batches = self._control(
+            prepared.objects, model, own_loader, prepared.options.train, zeroing=False
+        )
         assert self._calls is not None
         refuse_clips(prepared.objects.model)
         pipe = StockPipe(

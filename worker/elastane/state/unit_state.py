@@ -150,20 +150,6 @@ class UnitState:
             self.units.hold(self.active)
             self._activate(self.active)
 
-    def load_unit(self, unit: int, exported: Exported) -> None:
-        """Fill a held unit, bit for bit, with what `export_unit` gave elsewhere."""
-        staged = Staged.of(exported)
-        self.check(staged)
-        if set(staged.units) != {unit}:
-            raise StateError(f"this is the state of units {sorted(staged.units)}, not of unit {unit}")
-        self._load(staged)
-
-    def load_common(self, exported: Exported) -> None:
-        """Restore the common part, bit for bit."""
-        staged = Staged.of(exported)
-        self.check(staged)
-        self._load(staged)
-
     def check(self, staged: Staged) -> None:
         """Raise StateError, with the first difference's name, unless this is of the script's objects."""
         if staged.common is not None:

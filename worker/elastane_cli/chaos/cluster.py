@@ -5,8 +5,9 @@
     worker ── relay ──┘        checkpoints (on another small disk)
        └ one of them in a network namespace of its own, where the machine allows it
 
-Only `replenish` restarts workers: those that a fault killed stay dead until then. Who ends to be started
-again (of a pipeline, when its job begins anew) is, by `start_anew`, during the wait for recovery.
+Only `replenish` restarts workers that a fault has killed: they stay dead until then. Workers that end to be
+started anew (those of a pipeline, when its job begins again) are started by `start_anew` while recovery is
+awaited.
 """
 
 from __future__ import annotations

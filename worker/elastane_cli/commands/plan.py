@@ -267,7 +267,7 @@ def _write_cluster(found: job_pb2.Job, path: Path) -> str:
 
     if not found.pipeline.devices:
         raise typer.BadParameter(
-            f"{found.name} is no pipeline that runs: it has no plan yet", param_hint="--cluster-out"
+            f"{found.name} is not a running pipeline: it has no plan yet", param_hint="--cluster-out"
         )
     cluster, measured, links = cluster_of(found)
     write_file(path, cluster.to_json().decode(), "--cluster-out")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from elastane_cli.views.text import harmless
 from elastane_planner.amounts import seconds_text
-from elastane_planner.last_step import measured_timeline
+from elastane_planner.last_step import BLOCKS_TOLD_MAX, is_too_long, measured_timeline
 from elastane_planner.plan import Plan, Stage
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COLUMNS: Final = 72
 ROWS_MAX: Final = 64
 _IDLE: Final = "·"
+_TOO_LONG: Final = f"a worker has more than {BLOCKS_TOLD_MAX} blocks in each, which are not told"
 
 
 class LastStep(NamedTuple):
@@ -35,14 +36,12 @@ class LastStep(NamedTuple):
 
 def last_step(job: job_pb2.Job, figures: Figures) -> LastStep | None:
     """Return the newest step that all workers of a pipeline have told of; None if there is none."""
-    stages = job.pipeline.stages
-    workers = tuple(dict.fromkeys(worker for stage in stages for worker in stage.replicas))
+    plan, workers = _plan_of(job)
     place = {worker: index for index, worker in enumerate(workers)}
     told = {worker: figures[worker] for worker in workers if worker in figures}
     steps = {one.blocks_step for one in told.values() if one.block_seconds}
     if len(told) < len(workers) or len(steps) != 1:
         return None
-    plan = Plan(tuple(Stage(s.first_unit, s.end_unit, tuple(place[w] for w in s.replicas)) for s in stages))
     found = {
         place[worker]: (
             one.blocks_began,
@@ -52,6 +51,15 @@ def last_step(job: job_pb2.Job, figures: Figures) -> LastStep | None:
     }
     timeline = measured_timeline(plan, job.settings.ests, found)
     return None if timeline is None else LastStep(steps.pop(), plan, workers, timeline)
+
+
+def _plan_of(job: job_pb2.Job) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan of a pipeline, and its workers by device."""
+    stages = job.pipeline.stages
+    workers = tuple(dict.fromkeys(worker for stage in stages for worker in stage.replicas))
+    place = {worker: index for index, worker in enumerate(workers)}
+    made = (Stage(s.first_unit, s.end_unit, tuple(place[w] for w in s.replicas)) for s in stages)
+    return Plan(tuple(made)), workers
 
 
 def last_step_to_plain(job: job_pb2.Job, figures: Figures) -> dict[str, Any] | None:
@@ -78,13 +86,17 @@ def last_step_to_plain(job: job_pb2.Job, figures: Figures) -> dict[str, Any] | N
 
 
 def last_step_parts(job: job_pb2.Job, figures: Figures) -> list[RenderableType]:
-    """Return a line and a row for each worker: when it ran forwards (F), backwards (B), and waited."""
+    """Return a line and a row for each worker: when it ran forwards (F), backwards (B), and waited.
+
+    Of steps that are too long to be told, a line that says so.
+    """
     from rich.table import Table
     from rich.text import Text
 
     found = last_step(job, figures)
     if found is None:
-        return []
+        is_too_long_to_tell = is_too_long(_plan_of(job)[0], job.settings.ests)
+        return [f"no step is shown: {_TOO_LONG}"] if is_too_long_to_tell else []
     whole = found.timeline.step_seconds
     line = (
         f"step {found.step} as measured: {seconds_text(whole)} from the first block to the last, "

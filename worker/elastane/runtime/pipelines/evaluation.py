@@ -8,11 +8,12 @@ rounds, one that evaluates with every few mini-batches, one that waits with noth
     told       every member says where it is: in which call of `evaluate`, how far; that it asks for weights;
                or that it waits
     nobody     asks: those who wait go on to the next step. After the last, the leader gets the weights: the
-               script's code after its loop over epochs may want them, when the others are gone
+               script's code after its loop over epochs may want them, when the others are gone. Nobody goes
+               before the leader has said that it has them
     somebody   asks for weights: every unit's go to all who do
     somebody   evaluates, and is furthest behind: that one's mini-batches go through the stages, and what `fn`
                makes of the outputs is told to all. Others at the same place, with the same mini-batches, take
-               it too
+               it too. A place is known by the script's lines: workers may evaluate at one where others do not
 
 A round that a change of the ring cuts off is begun again in the new ring: no step has been made meanwhile, so
 the weights are the same. If the job has gone back to a checkpoint, this process cannot know what the script
@@ -22,9 +23,12 @@ would do with the answer, and a new one takes its place.
 from __future__ import annotations
 
 import itertools
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Final
 
 import structlog
@@ -37,13 +41,15 @@ from elastane.runtime.pipelines.final_weights import FinalWeights
 from elastane.runtime.pipelines.parts import PipelineParts
 from elastane.runtime.pipelines.pipe import EvalMode, check_place
 from elastane.state.value_digests import digest_any
-from elastane_common.errors import EXIT_START_ANEW
 
 _log = structlog.get_logger(__name__)
 
-Place = tuple[int, int, str]
-"""Call of `evaluate` since the last epoch's end, from 1; group of mini-batches in it; their digest."""
-_WEIGHTS: Final[Place] = (0, 0, "weights")
+Lines = tuple[tuple[int, str], ...]
+"""Where in the script something is called: line and function, from the script's own to the one that calls."""
+Place = tuple[int, Lines, int, str]
+"""Which call of `evaluate` at these lines since the last epoch's end, from 1; the lines; group of
+mini-batches in it; their digest. In the order in which a script comes to them, as far as can be known."""
+_WEIGHTS: Final[Place] = (0, (), 0, "weights")
 """Of who asks for weights: before any evaluation, so that who does both is not waited for in vain."""
 _ENDED: Final = "ended"
 """Of who waits after the last epoch."""
@@ -77,7 +83,8 @@ class Evaluation:
         self._is_complete = is_complete
         self._parts, self._num_ests, self._settle, self._refusal = parts, num_ests, settle, refusal
         self._protocol = parts.worker_session.protocol
-        self._calls, self._step = 0, -1
+        self._calls: Counter[Lines] = Counter()
+        self._step = -1
         self._final = FinalWeights()
 
     def run(self, batches: Iterable[Any], fn: Callable[[Any, Any], Any]) -> list[Any]:
@@ -85,8 +92,9 @@ class Evaluation:
         self._check("pipe.evaluate")
         step = self._protocol.applied_step
         if step != self._step:
-            self._calls, self._step = 0, step
-        self._calls += 1
+            self._calls, self._step = Counter(), step
+        lines = _lines(sys._getframe(1))
+        self._calls[lines] += 1
         found: list[Any] = []
         split, taken = self._parts.prepared.options.split, iter(batches)
         for number in itertools.count():
@@ -95,7 +103,7 @@ class Evaluation:
             if not group:
                 return found
             inputs = [split(batch)[0] for batch in group]
-            place = self._calls, number, digest_any(group)
+            place = self._calls[lines], lines, number, digest_any(group)
             found += self._answer(_Group(place, group, inputs, fn), step)
         raise AssertionError("unreachable")
 
@@ -124,8 +132,9 @@ class Evaluation:
         except RingError as error:
             if ended and self._is_complete() and not self._protocol.changing:
                 # All steps are committed: the master forms no ring for code after the loop.
-                self._final.lose(str(error))
-                _log.warning(f"the trained weights could not be brought together: {error}")
+                if not self._final.is_whole:
+                    self._final.lose(str(error))
+                    _log.warning(f"the trained weights could not be brought together: {error}")
                 return True
             self._tell_broken(error)
         return False
@@ -160,6 +169,7 @@ class Evaluation:
                 self._final.begin(wanted=executor.me == executor.leader)
                 executor.gather_weights([executor.leader], self._final.take)
                 self._final.end()
+                executor.tell_all(None)  # what a worker that leaves has sent may be lost with it
             executor.flush()
             return None
         first = min(places)
@@ -169,7 +179,7 @@ class Evaluation:
             executor.gather_weights(askers, weights.update)
             executor.flush()
             return first, weights
-        if any(place[:2] == first[:2] and place != first for place in places):
+        if any(place[:3] == first[:3] and place != first for place in places):
             raise EvaluationError(
                 "workers evaluate with different mini-batches: the answer would depend on who leads",
                 hint="evaluate without shuffling and random transforms, or `if job.is_leader:`",
@@ -192,17 +202,27 @@ class Evaluation:
         """Take part in a change of the ring. Ends the process if the job goes on from another step."""
         self._settle()
         if self._protocol.applied_step != step:
-            _log.error(
-                f"the job went from step {step} to {self._protocol.applied_step} while the script evaluated:"
-                " a new process must start"
+            self._parts.worker_session.exits.start_anew(
+                f"the job went from step {step} to {self._protocol.applied_step} while the script evaluated"
             )
-            raise SystemExit(EXIT_START_ANEW)
 
     def _tell_broken(self, error: RingError) -> None:
         """Tell the master that the ring has broken, and wait until it changes."""
         session, why = self._parts.worker_session, str(error)
         session.tell(lambda: self._protocol.broken(self._protocol.applied_step, why))
         session.wait_for(lambda: not self._protocol.is_running)
+
+
+def _lines(frame: FrameType | None) -> Lines:
+    """Return the lines of a call, up to the script's module: what has started that may differ."""
+    found: list[tuple[int, str]] = []
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != "elastane":
+            found.append((frame.f_lineno, frame.f_code.co_name))
+        if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
+            break
+        frame = frame.f_back
+    return tuple(reversed(found))
 
 
 def _autocasts() -> dict[str, str]:

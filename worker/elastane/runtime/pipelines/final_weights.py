@@ -1,6 +1,7 @@
 """The trained model's weights, kept in the leader for the code after the loop over epochs.
 
-By then the other workers may be gone. They are in files, since the model may be larger than memory.
+By then the other workers may be gone, and whether that code asks for them is not known before. They are in
+files, since the model may be larger than memory: as large as its parameters and buffers, in TMPDIR.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class FinalWeights:
 
     def begin(self, *, wanted: bool) -> None:
         """Begin anew. wanted: they are kept in this process."""
+        if self._folder is not None:
+            self._folder.cleanup()  # what was read of them stays readable
         self._folder, self._files, self.failure, self.is_whole = None, [], "", False
         if not wanted:
             return

@@ -17,13 +17,12 @@ import torch
 from elastane.runtime.step_speed import SETTLING_STEPS, UPDATE_SECONDS, device_type
 from elastane_common.observe.figures import WorkerFigures
 from elastane_common.observe.running_median import RunningMedian
+from elastane_planner.last_step import BLOCKS_TOLD_MAX
 
 #: Steps of a ring that its units' times rest on: the first ones, which are slow, are fewer than half.
 UNIT_STEPS_MIN: Final = 2 * SETTLING_STEPS + 1
 #: About the time between two steps whose blocks are told.
 BLOCKS_SECONDS: Final = 2.0
-#: Blocks of a step that are told; of longer steps none are.
-BLOCKS_MAX: Final = 128
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class PipelineSpeed:
             )
 
     def _tell(self, blocks: StepBlocks) -> None:
-        if is_told(blocks.step, self._whole.value) and 0 < len(blocks.seconds) <= BLOCKS_MAX:
+        if is_told(blocks.step, self._whole.value) and 0 < len(blocks.seconds) <= BLOCKS_TOLD_MAX:
             vars(self._figures).update(
                 blocks_step=blocks.step,
                 blocks_began=blocks.began_at,

@@ -1,0 +1,60 @@
+"""What a worker's process tells the master when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import sys
+
+import pytest
+
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.process_exit import WorkerExits
+from elastane_common.errors import EXIT_START_ANEW
+from elastane_proto.v1 import ring_pb2
+
+
+class Ending:
+    """A worker's process that ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[ring_pb2.Bye | None] = []
+        at_exit: list[tuple[object, ...]] = []
+        monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        environment = WorkerEnvironment(master="localhost:1", worker_id="w0", ests=2)
+        self.exits = WorkerExits(environment, lambda reason, seconds: None)
+        self.exits.install(self.said.append)
+        self._at_exit = at_exit[0]
+
+    def end(self) -> ring_pb2.Bye:
+        call, *arguments = self._at_exit
+        call(*arguments)  # type: ignore[operator]
+        [bye] = self.said
+        assert bye is not None
+        return bye
+
+
+def test_a_process_that_another_replaces_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Ending(monkeypatch)
+    with pytest.raises(SystemExit) as ended:
+        ending.exits.start_anew("there is no checkpoint to go back to")
+    assert ended.value.code == EXIT_START_ANEW
+    said = ending.end()
+    assert said.reason == ring_pb2.BYE_REASON_DRAINED
+    assert said.message == "there is no checkpoint to go back to: a new process must start"
+
+
+def test_a_script_that_ends_before_its_epochs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Ending(monkeypatch).end()
+    assert (said.reason, said.message) == (
+        ring_pb2.BYE_REASON_FAILED,
+        "the script ended before its epochs did",
+    )
+
+
+def test_a_script_that_has_come_to_its_end_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = Ending(monkeypatch)
+    ending.exits.finished = True
+    assert ending.end().reason == ring_pb2.BYE_REASON_FINISHED

@@ -23,7 +23,7 @@ def test_a_size_has_units_of_1024(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1M", "1.5G", "G", "1 G", "1X", "1iB2"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="is no size"):
+    with pytest.raises(typer.BadParameter, match="is not a size"):
         size_bytes(text, "--memory")
 
 
@@ -45,7 +45,7 @@ def test_choices_become_options_of_containers() -> None:
         ((), "containers need an image"),
         (("--image", "i", "--network", "host"), "the host's network is not allowed"),
         (("--image", "i", "--user", "0"), "ranks cannot run as '0'"),
-        (("--image", "i", "--memory", "much"), "'much' is no size"),
+        (("--image", "i", "--memory", "much"), "'much' is not a size"),
         (("--image", "i", "--memory", "1K"), "are too few"),
         (("--image", "i", "--read-folder", "here"), "its path is absolute"),
     ],

@@ -220,7 +220,7 @@ def test_a_profile_that_is_no_text(tmp_path: Path) -> None:
         (["--micro-batches", 4], "--devices N and --cluster"),
         (["--devices", 2, "--micro-batches", 0], "--micro-batches"),
         (["--devices", 2, "--micro-batches", 4, "--stages", "3:2"], "--stages"),
-        (["--devices", 2, "--micro-batches", 4, "--memory", "much"], "no size such as 512M"),
+        (["--devices", 2, "--micro-batches", 4, "--memory", "much"], "not a size such as 512M"),
         (["--devices", 2, "--micro-batches", 4, "--bandwidth", "0"], "no rate such as 1.25GB"),
         (["--devices", 2, "--micro-batches", 4, "--gantt", "/nowhere/at/all.svg"], "not a folder"),
         (["--devices", 2, "--micro-batches", 4, "job"], "without a job"),

@@ -322,8 +322,24 @@ async def test_stored_logs_and_artifacts_are_read_from_the_artifact_url(tmp_path
         await until(channel, run.run_id, "SUCCEEDED")
         assert (await runner.next("forget")).forget.attempt == prepare.attempt
         log = bytes(range(256)) * 1000
-        Folder(run.artifact_url).write(layout.rank_log(1, 0), [log])
         request = training_pb2.TrainingServiceStreamLogsRequest(run_id=run.run_id)
+        for rank, follow in ((0, False), (1, True)):  # it is not stored yet, and there is no rank 1
+            unknown = training_pb2.TrainingServiceStreamLogsRequest(
+                run_id=run.run_id, rank=rank, follow=follow
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub(channel).StreamLogs(unknown).read()
+            assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        follower = stub(channel).StreamLogs(
+            training_pb2.TrainingServiceStreamLogsRequest(run_id=run.run_id, follow=True)
+        )
+        following = asyncio.ensure_future(follower.read())
+        await asyncio.wait([following], timeout=0.5)
+        assert not following.done(), "it waits until the log is stored"
+        Folder(run.artifact_url).write(layout.rank_log(1, 0), [log])
+        async with patience.within(30):
+            assert log.startswith((await following).data)
+        follower.cancel()
         chunks = [chunk async for chunk in stub(channel).StreamLogs(request)]
         assert b"".join(chunk.data for chunk in chunks) == log
         assert max(len(chunk.data) for chunk in chunks) <= 64 * 1024

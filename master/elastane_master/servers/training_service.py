@@ -40,6 +40,9 @@ from elastane_master.servers.translate_run import (
 from elastane_proto.v1 import training_pb2
 
 WATCH_SECONDS_MIN = 0.05
+LOG_STORED_SECONDS = 30.0
+"""Time limit for a runner to store the logs of an attempt that is over, while a reader follows."""
+LOG_LOOK_SECONDS = 0.2
 """A watcher gets the newest state at most so often, however many changes there are."""
 
 ARCHIVE_BYTES_MAX = 256 * 2**20
@@ -340,10 +343,9 @@ async def stream_log(
         )
     launch = run.launch
     if launch is None or launch.attempt != attempt:
-        stored = runs.artifacts.read_log(run.run_id, attempt, request.rank, request.offset)
-        async with aclosing(stored) as blocks:
-            async for offset, data in blocks:
-                yield training_pb2.TrainingServiceStreamLogsResponse(offset=offset, data=data)
+        async with aclosing(_stored(runs, run, attempt, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
         return
     record = next((record for record in run.ranks if record.rank == request.rank), None)
     session = server.sessions.get(record.runner_id) if record is not None else None
@@ -359,6 +361,26 @@ async def stream_log(
     async with aclosing(_from_runner(server, session, key, request)) as chunks:
         async for chunk in chunks:
             yield chunk
+
+
+async def _stored(
+    runs: TrainingRuns, run: Run, attempt: int, request: training_pb2.TrainingServiceStreamLogsRequest
+) -> AsyncGenerator[training_pb2.TrainingServiceStreamLogsResponse]:
+    """Yield a stored log. Who follows comes between the end of an attempt and the time when it is stored."""
+    clock = asyncio.get_running_loop().time
+    waits = request.follow and request.rank < run.demand.instances
+    deadline = clock() + (LOG_STORED_SECONDS if waits else 0.0)
+    while True:
+        stored = runs.artifacts.read_log(run.run_id, attempt, request.rank, request.offset)
+        try:
+            async with aclosing(stored) as blocks:
+                async for offset, data in blocks:
+                    yield training_pb2.TrainingServiceStreamLogsResponse(offset=offset, data=data)
+            return
+        except Rejection as error:  # of its size, before the first block
+            if error.reason != "not_found" or clock() >= deadline:
+                raise
+        await asyncio.sleep(LOG_LOOK_SECONDS)
 
 
 async def _from_runner(

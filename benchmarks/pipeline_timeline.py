@@ -6,8 +6,8 @@ A unit's forward and backward sleep for the times in the profile, and send a few
 cores do not matter; what else runs on the machine does. Real: the executor over its ring, from the first
 worker's `begin_step` to the last one's `sum_gradients`. What a block costs beside its unit, 1 to 2 ms here,
 is not simulated, and shows the more the shorter the units are (--unit-milliseconds). The bubble is the
-share of the time in which workers do not sleep; of S equal stages and M micro-batches it is (S - 1) / (S -
-1 + M).
+share of the time in which workers do not sleep: for S equal stages and M micro-batches,
+(S - 1) / (S - 1 + M).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def real(cases: Sequence[Case], unit_seconds: float, repeats: int) -> dict[str, 
 def measure(options: argparse.Namespace, report: Report) -> None:
     """Compare all cases."""
     unit_seconds = options.unit_milliseconds / 1000
-    found = real(CASES, unit_seconds, 3 if options.quick else 6)
+    found = real(CASES, unit_seconds, 3 if options.quick else 10)
     for case in CASES:
         simulated, measured = case.simulated(unit_seconds), found[case.title]
         error = [100 * abs(seconds / simulated.step_seconds - 1) for seconds in measured.step_seconds]
@@ -210,7 +210,7 @@ def measure(options: argparse.Namespace, report: Report) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what this benchmark alone takes."""
-    parser.add_argument("--unit-milliseconds", type=float, default=50.0, help="a time of 1 in the cases")
+    parser.add_argument("--unit-milliseconds", type=float, default=20.0, help="a time of 1 in the cases")
 
 
 if __name__ == "__main__":

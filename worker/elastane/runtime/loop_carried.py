@@ -202,7 +202,7 @@ class AttributeWatch:
                 raise CarriedValueError(
                     f"{attribute.shown} ({attribute.where}) changes from mini-batch to mini-batch, and"
                     " decides the loss",
-                    hint="compute it from job.step; what is counted belongs into a unit, as a buffer",
+                    hint="compute it from job.step; what is counted belongs in a unit, as a buffer",
                     attribute=attribute.shown,
                 )
         for attribute in self._of_optimizers if est_step.applied else ():

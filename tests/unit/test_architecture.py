@@ -27,6 +27,7 @@ HOMES = {
     "elastane_scheduler": "scheduler",
     "elastane_planner": "planner",
     "elastane_shards": "shard_service",
+    "elastane_slots": "shard_service",
     "elastane_master": "master",
     "elastane": "worker",
     "elastane_agent": "worker",
@@ -59,6 +60,7 @@ def unit_of(module: str) -> str:
         "elastane_proto",
         "elastane_scheduler",
         "elastane_shards",
+        "elastane_slots",
     ):
         return root
     folder = ROOT / HOMES[root] / root / (rest[0] if rest else "")

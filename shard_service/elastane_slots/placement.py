@@ -4,9 +4,8 @@ Dense tensors are cut into blocks, in the order of their memory, rows of sparse 
 both go to slots by a fixed hash. Neither the number of processes nor of workers enters, so it never shows in
 the result. The number of slots does: it is fixed with the job, and another one is another job.
 
-Blocks begin at multiples of a power of two of elements. Kernels treat the last few elements of a tensor
-differently from those of whole vector registers, so a cut anywhere else could change the bits of an
-optimizer's step.
+Blocks begin at multiples of a power of two of elements, so that a cut never divides a vector register: a
+kernel that computed the last few elements of a tensor otherwise would show it in an optimizer's bits.
 """
 
 from __future__ import annotations

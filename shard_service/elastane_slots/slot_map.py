@@ -26,7 +26,8 @@ class SlotPlace(msgspec.Struct, frozen=True):
 
     owner: process that pulls and pushes go to; "" while there is none. backup: process with a complete copy,
     which applies every push before it is answered. target: process that the slot is copied to, to own it.
-    joining: process that it is copied to, to become the backup. life: how often it was restored; fence:
+    joining: process that it is copied to, to become the backup. begun: generation in which that copy began,
+    which tells it from a later one to the same process. life: how often it was restored; fence:
     number of the last lease granted before; restoring: its owner has not read the snapshot yet. since:
     generation in which the owner got it.
     """
@@ -35,6 +36,7 @@ class SlotPlace(msgspec.Struct, frozen=True):
     backup: str = ""
     target: str = ""
     joining: str = ""
+    begun: int = 0
     life: int = 0
     fence: int = 0
     since: int = 0
@@ -161,31 +163,34 @@ class SlotMap(msgspec.Struct, frozen=True):
         if not place.served or place.target or place.joining or wish.process == place.owner:
             raise IllegalTransition(f"slot {wish.slot} cannot be copied now", slot=wish.slot)
         field = "target" if wish.kind == "move" else "joining"
-        return self._with(wish.slot, msgspec.structs.replace(place, **{field: wish.process}))
+        copied = {field: wish.process, "begun": self.generation + 1}
+        return self._with(wish.slot, msgspec.structs.replace(place, **copied))
 
-    def copied(self, slot: int, process: str, life: int, staying: Collection[str]) -> SlotMap:
+    def copied(self, slot: int, process: str, begun: int, staying: Collection[str]) -> SlotMap:
         """A copy is complete: its process owns the slot from now on, or backs it up.
 
-        The old owner is frozen, if it is a move, and stays so until it is told this map. staying: processes
-        that may back the slot up. Raises IllegalTransition if the copy is not wanted any more, or is of
-        another life.
+        The old owner is frozen, if it is a move, and stays so until it is told this map; if it is to be
+        backed up, it answers nothing any more before the copy has applied it. begun: as in the map that
+        began the copy. staying: processes that may back the slot up. Raises IllegalTransition if the copy is
+        not wanted any more.
         """
         place = self.places[slot]
-        if process not in (place.target, place.joining) or not process or life != place.life:
+        if process not in (place.target, place.joining) or not process or begun != place.begun:
             raise IllegalTransition(f"no copy of slot {slot} at {process!r} is wanted", slot=slot)
         if process == place.joining:
-            return self._with(slot, msgspec.structs.replace(place, backup=process, joining=""))
+            return self._with(slot, msgspec.structs.replace(place, backup=process, joining="", begun=0))
         # The old owner's copy and the backup's are the same as the new owner's at this moment.
         complete = {place.owner, place.backup} & set(staying) - {process} if place.backup else ()
         backup = ranking(slot, complete)[0] if complete else ""
         since = self.generation + 1
         return self._with(
-            slot, msgspec.structs.replace(place, owner=process, backup=backup, target="", since=since)
+            slot,
+            msgspec.structs.replace(place, owner=process, backup=backup, target="", begun=0, since=since),
         )
 
     def cancelled(self, slot: int) -> SlotMap:
         """Give up a copy that is under way: the owner serves on."""
-        return self._with(slot, msgspec.structs.replace(self.places[slot], target="", joining=""))
+        return self._with(slot, msgspec.structs.replace(self.places[slot], target="", joining="", begun=0))
 
     def backup_lost(self, slot: int, process: str) -> SlotMap:
         """A backup does not answer its owner, which goes on alone."""
@@ -206,7 +211,9 @@ class SlotMap(msgspec.Struct, frozen=True):
                 raise InvariantViolated("a process holds a slot twice", slot=slot)
             if not place.served and (copies or place.target):
                 raise InvariantViolated("a slot that is not served is copied", slot=slot)
-            if place.since > self.generation or min(place.life, place.fence) < 0:
+            if bool(place.begun) != bool(place.target or place.joining) or (place.target and place.joining):
+                raise InvariantViolated("a copy has no beginning, or two ends", slot=slot)
+            if max(place.since, place.begun) > self.generation or min(place.life, place.fence) < 0:
                 raise InvariantViolated("a slot is ahead of its map", slot=slot)
 
     def _restored(self, slot: int, place: SlotPlace, processes: Collection[str], lease: int) -> SlotPlace:
@@ -224,5 +231,6 @@ class SlotMap(msgspec.Struct, frozen=True):
 
 def _forgetting(place: SlotPlace, process: str) -> SlotPlace:
     """Without the copies that a process had or was to get."""
-    gone = {name: "" for name in ("backup", "target", "joining") if getattr(place, name) == process}
-    return msgspec.structs.replace(place, **gone) if gone else place
+    if process in (place.target, place.joining):
+        place = msgspec.structs.replace(place, target="", joining="", begun=0)
+    return msgspec.structs.replace(place, backup="") if process == place.backup else place

@@ -17,7 +17,7 @@ V = 16
 NAMES = [f"ps-{number}" for number in range(5)]
 
 
-def begun(processes: list[str], copies: int = 1, slots: int = V) -> SlotMap:
+def first_map(processes: list[str], copies: int = 1, slots: int = V) -> SlotMap:
     return SlotMap.empty(slots).begun(processes, copies)
 
 
@@ -32,8 +32,8 @@ def settled(slot_map: SlotMap, staying: list[str], copies: int) -> SlotMap:
             slot_map = slot_map.copying(wish)
             slot_map.validate()
         for wish in wishes:
-            life = slot_map.places[wish.slot].life
-            slot_map = slot_map.copied(wish.slot, wish.process, life, staying)
+            begun = slot_map.places[wish.slot].begun
+            slot_map = slot_map.copied(wish.slot, wish.process, begun, staying)
             slot_map.validate()
     return slot_map
 
@@ -43,7 +43,7 @@ def held(slot_map: SlotMap) -> list[tuple[str, ...]]:
 
 
 def test_the_first_processes_begin_with_their_slots() -> None:
-    slot_map = begun(NAMES[:3], 2)
+    slot_map = first_map(NAMES[:3], 2)
     assert held(slot_map) == list(holders(V, NAMES[:3], 2))
     assert (slot_map.generation, slot_map.lives_sum) == (1, 0)
     assert all(place.served and place.since == 1 for place in slot_map.places)
@@ -52,7 +52,7 @@ def test_the_first_processes_begin_with_their_slots() -> None:
 
 
 def test_a_newcomer_gets_only_what_it_ranks_first_for() -> None:
-    before = begun(NAMES[:2])
+    before = first_map(NAMES[:2])
     after = settled(before, NAMES[:3], 1)
     moved = [slot for slot in range(V) if before.places[slot] != after.places[slot]]
     assert held(after) == list(holders(V, NAMES[:3]))
@@ -62,7 +62,7 @@ def test_a_newcomer_gets_only_what_it_ranks_first_for() -> None:
 
 
 def test_with_a_copy_a_death_changes_no_life_and_moves_nothing() -> None:
-    slot_map = begun(NAMES[:3], 2)
+    slot_map = first_map(NAMES[:3], 2)
     after = slot_map.left(NAMES[0], NAMES[1:3], lease=77)
     assert after.generation == slot_map.generation + 1
     assert after.lives_sum == 0 and all(place.served for place in after.places)
@@ -71,7 +71,7 @@ def test_with_a_copy_a_death_changes_no_life_and_moves_nothing() -> None:
 
 
 def test_without_a_copy_the_slots_of_the_dead_begin_another_life() -> None:
-    slot_map = begun(NAMES[:3])
+    slot_map = first_map(NAMES[:3])
     mine = slot_map.held_by(NAMES[0])
     after = slot_map.left(NAMES[0], NAMES[1:3], lease=77)
     for slot, place in enumerate(after.places):
@@ -91,7 +91,7 @@ def test_without_a_copy_the_slots_of_the_dead_begin_another_life() -> None:
 
 
 def test_both_copies_at_once() -> None:
-    slot_map = begun(NAMES[:3], 2).left(NAMES[0], NAMES[1:3], 5).left(NAMES[1], NAMES[2:3], 6)
+    slot_map = first_map(NAMES[:3], 2).left(NAMES[0], NAMES[1:3], 5).left(NAMES[1], NAMES[2:3], 6)
     assert all(place.owner == NAMES[2] for place in slot_map.places)
     restored = [place for place in slot_map.places if place.life]
     assert restored and all((place.fence, place.restoring) == (6, True) for place in restored)
@@ -99,7 +99,7 @@ def test_both_copies_at_once() -> None:
 
 
 def test_when_all_are_gone_slots_wait_for_the_next_process() -> None:
-    gone = begun(NAMES[:1]).left(NAMES[0], [], lease=9)
+    gone = first_map(NAMES[:1]).left(NAMES[0], [], lease=9)
     assert all(place.owner == "" and place.restoring for place in gone.places)
     assert gone.adopted([]) == gone
     back = gone.adopted(NAMES[:1])
@@ -109,7 +109,7 @@ def test_when_all_are_gone_slots_wait_for_the_next_process() -> None:
 
 
 def test_a_move_is_given_up_with_either_end() -> None:
-    slot_map = begun(NAMES[:1])
+    slot_map = first_map(NAMES[:1])
     (wish,) = slot_map.wishes(NAMES[:2], 1, 1)
     moving = slot_map.copying(wish)
     assert moving.places[wish.slot].target == NAMES[1]
@@ -118,13 +118,19 @@ def test_a_move_is_given_up_with_either_end() -> None:
     without_source = moving.left(NAMES[0], NAMES[1:2], 3)
     place = without_source.places[wish.slot]
     assert (place.owner, place.target, place.life, place.restoring) == (NAMES[1], "", 1, True)
+    begun = moving.places[wish.slot].begun
     with pytest.raises(IllegalTransition):  # the copy of the life before comes too late
-        without_source.copied(wish.slot, NAMES[1], 0, NAMES[1:2])
-    assert moving.cancelled(wish.slot).places == slot_map.places
+        without_source.copied(wish.slot, NAMES[1], begun, NAMES[1:2])
+    cancelled = moving.cancelled(wish.slot)
+    assert cancelled.places == slot_map.places
+    again = cancelled.copying(wish)
+    with pytest.raises(IllegalTransition):  # so does the one that was given up, to the same process
+        again.copied(wish.slot, NAMES[1], begun, NAMES[:2])
+    assert again.copied(wish.slot, NAMES[1], again.generation, NAMES[:2]).places[wish.slot].owner == NAMES[1]
 
 
 def test_a_copy_that_nobody_wants_is_refused() -> None:
-    slot_map = begun(NAMES[:2])
+    slot_map = first_map(NAMES[:2])
     for slot, process in ((0, ""), (0, "ps-9")):
         with pytest.raises(IllegalTransition):
             slot_map.copied(slot, process, 0, NAMES[:2])
@@ -137,19 +143,20 @@ def test_a_copy_that_nobody_wants_is_refused() -> None:
 
 
 def test_a_slot_that_moves_keeps_a_complete_copy_behind_it() -> None:
-    slot_map = begun(NAMES[:2], 2)
+    slot_map = first_map(NAMES[:2], 2)
     wish = next(w for w in slot_map.wishes(NAMES[:3], 2, V) if w.kind == "move")
-    after = slot_map.copying(wish).copied(wish.slot, wish.process, 0, NAMES[:3])
+    begun = slot_map.generation + 1
+    after = slot_map.copying(wish).copied(wish.slot, wish.process, begun, NAMES[:3])
     assert after.places[wish.slot].backup == slot_map.places[wish.slot].owner
     # and one that stays, if the old owner is to leave
     owner = slot_map.places[wish.slot].owner
     staying = [name for name in NAMES[:3] if name != owner]
-    drained = slot_map.copying(wish).copied(wish.slot, wish.process, 0, staying)
+    drained = slot_map.copying(wish).copied(wish.slot, wish.process, begun, staying)
     assert drained.places[wish.slot].backup == slot_map.places[wish.slot].backup
 
 
 def test_a_drained_process_ends_with_nothing() -> None:
-    slot_map = settled(begun(NAMES[:3], 2), NAMES[:2], 2)
+    slot_map = settled(first_map(NAMES[:3], 2), NAMES[:2], 2)
     assert slot_map.held_by(NAMES[2]) == []
     assert slot_map.left(NAMES[2], NAMES[:2], 1) == slot_map
     with pytest.raises(InvalidRequest):
@@ -157,7 +164,7 @@ def test_a_drained_process_ends_with_nothing() -> None:
 
 
 def test_a_lost_backup_is_replaced() -> None:
-    slot_map = begun(NAMES[:3], 2)
+    slot_map = first_map(NAMES[:3], 2)
     backup = slot_map.places[0].backup
     alone = slot_map.backup_lost(0, backup)
     assert alone.places[0].backup == "" and alone.places[0].owner == slot_map.places[0].owner
@@ -167,7 +174,7 @@ def test_a_lost_backup_is_replaced() -> None:
 
 
 def test_going_back_to_a_checkpoint_is_another_life_of_every_slot() -> None:
-    slot_map = begun(NAMES[:2], 2).rewound(lease=40)
+    slot_map = first_map(NAMES[:2], 2).rewound(lease=40)
     assert slot_map.lives_sum == V
     assert all(place.restoring and place.fence == 40 and not place.backup for place in slot_map.places)
     assert held(settled(slot_map, NAMES[:2], 2)) == list(holders(V, NAMES[:2], 2))
@@ -208,7 +215,7 @@ def test_any_history_keeps_one_owner_and_comes_to_rest_where_rendezvous_hashing_
                     if name
                 ]
                 for slot, name in rng.sample(under_way, min(len(under_way), 3)):
-                    slot_map = slot_map.copied(slot, name, slot_map.places[slot].life, staying)
+                    slot_map = slot_map.copied(slot, name, slot_map.places[slot].begun, staying)
             case _:
                 for slot, place in enumerate(slot_map.places):
                     if place.restoring and place.owner and rng.random() < 0.5:
@@ -234,17 +241,20 @@ def test_any_history_keeps_one_owner_and_comes_to_rest_where_rendezvous_hashing_
 
 
 def test_it_is_stored_as_it_is() -> None:
-    slot_map = begun(NAMES[:3], 2).left(NAMES[0], NAMES[1:3], 5)
+    slot_map = first_map(NAMES[:3], 2).left(NAMES[0], NAMES[1:3], 5)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(slot_map), type=SlotMap) == slot_map
 
 
 def test_contradictions_are_found() -> None:
     for place in (
         SlotPlace("a", backup="a"),
-        SlotPlace("a", backup="b", joining="b"),
-        SlotPlace("a", target="a"),
+        SlotPlace("a", backup="b", joining="b", begun=1),
+        SlotPlace("a", target="a", begun=1),
+        SlotPlace("a", target="b"),
+        SlotPlace("a", begun=1),
+        SlotPlace("a", target="b", joining="c", begun=1),
         SlotPlace("a", backup="b", restoring=True),
-        SlotPlace("", target="b"),
+        SlotPlace("", target="b", begun=1),
         SlotPlace("a", since=2),
         SlotPlace("a", life=-1),
     ):

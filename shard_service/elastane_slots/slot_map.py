@@ -28,8 +28,8 @@ class SlotPlace(msgspec.Struct, frozen=True):
     which applies every push before it is answered. target: process that the slot is copied to, to own it.
     joining: process that it is copied to, to become the backup. begun: generation in which that copy began,
     which tells it from a later one to the same process. life: how often it was restored; fence:
-    number of the last lease granted before; restoring: its owner has not read the snapshot yet. since:
-    generation in which the owner got it.
+    number of the last lease granted before; restoring: its owner has not read the snapshot yet, or, where
+    nothing was ever applied, the initial values. since: generation in which the owner got it.
     """
 
     owner: str = ""
@@ -64,28 +64,19 @@ class SlotMap(msgspec.Struct, frozen=True):
 
     @classmethod
     def empty(cls, slots: int) -> SlotMap:
-        """Return the map of a job before its first process. Raises InvalidSettings."""
+        """Return the map of a job before its first process: its slots wait for an owner, as lost ones do.
+
+        So whoever owns a slot has it from a snapshot, from a copy, or was told to begin with it; nobody
+        takes a slot that is not there for an empty one. Raises InvalidSettings.
+        """
         check_slots(slots)
-        return cls(0, (SlotPlace(),) * slots)
+        return cls(0, (SlotPlace(restoring=True),) * slots)
 
     @property
     def lives_sum(self) -> int:
         """Sum of the slots' lives. Lives only grow, so a task whose answers have this sum was answered by
         the present life of every slot."""
         return sum(place.life for place in self.places)
-
-    def begun(self, processes: Collection[str], copies: int = 1) -> SlotMap:
-        """Give slots that never had an owner to the processes; nobody reads a snapshot for them."""
-        owners = holders(len(self.places), processes, copies) if processes else ()
-
-        def first(slot: int, place: SlotPlace) -> SlotPlace:
-            if place != SlotPlace() or not owners:
-                return place
-            held = owners[slot]
-            # An empty copy is complete.
-            return SlotPlace(held[0], backup=held[1] if len(held) > 1 else "", since=self.generation + 1)
-
-        return self._changed(first)
 
     def left(self, process: str, remaining: Collection[str], lease: int) -> SlotMap:
         """Take a process out that has died, or has left although it held slots.
@@ -106,7 +97,7 @@ class SlotMap(msgspec.Struct, frozen=True):
         return self._changed(without)
 
     def adopted(self, processes: Collection[str]) -> SlotMap:
-        """Give slots that wait for an owner, since all processes had gone, to those that have come."""
+        """Give slots that wait for an owner, since no process was there, to those that have come."""
 
         def adopting(slot: int, place: SlotPlace) -> SlotPlace:
             if place.owner or not place.restoring or not processes:

@@ -24,7 +24,7 @@ held.hold(0, SlotRecord())
 push = Push(TaskName("clicks", 0, 0), 1, 0)
 assert held.judge(0, push).verdict is Verdict.APPLIED
 assert len(InitialRows("users").row(7, 3)) == 3
-assert SlotMap.empty(4).begun(["ps-0"]).held_by("ps-0") == [0, 1, 2, 3]
+assert SlotMap.empty(4).adopted(["ps-0"]).held_by("ps-0") == [0, 1, 2, 3]
 """
 
 

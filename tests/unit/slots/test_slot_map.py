@@ -17,8 +17,9 @@ V = 16
 NAMES = [f"ps-{number}" for number in range(5)]
 
 
-def first_map(processes: list[str], copies: int = 1, slots: int = V) -> SlotMap:
-    return SlotMap.empty(slots).begun(processes, copies)
+def first_map(processes: list[str], copies: int = 1) -> SlotMap:
+    """The map once the first processes have begun."""
+    return settled(SlotMap.empty(V).adopted(processes), processes, copies)
 
 
 def settled(slot_map: SlotMap, staying: list[str], copies: int) -> SlotMap:
@@ -42,13 +43,17 @@ def held(slot_map: SlotMap) -> list[tuple[str, ...]]:
     return [tuple(name for name in (place.owner, place.backup) if name) for place in slot_map.places]
 
 
-def test_the_first_processes_begin_with_their_slots() -> None:
-    slot_map = first_map(NAMES[:3], 2)
-    assert held(slot_map) == list(holders(V, NAMES[:3], 2))
-    assert (slot_map.generation, slot_map.lives_sum) == (1, 0)
-    assert all(place.served and place.since == 1 for place in slot_map.places)
-    assert slot_map.begun(NAMES) == slot_map
-    assert SlotMap.empty(V).begun([]).generation == 0
+def test_the_first_processes_begin_with_their_slots_when_they_have_read_what_there_is() -> None:
+    empty = SlotMap.empty(V)
+    assert empty.adopted([]) == empty
+    begun = empty.adopted(NAMES[:3])
+    assert held(begun) == list(holders(V, NAMES[:3]))
+    assert not any(place.served for place in begun.places)
+    assert begun.wishes(NAMES[:3], 2, V) == []
+    first = first_map(NAMES[:3], 2)
+    assert held(first) == list(holders(V, NAMES[:3], 2))
+    assert first.lives_sum == 0 and all(place.served and place.since == 1 for place in first.places)
+    assert first.adopted(NAMES) == first
 
 
 def test_a_newcomer_gets_only_what_it_ranks_first_for() -> None:
@@ -187,7 +192,7 @@ def test_any_history_keeps_one_owner_and_comes_to_rest_where_rendezvous_hashing_
 ) -> None:
     rng = random.Random(seed)
     present = set(rng.sample(NAMES, rng.randint(1, 4)))
-    slot_map, lease = SlotMap.empty(V).begun(present, copies), 0
+    slot_map, lease = SlotMap.empty(V).adopted(present), 0
     for _ in range(40):
         before, lease = slot_map, lease + 1
         draining = set(rng.sample(sorted(present), 1)) if present and rng.random() < 0.3 else set()
@@ -196,7 +201,7 @@ def test_any_history_keeps_one_owner_and_comes_to_rest_where_rendezvous_hashing_
             case 0:
                 joined = rng.choice(NAMES)
                 present.add(joined)
-                slot_map = slot_map.begun(present, copies).adopted(present)
+                slot_map = slot_map.adopted(present)
             case 1 if present:
                 dead = rng.choice(sorted(present))
                 present.discard(dead)

@@ -71,6 +71,21 @@ class DynamicQueue:
         return self._settings.with_lists(self._splitter.all_entries())
 
     @property
+    def pushes(self) -> bool:
+        """True if gradients of its tasks go to parameter servers."""
+        return self._settings.pushes
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a worker may hold a task."""
+        return self._settings.lease_seconds
+
+    @property
+    def has_returned(self) -> bool:
+        """True if a task whose lease has ended waits to be leased again."""
+        return any(tasks.requeued for _, tasks in self._epochs())
+
+    @property
     def epoch(self) -> int:
         """Current epoch, from 0; the last one once all is complete."""
         return self._epoch

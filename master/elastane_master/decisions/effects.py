@@ -247,7 +247,8 @@ class Commit(Effect, frozen=True, tag=True):
 class TaskCommit(Effect, frozen=True, tag=True, gc=False):
     """Append to the committed history: dynamic tasks `index` to `index` + count - 1 are DONE.
 
-    start, end: positions of all of them; task_size: of each but the last.
+    start, end: positions of all of them; task_size: of each but the last. reopened: how often the task had
+    been opened again, of tasks that push.
     """
 
     dataset: str
@@ -259,6 +260,7 @@ class TaskCommit(Effect, frozen=True, tag=True, gc=False):
     attempt: int
     count: int = 1
     task_size: int = 0
+    reopened: int = 0
 
 
 class Decision(msgspec.Struct):

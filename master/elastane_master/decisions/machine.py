@@ -9,6 +9,7 @@ after `touch` raises `RefusedLate` here: the machine must then be restored, as `
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ from elastane_master.decisions import (
     verdicts,
     waiting,
 )
+from elastane_master.decisions import slot_events as slot_events
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Decision, Note
 from elastane_master.decisions.events import (
@@ -61,6 +63,8 @@ from elastane_master.decisions.events import (
     WorkerJoined,
 )
 from elastane_master.decisions.queues import Queues, StoredQueues
+from elastane_master.decisions.slots import checkpoints as slot_checkpoints
+from elastane_master.decisions.slots import closing, copies, model, processes, restoring, settling
 from elastane_master.decisions.state import JobState
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
@@ -71,7 +75,9 @@ VERSION = 3
 Version 2: tasks leased as a run are one entry of a queue's snapshot. Version 3: cost, and a limit on the wait
 for workers.
 """
-VERSIONS_READ = (1, 2, VERSION)
+SLOTS_VERSION = 4
+"""Of jobs with slots: a master that does not know them must not lease their tasks."""
+VERSIONS_READ = (1, 2, VERSION, SLOTS_VERSION)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -152,8 +158,11 @@ class JobMachine:
         """
         ctx = DecisionContext(self.state, self.queues, now)
         members = cost.ring_key(self.state)
+        slot_map = self.state.slots.map
         try:
             _HANDLERS.get(type(event), operators.request)(ctx, event)
+            if type(event) in _ABOUT_SLOTS or self.state.slots.map is not slot_map:
+                settling.settle(ctx, slot_map)
             step_boundary.release(ctx)
             deadline_on_spot.settle(ctx)
             budget.settle(ctx)
@@ -172,7 +181,11 @@ class JobMachine:
 
     def snapshot(self) -> bytes:
         """Serialise the full state."""
-        return _encoder.encode(Stored(VERSION, self.state, self.queues.stored()))
+        has_slots = self.state.slots.map is not None or any(
+            queue.pushes for queue in self.queues.dynamic.values()
+        )
+        version = SLOTS_VERSION if has_slots else VERSION
+        return _encoder.encode(Stored(version, self.state, self.queues.stored()))
 
     @classmethod
     def restore(cls, snapshot: bytes) -> JobMachine:
@@ -180,7 +193,7 @@ class JobMachine:
         stored = _decoder.decode(snapshot)
         if stored.version not in VERSIONS_READ:
             raise ValueError(
-                f"the job's snapshot has version {stored.version}; this master reads version {VERSION}"
+                f"the job's snapshot has version {stored.version}; this master reads version {SLOTS_VERSION}"
             )
         return cls(stored.state, Queues.restore(stored.queues))
 
@@ -206,5 +219,21 @@ _HANDLERS: dict[type[AnyEvent], Callable[[DecisionContext, Any], None]] = {
     TasksRequested: datasets.lease,
     DatasetCreated: datasets.create,
     DatasetExtended: datasets.extend,
+    slot_events.PsJoined: processes.joined,
+    slot_events.PsStreamLost: processes.stream_lost,
+    slot_events.SlotRestored: restoring.restored,
+    slot_events.SlotCopied: copies.copied,
+    slot_events.CopyBroken: copies.broken,
+    slot_events.BackupLost: copies.backup_lost,
+    slot_events.SlotsSaved: slot_checkpoints.saved,
+    slot_events.TasksClosed: closing.answered,
+    slot_events.PsLeaving: processes.leaving,
+    slot_events.PsLeft: processes.left,
+    slot_events.ModelRegistered: model.register,
+    slot_events.PsDrainRequested: processes.drain_requested,
+    slot_events.SlotsCheckpointRequested: slot_checkpoints.requested,
+    slot_events.SlotsRewindRequested: slot_checkpoints.rewind,
 }
 """Handler of each event; operators' requests have a common one."""
+_ABOUT_SLOTS = frozenset({*typing.get_args(slot_events.AnySlotEvent), Tick, MasterStarted})
+"""Events after which slots may have to be given to others."""

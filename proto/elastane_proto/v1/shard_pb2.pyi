@@ -107,7 +107,7 @@ class Task(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., entries: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., count: _Optional[int] = ..., lease: _Optional[int] = ..., map_generation: _Optional[int] = ...) -> None: ...
 
 class TaskReport(_message.Message):
-    __slots__ = ("epoch", "index", "attempt", "error", "count", "lives_sum", "returned")
+    __slots__ = ("epoch", "index", "attempt", "error", "count", "lives_sum", "returned", "non_finite")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class TaskReport(_message.Message):
     COUNT_FIELD_NUMBER: _ClassVar[int]
     LIVES_SUM_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     attempt: int
@@ -122,7 +123,8 @@ class TaskReport(_message.Message):
     count: int
     lives_sum: int
     returned: bool
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., count: _Optional[int] = ..., lives_sum: _Optional[int] = ..., returned: _Optional[bool] = ...) -> None: ...
+    non_finite: bool
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., count: _Optional[int] = ..., lives_sum: _Optional[int] = ..., returned: _Optional[bool] = ..., non_finite: _Optional[bool] = ...) -> None: ...
 
 class TaskOutcome(_message.Message):
     __slots__ = ("epoch", "index", "outcome", "count")

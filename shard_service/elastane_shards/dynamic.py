@@ -81,6 +81,11 @@ class DynamicQueue:
         return self._settings.lease_seconds
 
     @property
+    def reopened(self) -> int:
+        """Number of tasks that were opened again since the beginning."""
+        return self._reopened.count
+
+    @property
     def has_returned(self) -> bool:
         """True if a task whose lease has ended waits to be leased again."""
         return any(tasks.requeued for _, tasks in self._epochs())

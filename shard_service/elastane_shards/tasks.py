@@ -57,8 +57,8 @@ class TaskLease(msgspec.Struct, frozen=True, gc=False):
     with shuffle the worker permutes them. entries: the task's entries of a list source in the order of
     consumption (already permuted).
     attempt: from 1. deadline: seconds, on the clock of `now`. rng: RNG states passed with the first lease of
-    the task, so that a replay draws the same augmentation. number, map_generation: of a queue that pushes, set
-    by its caller: the lease's number, and the slot map that was there.
+    the task, so that a replay draws the same augmentation. number, map_generation: of a queue that pushes,
+    set by its caller: the lease's number, and the slot map that was there.
     """
 
     epoch: int

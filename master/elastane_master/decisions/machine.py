@@ -75,9 +75,7 @@ VERSION = 3
 Version 2: tasks leased as a run are one entry of a queue's snapshot. Version 3: cost, and a limit on the wait
 for workers.
 """
-SLOTS_VERSION = 4
-"""Of jobs with slots: a master that does not know them must not lease their tasks."""
-VERSIONS_READ = (1, 2, VERSION, SLOTS_VERSION)
+VERSIONS_READ = (1, 2, VERSION)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -181,11 +179,7 @@ class JobMachine:
 
     def snapshot(self) -> bytes:
         """Serialise the full state."""
-        has_slots = self.state.slots.map is not None or any(
-            queue.pushes for queue in self.queues.dynamic.values()
-        )
-        version = SLOTS_VERSION if has_slots else VERSION
-        return _encoder.encode(Stored(version, self.state, self.queues.stored()))
+        return _encoder.encode(Stored(VERSION, self.state, self.queues.stored()))
 
     @classmethod
     def restore(cls, snapshot: bytes) -> JobMachine:
@@ -193,7 +187,7 @@ class JobMachine:
         stored = _decoder.decode(snapshot)
         if stored.version not in VERSIONS_READ:
             raise ValueError(
-                f"the job's snapshot has version {stored.version}; this master reads version {SLOTS_VERSION}"
+                f"the job's snapshot has version {stored.version}; this master reads version {VERSION}"
             )
         return cls(stored.state, Queues.restore(stored.queues))
 

@@ -38,6 +38,17 @@ def blocked(book: SlotBook) -> str:
     return f"{len(waiting)} of {len(places)} slots are being restored"
 
 
+def waits(book: SlotBook) -> str:
+    """Return why no fresh task is leased now, in words; "" if tasks are."""
+    if why := blocked(book):
+        return why
+    if book.checkpoint is not None and not book.checkpoint.in_flight:
+        return f"{book.checkpoint.checkpoint} waits for the tasks in flight"
+    if book.gate.room() == 0:
+        return f"one more task could exceed the staleness limit of {book.gate.limit}"
+    return ""
+
+
 def fresh_max(book: SlotBook) -> int | None:
     """Return how many fresh tasks may be leased: none while a checkpoint waits for those in flight."""
     flight = book.checkpoint

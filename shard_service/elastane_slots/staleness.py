@@ -29,14 +29,15 @@ class StalenessGate(msgspec.Struct, kw_only=True):
     """The tasks of all data sets of a job that push, as far as they can still be applied.
 
     limit: None: none. finished: number of tasks that are over. outstanding: leased tasks, in the order of
-    their leases, with `finished` at that moment. returned, closing: see above.
+    their leases, with `finished` at that moment. returned, closing: see above; dicts, so that their order
+    is stored, too.
     """
 
     limit: int | None = None
     finished: int = 0
     outstanding: dict[TaskName, int] = {}
-    returned: set[TaskName] = set()
-    closing: set[TaskName] = set()
+    returned: dict[TaskName, None] = {}
+    closing: dict[TaskName, None] = {}
 
     def check(self) -> None:
         """Raise InvalidSettings unless the limit is None, 0 or more."""
@@ -62,7 +63,7 @@ class StalenessGate(msgspec.Struct, kw_only=True):
             raise IllegalTransition(
                 f"a lease beyond a staleness of {self.limit}", name=name, outstanding=len(self.outstanding)
             )
-        self.returned.discard(name)
+        self.returned.pop(name, None)
         self.outstanding[name] = self.finished
 
     def done(self, name: TaskName) -> None:
@@ -74,17 +75,17 @@ class StalenessGate(msgspec.Struct, kw_only=True):
         """A lease ended without success, and the task will be leased again."""
         if self.outstanding.pop(name, None) is None:
             raise IllegalTransition("a task came back that was not leased", name=name)
-        self.returned.add(name)
+        self.returned[name] = None
 
     def failed(self, name: TaskName) -> None:
         """A task became FAILED; `closed` follows."""
         self._over(name, "FAILED")
-        self.closing.add(name)
+        self.closing[name] = None
 
     def closed(self, name: TaskName) -> None:
         """No slot takes any more of a FAILED task. Repeating it changes nothing."""
         if name in self.closing:
-            self.closing.remove(name)
+            del self.closing[name]
             self.finished += 1  # it may have been applied since the leases that are outstanding
 
     def worst(self) -> int:
@@ -95,7 +96,7 @@ class StalenessGate(msgspec.Struct, kw_only=True):
 
     def validate(self) -> None:
         """Raise InvariantViolated if a task is in two states, or the limit is exceeded."""
-        groups = (self.outstanding.keys(), self.returned, self.closing)
+        groups = (self.outstanding.keys(), self.returned.keys(), self.closing.keys())
         if sum(map(len, groups)) != len(set().union(*groups)):
             raise InvariantViolated("a task is outstanding, returned or closing at once")
         before = list(self.outstanding.values())
@@ -107,4 +108,4 @@ class StalenessGate(msgspec.Struct, kw_only=True):
     def _over(self, name: TaskName, state: str) -> None:
         if self.outstanding.pop(name, None) is None and name not in self.returned:
             raise IllegalTransition(f"a task became {state} that was not leased", name=name)
-        self.returned.discard(name)
+        self.returned.pop(name, None)

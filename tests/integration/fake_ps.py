@@ -31,7 +31,7 @@ class FakePs:
         self.map = ps_pb2.SlotMap()
         self.model: ps_pb2.SlotModel | None = None
         self.settings = ps_pb2.PsSettings()
-        self.read: dict[int, int] = {}
+        self.read: dict[int, tuple[int, int]] = {}
         self.given: dict[int, int] = {}
         self.ended = asyncio.Event()
         self.refused: str = ""
@@ -142,9 +142,9 @@ class FakePs:
 
     def _restore(self, slot: int, place: ps_pb2.SlotPlace) -> None:
         assert self.held is not None
-        if self.model is None or self.read.get(slot) == place.life:
+        if self.model is None or self.read.get(slot) == (place.life, place.since):
             return
-        self.read[slot] = place.life
+        self.read[slot] = place.life, place.since
         stored, names = self.disk.get(slot, (b"", []))
         record = SlotRecord.decode(stored, place.since) if stored else SlotRecord()
         record.restored(place.life, place.fence, place.since)
@@ -156,6 +156,7 @@ class FakePs:
             version=record.version,
             applied=record.applied.encode(),
             snapshot="disk" if stored else "",
+            since=place.since,
         )
         self.say(restored=restored)
 

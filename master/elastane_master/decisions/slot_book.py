@@ -164,7 +164,7 @@ class SlotBook(msgspec.Struct):
     copied: int = 0
     copy_retries: dict[int, float] = {}
     finishing: dict[str, Finishing] = {}
-    finished: set[str] = set()
+    finished: dict[str, None] = {}
     saves: int = 0
     checkpoint: SlotCheckpointInFlight | None = None
     checkpoints: tuple[SavedSlotCheckpoint, ...] = ()

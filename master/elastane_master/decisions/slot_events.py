@@ -53,7 +53,10 @@ class PsStreamLost(Event, frozen=True, tag=True):
 
 
 class SlotRestored(Event, frozen=True, tag=True):
-    """A slot was read from its newest snapshot. applied: the names in it (AppliedSet.encode)."""
+    """A slot was read from its newest snapshot. applied: the names in it (AppliedSet.encode).
+
+    since: generation of the map that gave the slot to this process in this life.
+    """
 
     ps: str
     session: str
@@ -63,6 +66,7 @@ class SlotRestored(Event, frozen=True, tag=True):
     applied: bytes = b""
     snapshot: str = ""
     rejected: tuple[str, ...] = ()
+    since: int = 0
 
 
 class SlotCopied(Event, frozen=True, tag=True):

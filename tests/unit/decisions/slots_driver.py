@@ -103,6 +103,7 @@ class SlotsDriver(JobDriver):
                 names.count,
                 names.encode(),
                 snapshot or ("s" if applied else ""),
+                since=place.since,
             )
         )
 
@@ -184,8 +185,8 @@ class SlotsDriver(JobDriver):
             for epoch, tasks in queue._epochs():
                 doing |= {TaskName(name, epoch, index) for index in tasks.doing}
                 returned |= {TaskName(name, epoch, index) for index in tasks.requeued}
-        assert doing == book.gate.outstanding.keys() and returned == book.gate.returned
-        assert book.gate.closing == book.closings.keys()
+        assert doing == book.gate.outstanding.keys() and returned == book.gate.returned.keys()
+        assert book.gate.closing.keys() == book.closings.keys()
         failed = {
             TaskName(name, one.epoch, one.index)
             for name, queue in self.machine.queues.dynamic.items()

@@ -222,7 +222,10 @@ def test_a_snapshot_is_taken_once_for_a_life() -> None:
     job.ps("ps-0", process="another")
     assert owners(job) == ["ps-0"] * SLOTS
     place = job.map.places[0]
-    event = said.SlotRestored("ps-0", job.sessions["ps-0"], 0, place.life, 1, names(0), "s")
+    event = said.SlotRestored(
+        "ps-0", job.sessions["ps-0"], 0, place.life, 1, names(0), "s", since=place.since
+    )
+    assert not job.do(msgspec.structs.replace(event, since=place.since - 1)).durable
     job.do(event)
     assert job.states["done"] == 1 and job.map.places[0].served
     # Said again, or of another life, it changes nothing.
@@ -297,13 +300,38 @@ def test_after_a_restart_of_the_master_all_may_return() -> None:
 def test_a_store_that_forgot_is_lifted_above_what_processes_know() -> None:
     job = begun("ps-0")
     generation = job.map.generation
-    held = [said.HeldSlot(slot, 3, since=generation + 7) for slot in range(SLOTS)]
+    # In the life that is known, the newest owner is believed.
+    held = [said.HeldSlot(slot, 0, since=generation + 7) for slot in range(SLOTS)]
     job.lose("ps-0")
     job.ps("ps-0", held=held, generation=generation + 9, lease_seen=77)
-    assert job.map.generation > generation + 9
-    assert [(p.owner, p.life, p.since) for p in job.map.places] == [("ps-0", 3, generation + 7)] * SLOTS
+    assert job.map.generation > generation + 9 and job.map.lives_sum == 0
+    assert [(p.owner, p.since) for p in job.map.places] == [("ps-0", generation + 7)] * SLOTS
     [task] = job.lease()
     assert task.number == 78
+
+
+def test_a_life_that_the_store_forgot_is_followed_by_another() -> None:
+    """Which tasks were opened again when it began is forgotten, too."""
+    job = begun("ps-0")
+    tasks = job.lease(2)
+    for task in tasks:
+        job.done(task)
+    job.lose("ps-0")
+    job.ps("ps-0", held=[said.HeldSlot(slot, 3, since=40) for slot in range(SLOTS)], generation=41)
+    assert all(place.life == 4 and place.restoring and place.fence == 2 for place in job.map.places)
+    assert job.map.generation > 41
+    job.restore_all([0], snapshot="s")
+    assert job.states["done"] == 1
+
+
+def test_a_later_life_that_only_a_backup_knows_is_not_lost() -> None:
+    job = begun("ps-0")
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    job.do(events.MasterStarted("m2"))
+    job.ps("ps-1", held=[said.HeldSlot(0, 2, since=9, backup=True)], generation=9)
+    assert job.map.places[0].life == 0, "its owner may still come"
+    job.tick(after=11.0)
+    assert job.map.places[0].life == 3
 
 
 # ------------------------------------------------------------------ copies

@@ -53,9 +53,11 @@ class Replica:
 
 @dataclass
 class Server:
-    """A process. names: weights of the slots it owns. copies: slots that it has for others. synchronous: by
-    slot, who must have applied a push before it is answered. waiting: answers that may leave. frozen_for:
-    by slot, the copy that it is frozen for. maps: those it has not learned. cut: the master does not hear it.
+    """A process. names: weights of the slots it owns. copies: slots that it has for others.
+
+    synchronous: by slot, who must have applied a push before it is answered. waiting: answers that may leave.
+    frozen_for: by slot, the copy that it is frozen for; copied_for: the copy to a backup that it has begun.
+    maps: those it has not learned. cut: the master does not hear it.
     """
 
     name: str
@@ -66,7 +68,9 @@ class Server:
     synchronous: dict[int, set[str]] = field(default_factory=dict)
     waiting: deque[Callable[[], None]] = field(default_factory=deque)
     frozen_for: dict[int, int] = field(default_factory=dict)
-    read: dict[int, int] = field(default_factory=dict)  # by slot: the life of the snapshot that was read
+    copied_for: dict[int, int] = field(default_factory=dict)
+    #: By slot: for which life, as given by which map, a snapshot was read.
+    read: dict[int, tuple[int, int]] = field(default_factory=dict)
     maps: deque[SlotMap] = field(default_factory=deque)
     cut: bool = False
 
@@ -192,9 +196,9 @@ class ClusterRun(Run):
         except IllegalTransition:
             return
 
-    def _was_restored(self, slot: int, name: str, life: int, applied: list[TaskName]) -> None:
+    def _was_restored(self, slot: int, name: str, life: int, applied: list[TaskName], since: int) -> None:
         place = self.map.places[slot]
-        if not place.restoring or (place.owner, place.life) != (name, life):
+        if not place.restoring or (place.owner, place.life, place.since) != (name, life, since):
             return
         record = SlotRecord()
         for task in applied:
@@ -291,9 +295,9 @@ class ClusterRun(Run):
     def _own(self, server: Server, slot: int, new: SlotMap) -> None:
         place = new.places[slot]
         if place.restoring:
-            if server.read.get(slot) == place.life:
+            if server.read.get(slot) == (place.life, place.since):
                 return  # read once: the master opens tasks again by what it was told
-            server.read[slot] = place.life
+            server.read[slot] = place.life, place.since
             server.copies.pop(slot, None)
             if slot in server.held:
                 server.held.release(slot)
@@ -304,7 +308,7 @@ class ClusterRun(Run):
             record.restored(place.life, place.fence if self.plan.fences else 0, place.since)
             server.copies[slot] = Replica(record, list(names))
             told = list(names)
-            self._tell(server, lambda: self._was_restored(slot, server.name, place.life, told))
+            self._tell(server, lambda: self._was_restored(slot, server.name, place.life, told, place.since))
             return
         if slot not in server.held:
             replica = server.copies.pop(slot, None)
@@ -317,7 +321,8 @@ class ClusterRun(Run):
         synchronous &= {place.backup, place.joining}
         if place.backup:
             synchronous.add(place.backup)
-        if place.joining and place.joining not in synchronous:
+        if place.joining and server.copied_for.get(slot) != place.begun:
+            server.copied_for[slot] = place.begun
             if self.plan.waits_before_telling:
                 synchronous.add(place.joining)
             self._send_base(server, slot, place.joining)

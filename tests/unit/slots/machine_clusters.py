@@ -56,6 +56,7 @@ class MachineRun(ClusterRun):
         self.snapshots_before: deque[bytes] = deque(maxlen=OLD_SNAPSHOTS)
         self.restarts, self.losses = plan.restarts, plan.losses
         self.started = 0
+        self.told_copies: list[tuple[str, int, str, int]] = []
         self.doing: dict[TaskName, str] = {}
         super().__init__(plan)
 
@@ -107,7 +108,7 @@ class MachineRun(ClusterRun):
         for epoch, tasks in queue._epochs():
             doing |= {TaskName(DATASET, epoch, index): held.worker for index, held in tasks.doing.items()}
             returned |= {TaskName(DATASET, epoch, index) for index in tasks.requeued}
-        if doing.keys() != book.gate.outstanding.keys() or returned != book.gate.returned:
+        if doing.keys() != book.gate.outstanding.keys() or returned != book.gate.returned.keys():
             raise Broken("the gate and the queue differ")
         epoch, done, count, not_done = queue.done_tasks()
         self.done = {TaskName(DATASET, epoch, index) for index in done}
@@ -181,6 +182,7 @@ class MachineRun(ClusterRun):
         held += [
             slot_events.HeldSlot(slot, copy.record.life, since=copy.record.since, backup=True)
             for slot, copy in server.copies.items()
+            if not server.map.places[slot].restoring
         ]
         self.do(
             slot_events.PsJoined(
@@ -193,14 +195,11 @@ class MachineRun(ClusterRun):
                 lease_seen=self.leases,
             )
         )
-        for slot, life in server.read.items():
+        for slot, (life, since) in server.read.items():
             place = server.map.places[slot]
-            if place.owner == name and place.restoring and place.life == life and slot in server.copies:
-                names = list(server.copies[slot].names)
-                self._tell(
-                    server,
-                    lambda slot=slot, life=life, names=names: self._was_restored(slot, name, life, names),
-                )
+            if place.restoring and (place.owner, place.life, place.since) == (name, life, since):
+                again = slot, name, life, list(server.copies[slot].names), since
+                self._tell(server, lambda again=again: self._was_restored(*again))
 
     def _forget(self, name: str) -> None:
         super()._forget(name)
@@ -222,7 +221,6 @@ class MachineRun(ClusterRun):
         self.do(events.MasterStarted("m"))
         for name in sorted(self.present):
             self.servers[name].maps.clear()
-            self.to_master[name].clear()
             self._hello(name)
             self._say_again(self.servers[name])
         for name in self.machine.state.slots.processes:
@@ -249,35 +247,29 @@ class MachineRun(ClusterRun):
         self._request(held.worker, report)
 
     def _say_again(self, server: Server) -> None:
-        """Copies that were complete while no master heard of it."""
-        for slot, place in enumerate(server.map.places):
-            is_target = place.target == server.name and slot in server.copies
-            if is_target and server.copies[slot].record.since == 0:
-                self._tell(
-                    server, lambda slot=slot, begun=place.begun: self._copied(slot, server.name, begun)
-                )
-            if place.owner == server.name and place.joining in server.synchronous.get(slot, ()):
-                told = place.joining, place.begun
-                there = self.servers.get(place.joining)
-                if there is not None and slot in there.copies:
-                    self._tell(server, lambda slot=slot, told=told: self._copied(slot, *told))
+        """Copies that were complete, of which no master may have heard."""
+        for told in self.told_copies:
+            teller, slot, _, begun = told
+            if teller == server.name and self.map.places[slot].begun == begun:
+                self._tell(server, lambda told=told: self._copied(*told[1:]))
 
     # ------------------------------------------------------------------ what processes say
 
     def _copied(self, slot: int, name: str, begun: int) -> None:
         place = self.map.places[slot]
         teller = place.owner if place.joining == name else name
+        self.told_copies.append((teller, slot, name, begun))
         if teller in self.sessions:
             self.do(slot_events.SlotCopied(teller, self.sessions[teller], slot, name, begun))
 
-    def _was_restored(self, slot: int, name: str, life: int, applied: list[TaskName]) -> None:
+    def _was_restored(self, slot: int, name: str, life: int, applied: list[TaskName], since: int) -> None:
         names = AppliedSet()
         for task in applied:
             names.add(task)
         snapshot = "snapshot" if life or applied else ""
         self.do(
             slot_events.SlotRestored(
-                name, self.sessions[name], slot, life, names.count, names.encode(), snapshot
+                name, self.sessions[name], slot, life, names.count, names.encode(), snapshot, since=since
             )
         )
 

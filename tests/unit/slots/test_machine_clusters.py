@@ -25,6 +25,8 @@ FAULTS: dict[str, dict[str, Any]] = {
     "restarts": {"restarts": 3},
     "restarts, backups": {"restarts": 3, "copies": 2},
     "epochs": {"epochs": 5, "kills": 5},
+    "a store that loses writes": {"losses": 3, "restarts": 1},
+    "a store that loses writes, backups": {"losses": 3, "copies": 2},
 }
 
 
@@ -53,7 +55,7 @@ def _nothing(*arguments: object) -> None:
 
 def _finishes_at_once(ctx: Any, dataset: str) -> None:
     if ctx.queues.dynamic[dataset].complete:
-        ctx.state.slots.finished.add(dataset)
+        ctx.state.slots.finished[dataset] = None
 
 
 def _counts_any_life(ctx: Any, queue: Any, dataset: str, worker: str, report: Any) -> Any:

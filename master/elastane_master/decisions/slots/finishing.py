@@ -19,12 +19,12 @@ def look(ctx: DecisionContext, dataset: str) -> None:
         return
     over = queue.complete and not any(name.dataset == dataset for name in book.closings)
     if not over:
-        book.finished.discard(dataset)
+        book.finished.pop(dataset, None)
         book.finishing.pop(dataset, None)
     elif dataset not in book.finished and dataset not in book.finishing:
         ctx.touch()
         if not ctx.state.settings.checkpoint_url or not book.leases:
-            book.finished.add(dataset)
+            book.finished[dataset] = None
             return
         book.saves += 1
         book.finishing[dataset] = Finishing(f"save-{book.saves}")
@@ -80,4 +80,4 @@ def _conclude(ctx: DecisionContext, dataset: str) -> None:
     if all(saved.get(slot) == place.life for slot, place in enumerate(book.map.places)):
         ctx.touch()
         del book.finishing[dataset]
-        book.finished.add(dataset)
+        book.finished[dataset] = None

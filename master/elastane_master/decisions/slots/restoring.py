@@ -46,7 +46,8 @@ def restored(ctx: DecisionContext, event: SlotRestored) -> None:
     if record is None or book.map is None or not 0 <= event.slot < len(book.map.places):
         return
     place = book.map.places[event.slot]
-    if not place.restoring or (place.owner, place.life) != (event.ps, event.life):
+    told = (event.ps, event.life, event.since)
+    if not place.restoring or (place.owner, place.life, place.since) != told:
         return
     pushing = [(name, queue) for name, queue in ctx.queues.dynamic.items() if queue.pushes]
     if not event.snapshot and any(_has_done(queue) for _, queue in pushing):

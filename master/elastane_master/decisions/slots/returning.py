@@ -2,11 +2,17 @@
 
 A store that loses acknowledged writes has an older map, lower lives and lower numbers of leases than the
 processes were told. None of these may go back: answers of an earlier life would count, and leases would have
-numbers behind a fence. So a Hello lifts them above what its process knows, and an owner is believed by the
-highest (life, since).
+numbers behind a fence. So a Hello lifts them above what its process knows.
+
+An owner of a slot in the life that is stored is believed by the highest `since`: the set of applied tasks has
+moved along. One of a later life is not: which tasks were opened again when that life began is forgotten, too.
+The slot begins another life, in which they are opened again. Backups that are stored may have been replaced,
+and miss what was pushed since: they are copied anew.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.slot_events import PsJoined
@@ -19,22 +25,27 @@ def lift(ctx: DecisionContext, event: PsJoined) -> None:
     assert book.map is not None
     book.leases = max(book.leases, event.lease_seen)
     places = list(book.map.places)
+    # A process that was told a newer map takes an older one for late news.
+    known = max([event.generation, *(held.since for held in event.held)])
+    generation = max(book.map.generation, known) + 1
+    if event.generation > book.map.generation:
+        alone = {"backup": "", "target": "", "joining": "", "begun": 0}
+        places = [msgspec.structs.replace(place, **alone) for place in places]
     for held in event.held:
         if not 0 <= held.slot < len(places) or held.life < 0:
             continue
         place = places[held.slot]
-        if (held.life, held.since) <= (place.life, place.since):
-            continue
+        unknown_life = held.life > place.life or (held.life == place.life and place.restoring)
         if held.backup:
-            book.claims[held.slot] = max(book.claims.get(held.slot, (0, 0)), (held.life, held.since))
-        else:
+            if (held.life, held.since) > (place.life, place.since):
+                book.claims[held.slot] = max(book.claims.get(held.slot, (0, 0)), (held.life, held.since))
+        elif unknown_life:
             places[held.slot] = SlotPlace(
-                event.ps, life=held.life, fence=max(place.fence, book.leases), since=held.since
+                event.ps, life=held.life + 1, fence=book.leases, since=generation, restoring=True
             )
-    changed = tuple(places) != book.map.places
-    since = max([event.generation, *(held.since for held in event.held)], default=0)
-    generation = max(book.map.generation + changed, since + (since > book.map.generation))
-    if generation > book.map.generation:
+        elif held.life == place.life and held.since > place.since:
+            places[held.slot] = SlotPlace(event.ps, life=place.life, fence=place.fence, since=held.since)
+    if tuple(places) != book.map.places or event.generation > book.map.generation:
         book.map = SlotMap(generation, tuple(places))
 
 

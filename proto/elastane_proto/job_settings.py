@@ -383,7 +383,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = False
     ps_journal: Annotated[
         bool,
-        Setting("Parameter servers write down every push, for `elastane ps replay`.", "--ps-journal"),
+        Setting("Parameter servers write down every push, so that the run can be repeated.", "--ps-journal"),
     ] = False
     ps_return_seconds: Annotated[
         float,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -20,6 +21,7 @@ from elastane_master.jobs.limits import Limits, require_room
 from elastane_master.jobs.sessions import Session
 from elastane_master.signals import Signal
 from elastane_master.store.errors import StoreError
+from elastane_proto.v1 import ps_pb2
 
 logger = structlog.get_logger(__name__)
 
@@ -102,6 +104,13 @@ class SlotSessions:
         """Keep the latest figures of a parameter server for display."""
         if self.is_current(session):
             self.figures[session.worker] = figures
+
+    def pushes(self) -> dict[str, int]:
+        """Answers to pushes of the parameter servers that are connected, by verdict."""
+        answered: Counter[str] = Counter()
+        for figures in self.figures.values():
+            answered.update(dict(ps_pb2.PsFigures.FromString(figures).verdicts))
+        return dict(answered)
 
     def deliver(self, session: PsSession, event: AnyEvent) -> None:
         """Decide on a message of a parameter server. Raises as a decision does."""

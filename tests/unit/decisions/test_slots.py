@@ -6,6 +6,7 @@ import json
 
 import msgspec
 import pytest
+from job_driver import JobDriver, settings
 from slots_driver import DATASET, MODEL, SLOTS, SlotsDriver
 
 from elastane_master.decisions import events
@@ -13,6 +14,10 @@ from elastane_master.decisions import slot_effects as told
 from elastane_master.decisions import slot_events as said
 from elastane_master.decisions.events import Rejection, TaskReport
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.slots.view import slots_view
+from elastane_master.metrics import catalogue
+from elastane_master.metrics.counters import JobCounters
+from elastane_master.metrics.figures import JobFacts, Samples, add_job
 from elastane_slots.applied import AppliedSet
 from elastane_slots.assignment import holders
 from elastane_slots.tasks import TaskName, TaskRun
@@ -621,3 +626,38 @@ def test_a_checkpoint_needs_slots_and_a_folder() -> None:
         SlotsDriver().do(said.SlotsCheckpointRequested("c"))
     with pytest.raises(Rejection, match="no folder"):
         begun("ps-0", "ps-1", ps_replicas=1, checkpoint_url="").do(said.SlotsCheckpointRequested("c"))
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+def test_what_is_shown_of_slots_and_why_nothing_is_leased() -> None:
+    job = SlotsDriver(ps_staleness=0)
+    book, queues = job.machine.state.slots, job.machine.queues
+    assert slots_view(book, queues).waiting == "no worker has registered the model"
+    job.do(said.ModelRegistered("w", MODEL))
+    assert "4 of 4 slots wait for a parameter server" in slots_view(book, queues).waiting
+    job.ps("ps-0")
+    assert "4 of 4 slots are being restored" in slots_view(book, queues).waiting
+    job.restore_all()
+    assert slots_view(book, queues).waiting == ""
+    job.lease()
+    view = slots_view(book, queues)
+    assert "staleness limit of 0" in view.waiting and (view.outstanding, view.worst) == (1, 0)
+    [ps] = view.processes
+    assert (ps.ps, ps.state, ps.slots, ps.backups) == ("ps-0", "serving", SLOTS, 0)
+    job.do(said.SlotsCheckpointRequested("c"))
+    assert "waits for the tasks in flight" in slots_view(book, queues).waiting
+    samples = Samples()
+    facts = JobFacts(pushes={"applied": 7})
+    add_job(samples, job.machine, facts, JobCounters(job.machine.state), job.now)
+    assert samples.by_metric[catalogue.SLOTS_SERVED] == [(("job",), SLOTS)]
+    assert dict(samples.by_metric[catalogue.SLOT_TASKS])["job", "leased"] == 1
+    assert samples.by_metric[catalogue.SLOT_PUSHES] == [(("job", "applied"), 7)]
+
+
+def test_a_job_without_slots_says_nothing_of_them() -> None:
+    samples = Samples()
+    job = JobDriver(settings())
+    add_job(samples, job.machine, JobFacts(), JobCounters(job.machine.state), job.now)
+    assert not any(metric.name.startswith("elastane_job_slots") for metric in samples.by_metric)

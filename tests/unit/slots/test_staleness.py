@@ -112,10 +112,10 @@ def test_it_is_stored_as_it_is() -> None:
 
 def test_contradictions_are_found() -> None:
     for gate in (
-        StalenessGate(outstanding={task(0): 0}, returned={task(0)}),
+        StalenessGate(outstanding={task(0): 0}, returned={task(0): None}),
         StalenessGate(finished=3, outstanding={task(0): 2, task(1): 1}),
         StalenessGate(outstanding={task(0): 1}),
-        StalenessGate(limit=1, outstanding={task(0): 0, task(1): 0}, closing={task(2)}),
+        StalenessGate(limit=1, outstanding={task(0): 0, task(1): 0}, closing={task(2): None}),
     ):
         with pytest.raises(InvariantViolated):
             gate.validate()

@@ -50,7 +50,7 @@ class AttemptError(msgspec.Struct, frozen=True, array_like=True):
     error: str
 
 
-class TaskLease(msgspec.Struct, frozen=True, gc=False):
+class TaskLease(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A task, or a run of tasks, leased to a worker.
 
     count: number of tasks, from `index` on, that this lease covers. start, end: positions of all of them;

@@ -244,7 +244,7 @@ class Commit(Effect, frozen=True, tag=True):
     tasks: tuple[tuple[str, StepTask], ...]  # (worker, task) of all N virtual ranks
 
 
-class TaskCommit(Effect, frozen=True, tag=True, gc=False):
+class TaskCommit(Effect, frozen=True, tag=True, gc=False, omit_defaults=True):
     """Append to the committed history: dynamic tasks `index` to `index` + count - 1 are DONE.
 
     start, end: positions of all of them; task_size: of each but the last. reopened: how often the task had

@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from job_driver import JobDriver, settings
+from job_driver import SIGNATURE, JobDriver, settings
 from slots_driver import DATASET, MODEL, SLOTS, SlotsDriver
 
 from elastane_master.decisions import events
@@ -15,6 +15,7 @@ from elastane_master.decisions import slot_events as said
 from elastane_master.decisions.events import Rejection, TaskReport
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.slots.view import slots_view
+from elastane_master.decisions.views import progress_views
 from elastane_master.metrics import catalogue
 from elastane_master.metrics.counters import JobCounters
 from elastane_master.metrics.figures import JobFacts, Samples, add_job
@@ -153,6 +154,30 @@ def test_a_late_report_counts_while_its_task_waits() -> None:
     [task] = job.lease()
     job.tick(after=11.0)
     assert job.states["todo"] == 6 and job.done(task) == "accepted" and job.states["done"] == 1
+
+
+def test_tasks_of_a_worker_that_died_are_leased_again_at_once() -> None:
+    job = begun(ps_staleness=0)
+    job.do(events.WorkerJoined("w", "w-1", "tasks", SIGNATURE, "host", 1))
+    [task] = job.lease()
+    assert job.ask(worker="v").wait
+    job.do(events.StreamLost("w", "w-1", "its stream broke"))
+    [again] = job.lease(worker="v")
+    assert (again.index, again.attempt, again.number) == (0, 2, task.number + 1)
+    assert job.done(task) == "stale", "the other holds it"
+    assert job.done(again) == "accepted"
+
+
+def test_a_request_that_is_repeated_has_the_same_answer() -> None:
+    job = begun()
+    request = events.TasksRequested("same", DATASET, "w")
+    [task] = job.do(request).result.tasks
+    assert job.do(request).result.tasks == (task,) and task.number == 1
+    back = TaskReport(0, 0, 1, "a slot went back", returned=True)
+    request = events.TasksRequested("back", DATASET, "w", (back,), 0)
+    first = job.do(request).result.outcomes
+    assert job.do(request).result.outcomes == first and first[0].outcome == "returned"
+    assert job.machine.state.slots.returns == {TaskName(DATASET, 0, 0): 1}
 
 
 def test_a_task_that_is_given_back_again_and_again_is_a_failed_attempt_in_the_end() -> None:
@@ -480,6 +505,8 @@ def test_workers_are_told_of_the_end_once_every_slot_is_saved() -> None:
     job.do_all()
     assert job.states["done"] == 6
     assert not job.ask().complete and job.ask().wait
+    [view] = progress_views(job.machine, job.now)
+    assert not view.progress.complete and view.progress.done == 6
     saves = [(ps, message) for ps, message in job.told if isinstance(message, told.SaveSlots)]
     assert sorted(ps for ps, _ in saves) == ["ps-0", "ps-1"]
     for ps, message in saves:
@@ -491,6 +518,7 @@ def test_workers_are_told_of_the_end_once_every_slot_is_saved() -> None:
         assert not job.ask().complete
         job.do(said.SlotsSaved(ps, job.sessions[ps], message.request, parts))
     assert job.ask().complete
+    assert progress_views(job.machine, job.now)[0].progress.complete
 
 
 def test_a_slot_that_goes_back_before_the_end_is_told_opens_tasks_again() -> None:

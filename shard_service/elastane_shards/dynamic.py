@@ -369,6 +369,12 @@ class DynamicQueue:
             not_done[epoch] = IntervalSet(tasks.done.missing(0, self._splitter.num_tasks))
         return self._epoch, self._tasks.done, self._splitter.num_tasks, not_done
 
+    def failed_tasks(self) -> Iterator[tuple[int, int]]:
+        """Yield epoch and index of every FAILED task."""
+        yield from ((epoch, index) for epoch, index, _ in self._failed_before)
+        for epoch, tasks in self._epochs():
+            yield from ((epoch, index) for index in tasks.failed)
+
     def times_reopened(self, epoch: int, index: int) -> int:
         """How often a task was opened again."""
         return self._reopened.times(epoch, index)

@@ -6,7 +6,7 @@ worker may still push. What slots had applied before stays, and is listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.slot_book import Closing
@@ -55,12 +55,23 @@ def restored(ctx: DecisionContext, slot: int, applied: AppliedSet) -> None:
     book = ctx.state.slots
     for name, closing in book.closings.items():
         closing.applied[slot] = name in applied
-    for name, slots in book.left_parts.items():
+    # Also of tasks of which no slot had anything: the snapshot may be of a process that was cut off.
+    for name in _failed(ctx):
+        slots = book.left_parts.get(name, ())
         has = name in applied
-        if has != (slot in slots):
-            kept = {*slots, slot} if has else set(slots) - {slot}
-            book.left_parts[name] = tuple(sorted(kept))
+        if name in book.closings or has == (slot in slots):
+            continue
+        kept = tuple(sorted({*slots, slot} if has else set(slots) - {slot}))
+        book.left_parts.pop(name, None)
+        if kept:
+            book.left_parts[name] = kept
     _conclude(ctx, list(book.closings))
+
+
+def _failed(ctx: DecisionContext) -> Iterator[TaskName]:
+    for dataset, queue in ctx.queues.dynamic.items():
+        if queue.pushes:
+            yield from (TaskName(dataset, epoch, index) for epoch, index in queue.failed_tasks())
 
 
 def _conclude(ctx: DecisionContext, names: Iterable[TaskName]) -> None:

@@ -32,6 +32,7 @@ HOMES = {
     "elastane": "worker",
     "elastane_agent": "worker",
     "elastane_cli": "worker",
+    "elastane_ps": "worker",
     "elastane_runner": "worker",
     "elastane_operator": "deploy",
 }

@@ -50,9 +50,10 @@ class Held:
         changes = self.weights.changed_since(0 if base else self._mark)
         self._mark = self.weights.mark()
         groups: list[Sequence[Section]] = [[section] for section in self.weights.sections(changes)]
-        name = self.writer.write(self.record, groups, base=base)
+        record = self.record
+        saved = self.writer.write(record.life, record.version, record.encode(), groups, base=base)
         self.digests[self.record.version] = self.weights.digest()
-        return name
+        return saved.name
 
 
 @pytest.fixture
@@ -225,7 +226,7 @@ def test_a_process_killed_while_it_writes_leaves_the_one_before(tmp_path: Path) 
 def test_slots_that_are_not_initialised_are_saved_as_that(folder: Folder) -> None:
     weights = SlotWeights(SPEC, SLOT)
     writer = SnapshotWriter(folder, SPEC, SLOT, since=1, ps="ps-0")
-    writer.write(SlotRecord(), [list(weights.sections())], base=True)
+    writer.write(0, 0, SlotRecord().encode(), [list(weights.sections())], base=True)
     found, _ = newest(folder, SPEC, SLOT)
     assert found is not None and not found.weights.initialised
 

@@ -50,6 +50,14 @@ class SnapshotName(msgspec.Struct, frozen=True, order=True):
         return f"{self.folder}/{self.kind}-{self.version}"
 
 
+class SavedFile(msgspec.Struct, frozen=True):
+    """A file that was written, of `size` bytes. digest: SHA-256 of what is before it, at its end."""
+
+    name: SnapshotName
+    size: int
+    digest: bytes
+
+
 @dataclass(frozen=True)
 class SlotSnapshot:
     """A slot as it was read. name: path of its newest file."""
@@ -68,61 +76,62 @@ class SnapshotWriter:
     def __init__(self, folder: Folder, spec: ModelSpec, slot: int, *, since: int, ps: str) -> None:
         self._folder, self._spec, self._slot = folder, spec, slot
         self._since, self._ps = since, ps
-        self._base: SnapshotName | None = None
-        self._before: SnapshotName | None = None
+        self._before: SavedFile | None = None
         self._base_bytes = self._delta_bytes = 0
 
     @property
     def saved(self) -> tuple[int, int] | None:
         """Life and version of the newest file; None before the first."""
-        return (self._before.life, self._before.version) if self._before is not None else None
+        return (self._before.name.life, self._before.name.version) if self._before is not None else None
 
     def wants_base(self, delta_bytes: int) -> bool:
         """True if the next file should be a base: the first, and when deltas exceed half of one."""
         return self._before is None or self._delta_bytes + delta_bytes > self._base_bytes // 2
 
-    def write(self, record: SlotRecord, groups: Iterable[Sequence[Section]], *, base: bool) -> SnapshotName:
-        """Write a file. record, groups: of one moment; base: the groups are all of the slot.
+    def write(
+        self, life: int, version: int, record: bytes, groups: Iterable[Sequence[Section]], *, base: bool
+    ) -> SavedFile:
+        """Write a file, and return what was written; nothing if it is there.
 
-        Return its name. Raises SlotSnapshotError; the next file must be a base then if `wants_base` says so,
-        and have all that this one was to have.
+        life, version, record: of the moment after the last of the groups, which are all of the slot in a
+        base. Raises SlotSnapshotError; call `restart` then.
         """
         before = None if base else self._before
         if not base and before is None:
             raise SlotSnapshotError("a delta needs a base", slot=self._slot)
-        if before is not None and before.version >= record.version:
+        if before is not None and before.name.version >= version:
             return before  # nothing was applied since
-        stored = record.encode()
         kind = "base" if base else "delta"
-        name = SnapshotName(self._slot, record.life, record.version, self._since, self._ps, kind)
+        name = SnapshotName(self._slot, life, version, self._since, self._ps, kind)
         header = FileHeader(
             slot=self._slot,
             slots=self._spec.slots,
             model=self._spec.digest,
-            life=record.life,
-            base=-1 if before is None else before.version,
-            record_bytes=len(stored),
-            version=record.version,
+            life=life,
+            base=-1 if before is None else before.name.version,
+            record_bytes=len(record),
+            version=version,
         )
-        size = 0
+        size, last = 0, b""
 
         def counted() -> Iterator[bytes | memoryview]:
-            nonlocal size
-            for chunk in file_chunks(header, stored, groups):
+            nonlocal size, last
+            for chunk in file_chunks(header, record, groups):
                 size += len(chunk)
+                last = bytes(chunk) if len(chunk) == 32 else b""
                 yield chunk
 
         self._folder.write(name.path, counted())
         if base:
-            self._base, self._base_bytes, self._delta_bytes = name, size, 0
+            self._base_bytes, self._delta_bytes = size, 0
         else:
             self._delta_bytes += size
-        self._before = name
-        return name
+        self._before = SavedFile(name, size, last)
+        return self._before
 
     def restart(self) -> None:
         """Begin the next chain with a base, as after a file that could not be written."""
-        self._before = self._base = None
+        self._before = None
 
 
 def names(folder: Folder, slot: int | None = None) -> list[SnapshotName]:

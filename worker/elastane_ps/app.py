@@ -135,10 +135,13 @@ class PsServer:
         """Take the answer to PsHello: settings, model, map."""
         if self._settings is None:
             self._begin(message.settings)
+        with self.holdings.lock:
+            # What the last stream may have lost; what comes of this map is told by whoever does it.
+            notes = [*self._restored.values(), *self._complete.values()]
         if message.HasField("model"):
             self.set_model(message.model)
         self.learn(message.map)
-        self.repeat()
+        self._repeat(notes)
 
     def set_model(self, message: ps_pb2.SlotModel) -> None:
         """Take the model, which never changes. Raises PsModelError."""
@@ -167,19 +170,6 @@ class PsServer:
                 self._follow()
             self.holdings.judge.learn(told.map.generation)
             self.holdings.lock.notify_all()
-
-    def repeat(self) -> None:
-        """Tell again what a broken stream may have lost."""
-        with self.holdings.lock:
-            restored = [note for slot, note in self._restored.items() if self._is_restoring(slot, note.life)]
-            complete = [note for note in self._complete.values() if self._is_wanted(note)]
-            owned = list(self.holdings.owned.values())
-        for note in restored:
-            self._tell(restored=note)
-        for copied in complete:
-            self._tell(copied=copied)
-        for held in owned:
-            self._report_broken(held)
 
     def save(self, message: ps_pb2.SaveSlots) -> None:
         """Save all slots, and say so; takes as long as it takes."""
@@ -327,6 +317,19 @@ class PsServer:
         if place.backup and place.backup not in held.copies:
             # It had the slot before this process did: the two were equal when the owner changed.
             held.copies[place.backup] = Copy(self._links.to(place.backup, anew=True))
+
+    def _repeat(self, notes: list[ps_pb2.SlotRestored | ps_pb2.SlotCopied]) -> None:
+        """Tell again what is still wanted, and which copies are broken."""
+        for note in notes:
+            if isinstance(note, ps_pb2.SlotCopied):
+                if self._is_wanted(note):
+                    self._tell(copied=note)
+            elif self._is_restoring(note.slot, note.life):
+                self._tell(restored=note)
+        with self.holdings.lock:
+            owned = list(self.holdings.owned.values())
+        for held in owned:
+            self._report_broken(held)
 
     # ------------------------------------------------------------------ restoring
 

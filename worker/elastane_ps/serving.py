@@ -37,6 +37,8 @@ CONNECTIONS_MAX: Final = 256
 #: Callers that have not proved the secret yet.
 STRANGERS_MAX: Final = 128
 _BACKLOG: Final = 256
+#: How long the rest of a refused frame is read.
+_REFUSED_SECONDS: Final = 1.0
 
 
 class DataPort:
@@ -216,6 +218,12 @@ class _Answers:
         code = error.code if isinstance(error, ElastaneError) else SlotFrameError.code
         with suppress(OSError, ElastaneError):
             self._write(Error(code, str(error)[:2000]), number, ())
+            # The rest is read: the kernel would answer it by a reset, which takes the error away.
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.settimeout(_REFUSED_SECONDS)
+            until = time.monotonic() + _REFUSED_SECONDS
+            while time.monotonic() < until and self._connection.recv(1 << 16):
+                pass
 
     def close(self) -> None:
         self._waiting.put(None)

@@ -38,8 +38,8 @@ class PsSession(MasterSession):
         )
 
     def tell(self, **message: Any) -> None:
-        """Send one message, as `tell(restored=...)`. Dropped while disconnected: `PsServer.repeated` has all
-        that matters."""
+        """Send one message, as `tell(restored=...)`. Dropped while disconnected: what matters is told again
+        after the next welcome."""
         self.send(_as_any(ps_pb2.AttendSlotsRequest(**message)))
 
     def end(self, reason: str) -> None:

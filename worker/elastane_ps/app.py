@@ -48,6 +48,9 @@ _log = structlog.get_logger(__name__)
 _READERS: Final = 4
 _RESTORE_AGAIN_SECONDS: Final = 2.0
 
+#: Told again after a reconnect.
+Note = ps_pb2.SlotRestored | ps_pb2.SlotCopied
+
 
 class Tell(Protocol):
     """Sends a message to the master, as `tell(restored=...)`; dropped while there is no session."""
@@ -121,13 +124,14 @@ class PsServer:
         self._port.close()
         self._links.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
+        with self.holdings.lock:
+            # First: whoever waits for a copy, also to save a slot, stops.
+            for held in (*self.holdings.owned.values(), *self.holdings.others.values()):
+                held.release()
         if self._saving is not None:
             self._saving.close()
         if self._journal is not None:
             self._journal.close()
-        with self.holdings.lock:
-            for held in (*self.holdings.owned.values(), *self.holdings.others.values()):
-                held.release()
 
     # ------------------------------------------------------------------ what the master says
 
@@ -137,7 +141,7 @@ class PsServer:
             self._begin(message.settings)
         with self.holdings.lock:
             # What the last stream may have lost; what comes of this map is told by whoever does it.
-            notes = [*self._restored.values(), *self._complete.values()]
+            notes: list[Note] = [*self._restored.values(), *self._complete.values()]
         if message.HasField("model"):
             self.set_model(message.model)
         self.learn(message.map)
@@ -318,7 +322,7 @@ class PsServer:
             # It had the slot before this process did: the two were equal when the owner changed.
             held.copies[place.backup] = Copy(self._links.to(place.backup, anew=True))
 
-    def _repeat(self, notes: list[ps_pb2.SlotRestored | ps_pb2.SlotCopied]) -> None:
+    def _repeat(self, notes: list[Note]) -> None:
         """Tell again what is still wanted, and which copies are broken."""
         for note in notes:
             if isinstance(note, ps_pb2.SlotCopied):

@@ -281,13 +281,13 @@ class Worker:
                 time.sleep(0.01)
                 self.refresh()
 
-    def initialise(self, seed: int = 0) -> None:
+    def initialise(self, seed: int = 0, slots: Sequence[int] | None = None) -> None:
         def ask(connection: PsConnection, own: list[int]) -> dict[int, bool]:
             body = [part for slot in own for part in pad(initial(self.spec, slot, seed))]
             reply = connection.send(Init(self.map.generation, DIGEST, own), body).result(WAIT_SECONDS)
             return {slot: code == CODE_OK for slot, code in reply.header.slots}  # type: ignore[union-attr]
 
-        self.each(range(self.spec.slots), ask)
+        self.each(range(self.spec.slots) if slots is None else slots, ask)
 
     def ids(self, task: int, slot: int) -> list[tuple[int, Ids]]:
         generator = np.random.default_rng([task, slot])
@@ -318,7 +318,8 @@ class Worker:
             answered = {}
             for told, entry in zip(asked, reply.header.slots, strict=True):
                 answered[entry.slot] = entry.code == CODE_OK
-                assert entry.code != CODE_UNINITIALISED
+                if entry.code == CODE_UNINITIALISED:  # it began again without a snapshot
+                    self.initialise(slots=[entry.slot])
                 if entry.code == CODES[Verdict.RESTORED]:
                     raise Returned
                 if entry.code == CODE_OK:

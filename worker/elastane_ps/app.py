@@ -47,6 +47,7 @@ _log = structlog.get_logger(__name__)
 #: Snapshots read at a time.
 _READERS: Final = 4
 _RESTORE_AGAIN_SECONDS: Final = 2.0
+_SAVE_AGAIN_SECONDS: Final = 5.0
 
 #: Told again after a reconnect.
 Note = ps_pb2.SlotRestored | ps_pb2.SlotCopied
@@ -99,13 +100,15 @@ class PsServer:
         self._sending = Sending(self.holdings, self._links, self._copied, self._copy_broken)
         self._receiving = Receiving(self.holdings, self._copied)
         self._replication = Replication(self.holdings)
-        #: By slot, the life in which its snapshot was read, and what was told of it. A second reading could
-        #: find another snapshot than that by which tasks were opened again.
-        self._read: dict[int, int] = {}
+        #: By slot, for which (life, since) its snapshot was read, and what was told of it. A second reading
+        #: could find another snapshot than that by which tasks were opened again.
+        self._read: dict[int, tuple[int, int]] = {}
         self._restored: dict[int, ps_pb2.SlotRestored] = {}
         #: Copies of this process that are complete, by slot, until a map says what became of them.
         self._complete: dict[int, ps_pb2.SlotCopied] = {}
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="elastane-restore")
+        #: The last that was asked of `save`.
+        self._request = ""
         self._closing = threading.Event()
         self._port = DataPort(
             host,
@@ -176,9 +179,18 @@ class PsServer:
             self.holdings.lock.notify_all()
 
     def save(self, message: ps_pb2.SaveSlots) -> None:
-        """Save all slots, and say so; takes as long as it takes."""
+        """Save all slots, and say so; takes as long as it takes.
+
+        What fails is told. The last request is tried again until it is written, but for a checkpoint's.
+        """
         assert self._saving is not None
-        self._tell(saved=self._saving.save(message.request, message.folder))
+        self._request = message.request
+        while True:
+            answer = self._saving.save(message.request, message.folder)
+            self._tell(saved=answer)
+            again = answer.error and not message.folder and self._settings and self._settings.snapshot_url
+            if not again or self._closing.wait(_SAVE_AGAIN_SECONDS) or self._request != message.request:
+                return
 
     def save_manifest(self, message: ps_pb2.SaveManifest) -> None:
         """Write a checkpoint's manifest, and say so."""
@@ -328,7 +340,7 @@ class PsServer:
             if isinstance(note, ps_pb2.SlotCopied):
                 if self._is_wanted(note):
                     self._tell(copied=note)
-            elif self._is_restoring(note.slot, note.life):
+            elif self._is_restoring(note.slot, note.life, note.since):
                 self._tell(restored=note)
         with self.holdings.lock:
             owned = list(self.holdings.owned.values())
@@ -338,9 +350,9 @@ class PsServer:
     # ------------------------------------------------------------------ restoring
 
     def _restore(self, slot: int, place: SlotPlace) -> None:
-        if self._read.get(slot, -1) >= place.life:
+        if self._read.get(slot) == (place.life, place.since):
             return
-        self._read[slot] = place.life
+        self._read[slot] = place.life, place.since
         holdings = self.holdings
         if (held := holdings.owned.pop(slot, None)) is not None:
             holdings.judge.release(slot)
@@ -353,7 +365,7 @@ class PsServer:
 
     def _read_snapshot(self, spec: ModelSpec, slot: int, place: SlotPlace, source: str) -> None:
         try:
-            while not self._closing.is_set() and self._is_restoring(slot, place.life):
+            while not self._closing.is_set() and self._is_restoring(slot, place.life, place.since):
                 try:
                     self._take_snapshot(spec, slot, place, source)
                     return
@@ -367,14 +379,16 @@ class PsServer:
         assert self._saving is not None
         began = time.monotonic()
         held, name, rejected = self._saving.restore(spec, slot, source)
-        if held is None:
-            held = HeldSlot(slot, SlotRecord(), SlotWeights(spec, slot))
         try:
-            held.record.restored(place.life, place.fence, place.since)
+            if held is not None:
+                held.record.restored(place.life, place.fence, place.since)
         except ShardsError as error:
-            raise PsFault(
-                f"the snapshot {name} is of a life that the master does not know: {error}"
-            ) from error
+            # The master's store has lost it: whether the slot may begin anew is for the master to say.
+            held, rejected = None, (*rejected, f"{name}: the master does not know its life: {error}")
+            name = ""
+        if held is None:
+            record = SlotRecord(place.life, place.fence, place.since)
+            held = HeldSlot(slot, record, SlotWeights(spec, slot))
         note = ps_pb2.SlotRestored(
             slot=slot,
             life=place.life,
@@ -382,18 +396,20 @@ class PsServer:
             applied=held.record.applied.encode(),
             snapshot=name,
             rejected=rejected,
+            since=place.since,
         )
         with self.holdings.lock:
-            if not self._is_restoring(slot, place.life):
+            if not self._is_restoring(slot, place.life, place.since):
                 return
             self.holdings.others[slot] = held
             self._restored[slot] = note
         _log.info("a slot was restored", slot=slot, snapshot=name, seconds=round(time.monotonic() - began, 3))
         self._tell(restored=note)
 
-    def _is_restoring(self, slot: int, life: int) -> bool:
+    def _is_restoring(self, slot: int, life: int, since: int) -> bool:
         place = self.holdings.map.places[slot]
-        return place.restoring and (place.owner, place.life) == (self.ps_id, life)
+        wanted = (place.owner, place.life, place.since)
+        return place.restoring and wanted == (self.ps_id, life, since)
 
     # ------------------------------------------------------------------ copies
 

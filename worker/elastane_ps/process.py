@@ -70,7 +70,8 @@ class PsProcess:
 
     def run(self) -> int:
         """Serve until drained, done or refused; return the exit code."""
-        signal.signal(signal.SIGTERM, self._at_sigterm)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._at_sigterm)
         logs.say_where(
             lambda: {
                 "job": self._environment.job,
@@ -166,16 +167,29 @@ class PsProcess:
         if self._terminated > 1:
             os._exit(128 + signum)
         # In a thread: the handler may have interrupted one that holds a lock.
-        threading.Thread(target=self._leave, daemon=True).start()
+        threading.Thread(target=self._leave_in_time, daemon=True).start()
 
-    def _leave(self) -> None:
+    def _leave_in_time(self) -> None:
         seconds, reason = self._environment.notice()
         timer = threading.Timer(seconds, os._exit, args=(EXIT_SCRIPT_RAISED,))
         timer.daemon = True
         timer.start()
-        self._until, self._reason = time.monotonic() + seconds, reason
+        self._until = time.monotonic() + seconds
+        self.leave(reason)
+
+    def leave(self, reason: str) -> None:
+        """Ask to be drained."""
+        self._reason = reason
         self._drain(reason)
         self._say_leaving()
+
+    def die(self) -> None:
+        """End without a word, as a process that is killed; for tests that have several in one process."""
+        with self._changed:
+            self._error = ElastaneError("killed")
+            self._changed.notify_all()
+        self._session.close()
+        self._server.close()
 
     def _say_leaving(self) -> None:
         message = ps_pb2.PsLeaving(reason=self._reason)

@@ -38,6 +38,7 @@ from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.runner_service import RunnerServicer
 from elastane_master.servers.shard_service import ShardServicer
+from elastane_master.servers.slot_service import SlotServicer
 from elastane_master.servers.training_service import TrainingServicer
 from elastane_master.servers.translate_run import run_message
 from elastane_master.settings import MasterSettings
@@ -47,7 +48,7 @@ from elastane_master.store.state_lock import StateLock
 from elastane_proto import tracing
 from elastane_proto.channels import server_options
 from elastane_proto.training import training_service_pb2
-from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2, training_pb2
+from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ps_pb2, ring_pb2, shard_pb2, training_pb2
 
 if TYPE_CHECKING:
     from elastane_master.dashboard.local_calls import LocalCalls
@@ -65,13 +66,22 @@ PENDING_CALLS_MAX: Final = 100_000
 _WILDCARDS = frozenset({"[::]", "0.0.0.0"})
 
 
-_SERVICERS = (JobServicer, ShardServicer, RingServicer, ContextServicer, MetricServicer)
+_SERVICERS = (JobServicer, ShardServicer, RingServicer, ContextServicer, MetricServicer, SlotServicer)
 _RUN_SERVICERS = (TrainingServicer, RunnerServicer, ChapterServicer)
 
 
 def services() -> list[ServiceDescriptor]:
     """Descriptors of the services of a master, in the order of their servicers."""
-    files = (job_pb2, shard_pb2, ring_pb2, context_pb2, metric_pb2, training_pb2, training_service_pb2)
+    files = (
+        job_pb2,
+        shard_pb2,
+        ring_pb2,
+        context_pb2,
+        metric_pb2,
+        ps_pb2,
+        training_pb2,
+        training_service_pb2,
+    )
     return [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
 
 

@@ -20,6 +20,12 @@ ESTS_MAX: Final = 65_536
 SECONDS_MAX: Final = 1e9
 """Thirty years: longer durations are mistakes, and many programs cannot represent them."""
 
+STALENESS_MAX: Final = 1_000_000
+"""A higher limit of staleness limits nothing."""
+
+SLOTS_MAX: Final = 4096
+"""As in `elastane_slots.placement`: every map has a place for each."""
+
 PRICE_MICROS_MAX: Final = 10**12
 """A million an hour: what a million worker-hours cost at it still fits the 64 bits of the stored form."""
 
@@ -31,6 +37,10 @@ Recovery = Literal["elastic", "fixed"]
 OverBudget = Literal["cheapest", "suspend"]
 #: How a deadline is met with workers that may be reclaimed.
 SpotPolicy = Literal["wide", "uniform"]
+#: What becomes of a push to parameter servers with a NaN or an infinity.
+PsNonfinite = Literal["refuse", "skip", "fail"]
+#: How weights and gradients are sent between workers and parameter servers.
+PsWire = Literal["float32", "bfloat16"]
 
 Group = Literal["job", "limits"]
 
@@ -312,6 +322,78 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
             at_most=8,
         ),
     ] = 0
+    ps_staleness: Annotated[
+        int | None,
+        Setting(
+            "Of a script with prepare_ps: most tasks that may be applied between a task's pull and its push; "
+            "0: one task after the other.",
+            "--staleness",
+            "S",
+            at_least=0,
+            at_most=STALENESS_MAX,
+            default_text="any number",
+        ),
+    ] = None
+    ps_slots: Annotated[
+        int,
+        Setting(
+            "Number of slots in which parameter servers hold a model; it never changes.",
+            "--slots",
+            "V",
+            at_least=1,
+            at_most=SLOTS_MAX,
+        ),
+    ] = 64
+    ps_replicas: Annotated[
+        int,
+        Setting(
+            "Copies of each slot at other parameter servers: with 1, the death of one undoes nothing.",
+            "--ps-replicas",
+            "COUNT",
+            at_least=0,
+            at_most=1,
+        ),
+    ] = 0
+    ps_snapshot_seconds: Annotated[
+        float,
+        _limit(
+            "Time between two snapshots of a slot, in the folder for checkpoints; 0: on demand.",
+            "--ps-snapshot",
+            at_least=0,
+        ),
+    ] = 30.0
+    ps_nonfinite: Annotated[
+        PsNonfinite,
+        Setting(
+            "A gradient for parameter servers has a NaN or an infinity: refuse: the attempt fails; skip: the "
+            "task counts without its gradients; fail: the job fails.",
+            "--non-finite",
+        ),
+    ] = "refuse"
+    ps_wire: Annotated[
+        PsWire,
+        Setting(
+            "How weights and gradients are sent to and from parameter servers; bfloat16 halves the bytes.",
+            "--ps-wire",
+        ),
+    ] = "float32"
+    ps_scale_by_staleness: Annotated[
+        bool,
+        Setting("Divide the learning rate of a push by 1 + its staleness.", "--ps-scale-by-staleness"),
+    ] = False
+    ps_journal: Annotated[
+        bool,
+        Setting("Parameter servers write down every push, so that the run can be repeated.", "--ps-journal"),
+    ] = False
+    ps_return_seconds: Annotated[
+        float,
+        _limit(
+            "Time that a parameter server has to return after its session broke, before its slots are "
+            "restored.",
+            "--ps-return",
+            at_least=0,
+        ),
+    ] = 0.5
 
     @property
     def workers_most(self) -> int:

@@ -2,7 +2,8 @@
 
 A task goes TODO -> DOING -> DONE. A lease that ends otherwise (it expires, its worker is lost, an error is
 reported) returns the task to the front of TODO, or marks it as FAILED after max_attempts failed attempts. An
-epoch starts when all tasks of the one before are DONE or FAILED, so only one epoch has any state.
+epoch starts when all tasks of the one before are DONE or FAILED, so only one epoch has any state; tasks that
+are opened again, as what they had made was lost, may bring earlier ones back.
 
 Pure: the caller passes the time as `now` (seconds; any origin, the same for all calls). If the clock goes
 back, leases that would now last too long are shortened. The caller keeps requests idempotent, calls `expire`
@@ -11,15 +12,25 @@ when `next_deadline` passes, and stores `snapshot`. All errors are raised before
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from copy import copy
 from itertools import groupby
 
 from elastane_shards.epoch import EpochTasks, Held
 from elastane_shards.errors import InvalidRequest, InvalidSnapshot, InvariantViolated, ShardsError
+from elastane_shards.intervals import IntervalSet
 from elastane_shards.permutation import feistel_key, permuted
 from elastane_shards.progress import Progress, RateWindow
+from elastane_shards.reopened import ReopenedTasks
 from elastane_shards.settings import QueueSettings
-from elastane_shards.snapshot import QueueSnapshot, decode_queue, encode_queue, tasks_of
+from elastane_shards.snapshot import (
+    PUSHES_VERSION,
+    VERSION,
+    QueueSnapshot,
+    decode_queue,
+    encode_queue,
+    tasks_of,
+)
 from elastane_shards.splitters import ListSource, Splitter, extended
 from elastane_shards.tasks import (
     AttemptError,
@@ -51,12 +62,33 @@ class DynamicQueue:
         self._samples_done = 0  # since the beginning
         self._epoch_samples = 0  # of DONE and FAILED tasks of this epoch
         self._rate = RateWindow()
+        self._reopened = ReopenedTasks()
         self._finish_epochs()
 
     @property
     def settings(self) -> QueueSettings:
         """Settings given at creation. For a stream's later growth see `watermark`."""
         return self._settings.with_lists(self._splitter.all_entries())
+
+    @property
+    def pushes(self) -> bool:
+        """True if gradients of its tasks go to parameter servers."""
+        return self._settings.pushes
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a worker may hold a task."""
+        return self._settings.lease_seconds
+
+    @property
+    def reopened(self) -> int:
+        """Number of tasks that were opened again since the beginning."""
+        return self._reopened.count
+
+    @property
+    def has_returned(self) -> bool:
+        """True if a task whose lease has ended waits to be leased again."""
+        return any(tasks.requeued for _, tasks in self._epochs())
 
     @property
     def epoch(self) -> int:
@@ -76,7 +108,7 @@ class DynamicQueue:
     @property
     def failed(self) -> int:
         """Number of FAILED tasks in all epochs so far."""
-        return len(self._tasks.failed) + len(self._failed_before)
+        return sum(len(tasks.failed) for _, tasks in self._epochs()) + len(self._failed_before)
 
     @property
     def complete(self) -> bool:
@@ -85,17 +117,27 @@ class DynamicQueue:
             self._epoch == self._settings.epochs - 1
             and self._splitter.closed
             and self._tasks.finished == self._splitter.num_tasks
+            and not self._reopened.epochs
         )
 
     # ------------------------------------------------------------------ transitions
 
     def lease(
-        self, worker: str, max_tasks: int, now: float, rng: Parts | None = None, *, runs: bool = False
+        self,
+        worker: str,
+        max_tasks: int,
+        now: float,
+        rng: Parts | None = None,
+        *,
+        runs: bool = False,
+        fresh_max: int | None = None,
     ) -> list[TaskLease]:
         """Lease up to `max_tasks` tasks to `worker` until now + lease_seconds; [] if no task is TODO.
 
-        rng: the worker's RNG states, stored with tasks leased for the first time. runs: return the tasks at
-        the cursor as one lease that covers them all, which costs as much as one. Raises InvalidRequest.
+        Tasks whose lease has ended come first, then those opened again, then those at the cursor; the last
+        two are fresh. rng: the worker's RNG states, stored with fresh tasks. runs: return the tasks at the
+        cursor as one lease that covers them all, which costs as much as one. fresh_max: at most so many
+        fresh tasks. Raises InvalidRequest.
         """
         if not worker or max_tasks < 0:
             raise InvalidRequest(
@@ -104,20 +146,46 @@ class DynamicQueue:
         self._advance(now)
         deadline = now + self._settings.lease_seconds
         first_rng = dict(rng) if rng else {}
+        if self._reopened.epochs or fresh_max is not None:
+            leases = self._lease_any(worker, max_tasks, deadline, first_rng, fresh_max)
+        else:
+            leases = self._lease_current(worker, max_tasks, deadline, first_rng, runs)
+        if leases:
+            self._rate.begin(now)
+        return leases
+
+    def _lease_current(
+        self, worker: str, max_tasks: int, deadline: float, rng: Parts, runs: bool
+    ) -> list[TaskLease]:
+        """Lease tasks while only the current epoch has any."""
         tasks, num_tasks, leases = self._tasks, self._splitter.num_tasks, []
         for left in range(max_tasks, 0, -1):
             # Only tasks at the cursor form a run: re-queued ones have attempts and errors of their own.
-            if runs and not tasks.requeued:
-                run = tasks.take_run(worker, deadline, first_rng, left, num_tasks)
+            if runs and not tasks.has_todo:
+                run = tasks.take_run(worker, deadline, rng, left, num_tasks)
                 if run:
-                    leases.append(self._as_lease(run.start, tasks.doing[run.start], len(run)))
+                    leases.append(self._as_lease(self._epoch, run.start, tasks.doing[run.start], len(run)))
                 break
-            taken = tasks.take(worker, deadline, first_rng, num_tasks)
+            taken = tasks.take(worker, deadline, rng, num_tasks)
             if taken is None:
                 break
-            leases.append(self._as_lease(*taken))
-        if leases:
-            self._rate.begin(now)
+            leases.append(self._as_lease(self._epoch, *taken))
+        return leases
+
+    def _lease_any(
+        self, worker: str, max_tasks: int, deadline: float, rng: Parts, fresh_max: int | None
+    ) -> list[TaskLease]:
+        """Lease tasks of all epochs, the earliest first, and of these the fresh ones last."""
+        leases: list[TaskLease] = []
+        for epoch, tasks in self._epochs():
+            while len(leases) < max_tasks and (taken := tasks.take_returned(worker, deadline)):
+                leases.append(self._as_lease(epoch, *taken))
+        most = max_tasks if fresh_max is None else min(max_tasks, len(leases) + fresh_max)
+        for epoch, tasks in self._epochs():
+            while len(leases) < most and (
+                taken := tasks.take_fresh(worker, deadline, rng, self._splitter.num_tasks)
+            ):
+                leases.append(self._as_lease(epoch, *taken))
         return leases
 
     def check_report(self, epoch: int, index: int, attempt: int) -> None:
@@ -147,23 +215,67 @@ class DynamicQueue:
         """
         self.check_report(epoch, index, attempt)
         self._advance(now)
-        if epoch != self._epoch or index >= self._tasks.counter:
+        tasks = self._tasks if epoch == self._epoch else self._reopened.epochs.get(epoch)
+        if tasks is None or index >= tasks.counter:
             return Outcome.STALE
-        held = self._tasks.doing.get(index)
+        held = tasks.doing.get(index)
         if held is not None:
             if held.attempt != attempt or held.worker != worker:
                 return Outcome.STALE
             if error:
-                self._end_leases([index], error, counts=True)
+                self._end_leases([(epoch, index)], error, counts=True)
                 return Outcome.ACCEPTED
         else:
             # The work of an ended lease is still valid, so a late "done" saves its repetition.
-            waiting = self._tasks.requeued.get(index)
+            waiting = tasks.requeued.get(index)
             if waiting is None or error or attempt > waiting.attempt:
                 return Outcome.STALE
-        self._tasks.finish(index)
-        self._count_done(*self._splitter.bounds(index), now)
+        tasks.finish(index)
+        self._count_done(epoch, *self._splitter.bounds(index), now)
         return Outcome.ACCEPTED
+
+    def give_back(self, worker: str, epoch: int, index: int, attempt: int, error: str, now: float) -> Outcome:
+        """End a lease whose holder cannot finish it, through no fault of its own: no attempt is counted.
+
+        STALE if `worker` does not hold it. Raises the errors of `check_report`.
+        """
+        self.check_report(epoch, index, attempt)
+        self._advance(now)
+        tasks = self._tasks if epoch == self._epoch else self._reopened.epochs.get(epoch)
+        held = tasks.doing.get(index) if tasks is not None else None
+        if held is None or (held.worker, held.attempt) != (worker, attempt):
+            return Outcome.STALE
+        self._end_leases([(epoch, index)], error, counts=False)
+        return Outcome.ACCEPTED
+
+    def reopen(self, runs: Iterable[tuple[int, int, int]]) -> int:
+        """Make DONE tasks TODO again, given as (epoch, start, end); return their number.
+
+        They are leased before all that were never leased. Raises InvalidRequest if one is not DONE.
+        """
+        runs = list(runs)
+        for epoch, start, end in runs:
+            tasks = self._tasks if epoch == self._epoch else self._reopened.epochs.get(epoch)
+            inside = 0 <= epoch <= self._epoch and 0 <= start < end <= self._splitter.num_tasks
+            if not inside or not (
+                tasks.done.covers(start, end) if tasks is not None else self._is_done(epoch, start, end)
+            ):
+                raise InvalidRequest(
+                    f"tasks [{start}, {end}) of epoch {epoch} are not all DONE",
+                    epoch=epoch,
+                    start=start,
+                    end=end,
+                )
+        for epoch, start, end in runs:
+            tasks = self._tasks
+            if epoch != self._epoch:
+                tasks = self._reopened.bring_back(epoch, self._splitter.num_tasks, self._failed_before)
+            tasks.reopen(start, end)
+            self._reopened.counted(epoch, start, end)
+            samples = self._splitter.bounds(end - 1)[1] - self._splitter.bounds(start)[0]
+            self._samples_done -= samples
+            self._epoch_samples -= samples if epoch == self._epoch else 0
+        return sum(end - start for _, start, end in runs)
 
     def report_run(
         self, worker: str, epoch: int, index: int, count: int, attempt: int, now: float
@@ -181,7 +293,8 @@ class DynamicQueue:
         if epoch == self._epoch and self._tasks.held_alike(run, worker, attempt):
             self._advance(now)
             self._tasks.finish_run(run)
-            self._count_done(self._splitter.bounds(index)[0], self._splitter.bounds(run[-1])[1], now)
+            positions = self._splitter.bounds(index)[0], self._splitter.bounds(run[-1])[1]
+            self._count_done(epoch, *positions, now)
             return [(index, count, Outcome.ACCEPTED)]
         outcomes = [(task, self.report(worker, epoch, task, attempt, "", now)) for task in run]
         return [
@@ -190,11 +303,14 @@ class DynamicQueue:
             for tasks in [list(group)]
         ]
 
-    def _count_done(self, start: int, end: int, now: float) -> None:
-        """Count positions [start, end) as DONE and leave the epoch if it is finished."""
+    def _count_done(self, epoch: int, start: int, end: int, now: float) -> None:
+        """Count positions [start, end) of an epoch as DONE, and leave the epoch if it is finished."""
         self._samples_done += end - start
-        self._epoch_samples += end - start
         self._rate.add(now, end - start)
+        if epoch != self._epoch:
+            self._reopened.put_away(self._splitter.num_tasks, self._failed_before)
+            return
+        self._epoch_samples += end - start
         if not self._tasks.doing:
             self._finish_epochs()
 
@@ -206,7 +322,12 @@ class DynamicQueue:
         counts: whether this counts as a failed attempt of each task; False for a drained worker.
         """
         self._advance(now)
-        mine = [index for index, held in self._tasks.doing.items() if held.worker == worker]
+        mine = [
+            (epoch, index)
+            for epoch, tasks in self._epochs()
+            for index, held in tasks.doing.items()
+            if held.worker == worker
+        ]
         return self._end_leases(mine, error, counts=counts)
 
     def expire(self, now: float) -> list[ReturnedTask]:
@@ -230,7 +351,33 @@ class DynamicQueue:
 
     def next_deadline(self) -> float | None:
         """Time at which to call `expire`; None while nothing is leased."""
-        return next((held.deadline for held in self._tasks.doing.values()), None)
+        if not self._reopened.epochs:
+            return next((held.deadline for held in self._tasks.doing.values()), None)
+        firsts = (next(iter(tasks.doing.values()), None) for _, tasks in self._epochs())
+        return min((held.deadline for held in firsts if held is not None), default=None)
+
+    def done_tasks(self) -> tuple[int, IntervalSet, int, dict[int, IntervalSet]]:
+        """Return what is DONE: (epoch, done, tasks, not_done), not to be changed.
+
+        epoch, done: the current one, and its DONE tasks. tasks, not_done: of each epoch before, the number
+        of tasks and, by epoch, those that are not DONE.
+        """
+        not_done: dict[int, IntervalSet] = {}
+        for epoch, index, _ in self._failed_before:
+            not_done.setdefault(epoch, IntervalSet()).add(index, index + 1)
+        for epoch, tasks in self._reopened.epochs.items():
+            not_done[epoch] = IntervalSet(tasks.done.missing(0, self._splitter.num_tasks))
+        return self._epoch, self._tasks.done, self._splitter.num_tasks, not_done
+
+    def failed_tasks(self) -> Iterator[tuple[int, int]]:
+        """Yield epoch and index of every FAILED task."""
+        yield from ((epoch, index) for epoch, index, _ in self._failed_before)
+        for epoch, tasks in self._epochs():
+            yield from ((epoch, index) for index in tasks.failed)
+
+    def times_reopened(self, epoch: int, index: int) -> int:
+        """How often a task was opened again."""
+        return self._reopened.times(epoch, index)
 
     def status(self, now: float) -> QueueStatus:
         """Answer for a worker that asks for tasks at `now`.
@@ -238,13 +385,15 @@ class DynamicQueue:
         An overdue lease that will be retried counts as TODO.
         """
         tasks = self._tasks
-        if tasks.requeued or tasks.counter < self._splitter.num_tasks:
+        if tasks.counter < self._splitter.num_tasks or any(one.has_todo for _, one in self._epochs()):
             return QueueStatus.HAS_TODO
         if self.complete:
             return QueueStatus.COMPLETE
         # A lease whose next error is its last ends as FAILED: it would give this worker nothing to do.
         last = self._settings.max_attempts - 1
-        comes_back = any(len(tasks.doing[index].errors) < last for index in self._overdue(now))
+        comes_back = any(
+            len(self._tasks_of(epoch).doing[index].errors) < last for epoch, index in self._overdue(now)
+        )
         return QueueStatus.HAS_TODO if comes_back else QueueStatus.WAIT
 
     def progress(self, now: float) -> Progress:
@@ -252,7 +401,10 @@ class DynamicQueue:
         tasks, splitter, complete = self._tasks, self._splitter, self.complete
         rate = self._rate.rate(now)
         later = (self._settings.epochs - 1 - self._epoch) * splitter.size
+        again = [one for epoch, one in self._epochs() if epoch != self._epoch]
+        opened = [*again, tasks]
         remaining = later + splitter.size - self._epoch_samples
+        remaining += sum(splitter.num_tasks - one.finished for one in again) * self._settings.task_size
         eta = None
         if complete:
             eta = 0.0
@@ -261,11 +413,13 @@ class DynamicQueue:
         return Progress(
             epoch=self._epoch,
             epochs=self._settings.epochs,
-            todo=splitter.num_tasks - tasks.counter + len(tasks.requeued),
-            doing=len(tasks.doing),
+            todo=splitter.num_tasks
+            - tasks.counter
+            + sum(len(one.requeued) + one.reopened.count for one in opened),
+            doing=sum(len(one.doing) for one in opened),
             done=tasks.done.count,
             failed=len(tasks.failed),
-            failed_before=len(self._failed_before),
+            failed_before=self.failed - len(tasks.failed),
             total=splitter.num_tasks if splitter.closed else 0,
             requeued=self._requeued,
             timed_out=self._timed_out,
@@ -273,6 +427,7 @@ class DynamicQueue:
             samples_per_second=rate,
             eta_seconds=eta,
             complete=complete,
+            reopened=self._reopened.count,
         )
 
     def list_tasks(
@@ -280,24 +435,38 @@ class DynamicQueue:
     ) -> list[TaskInfo]:
         """List the current epoch's tasks in `state` (None: any) after `after`, ordered by (epoch, index).
 
-        FAILED tasks of earlier epochs come first. At most `limit`; the last one's (epoch, index) is the next
-        page's `after`. Raises InvalidRequest when limit < 1.
+        Tasks of earlier epochs that are FAILED, or opened again, come first. At most `limit`; the last one's
+        (epoch, index) is the next page's `after`. Raises InvalidRequest when limit < 1.
         """
         if limit < 1:
             raise InvalidRequest(f"a page of {limit} tasks", limit=limit)
-        found = []
-        if state in (None, TaskState.FAILED):
-            found = [
-                self._info(epoch, index, TaskState.FAILED, errors)
-                for epoch, index, errors in self._failed_before
-                if after is None or (epoch, index) > after
-            ][:limit]
+        found = self._earlier_infos(state, after or (-1, -1), limit)
         epoch, last = after or (self._epoch, -1)
         if limit > len(found) and epoch <= self._epoch:
             start = last + 1 if epoch == self._epoch else 0
             indices = self._tasks.indices(state, start, limit - len(found), self._splitter.num_tasks)
-            found += [self._current_info(index) for index in indices]
+            found += [self._known_info(self._epoch, index) for index in indices]
         return found
+
+    def _earlier_infos(self, state: TaskState | None, after: tuple[int, int], limit: int) -> list[TaskInfo]:
+        """Tasks of earlier epochs that are not DONE."""
+        found: list[TaskInfo] = []
+        if state in (None, TaskState.FAILED):
+            found = [
+                self._info(epoch, index, TaskState.FAILED, errors)
+                for epoch, index, errors in self._failed_before
+                if (epoch, index) > after
+            ][:limit]
+        for epoch, tasks in self._reopened.epochs.items():
+            if epoch < after[0] or state is TaskState.DONE:
+                continue
+            start = after[1] + 1 if epoch == after[0] else 0
+            found += [
+                info
+                for index in tasks.unfinished(start, self._splitter.num_tasks if state else limit)
+                if (info := self._known_info(epoch, index)).state is state or state is None
+            ][:limit]
+        return sorted(found, key=lambda info: (info.epoch, info.index))[:limit]
 
     def validate(self) -> None:
         """Raise InvariantViolated if the state contradicts itself; for tests and after a restore."""
@@ -312,7 +481,10 @@ class DynamicQueue:
         all_finished = self._splitter.closed and self._tasks.finished == self._splitter.num_tasks
         if all_finished and self._epoch < self._settings.epochs - 1:
             raise InvariantViolated("a finished epoch was not left", epoch=self._epoch)
+        self._reopened.validate(self._epoch, self._splitter.num_tasks, self._settings.max_attempts)
         failed = [(epoch, index) for epoch, index, _ in self._failed_before]
+        if any(epoch in self._reopened.epochs for epoch, _ in failed):
+            raise InvariantViolated("an epoch that came back has FAILED tasks elsewhere", failed=failed)
         if failed != sorted(set(failed)) or (failed and failed[-1][0] >= self._epoch):
             raise InvariantViolated("FAILED tasks of earlier epochs are out of order", failed=failed)
 
@@ -322,6 +494,7 @@ class DynamicQueue:
         """Serialise the state, compactly. Callers that store settings and listed entries can omit them."""
         return encode_queue(
             QueueSnapshot(
+                version=PUSHES_VERSION if self._settings.pushes else VERSION,
                 settings=self._settings if with_settings else None,
                 source=None if self._listed and not with_settings else self._splitter.source,
                 epoch=self._epoch,
@@ -333,6 +506,7 @@ class DynamicQueue:
                 samples_done=self._samples_done,
                 epoch_samples=self._epoch_samples,
                 rate=self._rate,
+                reopened=self._reopened.snapshot(),
             )
         )
 
@@ -357,6 +531,7 @@ class DynamicQueue:
             queue._requeued, queue._timed_out = state.requeued, state.timed_out
             queue._samples_done, queue._epoch_samples = state.samples_done, state.epoch_samples
             queue._rate = state.rate
+            queue._reopened = ReopenedTasks.restore(state.reopened)
             queue.validate()
         except ShardsError as error:
             raise InvalidSnapshot(f"the snapshot contradicts itself: {error}", **error.facts) from error
@@ -375,29 +550,47 @@ class DynamicQueue:
         """
         if now < self._now:
             longest = now + self._settings.lease_seconds
-            for held in reversed(self._tasks.doing.values()):
-                if held.deadline < longest:
-                    break  # not at equality: tasks leased together share their deadline
-                held.deadline = longest
+            for _, tasks in self._epochs():
+                for held in reversed(tasks.doing.values()):
+                    if held.deadline < longest:
+                        break  # not at equality: tasks leased together share their deadline
+                    held.deadline = longest
         self._now = now
 
-    def _overdue(self, now: float) -> list[int]:
-        overdue = []
-        for index, held in self._tasks.doing.items():  # in the order of deadlines
-            if held.deadline > now:
-                break
-            overdue.append(index)
-        return overdue
+    def _epochs(self) -> Iterator[tuple[int, EpochTasks]]:
+        """Yield the epochs that have a state: those that came back, ascending, and the current one."""
+        yield from self._reopened.epochs.items()
+        yield self._epoch, self._tasks
 
-    def _end_leases(self, indices: list[int], error: str, *, counts: bool) -> list[ReturnedTask]:
-        """End leases without DONE: return the tasks to TODO or mark them FAILED.
+    def _tasks_of(self, epoch: int) -> EpochTasks:
+        return self._tasks if epoch == self._epoch else self._reopened.epochs[epoch]
+
+    def _is_done(self, epoch: int, start: int, end: int) -> bool:
+        """True if tasks of an epoch that is over, and did not come back, are all DONE."""
+        failed = (index for number, index, _ in self._failed_before if number == epoch)
+        return not any(start <= index < end for index in failed)
+
+    def _overdue(self, now: float) -> list[tuple[int, int]]:
+        """Return epoch and index of the overdue leases, in the order of their deadlines."""
+        overdue = []
+        for epoch, tasks in self._epochs():
+            for index, held in tasks.doing.items():  # in the order of deadlines
+                if held.deadline > now:
+                    break
+                overdue.append((held.deadline, epoch, index))
+        if self._reopened.epochs:
+            overdue.sort(key=lambda one: one[0])
+        return [(epoch, index) for _, epoch, index in overdue]
+
+    def _end_leases(self, leases: list[tuple[int, int]], error: str, *, counts: bool) -> list[ReturnedTask]:
+        """End leases, given as epoch and index, without DONE: return the tasks to TODO or mark them FAILED.
 
         The only place that does so.
         """
-        tasks, back, ended = self._tasks, [], []
-        text = error[:ERROR_CHARS_MAX]
-        epoch = self._epoch
-        for index in indices:
+        back: dict[int, list[int]] = {}
+        ended, text = [], error[:ERROR_CHARS_MAX]
+        for epoch, index in leases:
+            tasks = self._tasks_of(epoch)
             held = tasks.doing[index]
             if counts:
                 # Copy first: tasks leased in one call share one Held, and only this task has failed.
@@ -408,20 +601,23 @@ class DynamicQueue:
                 state = TaskState.FAILED
                 tasks.park(index)
                 start, end = self._splitter.bounds(index)
-                self._epoch_samples += end - start
+                self._epoch_samples += end - start if epoch == self._epoch else 0
             else:
-                back.append(index)
+                back.setdefault(epoch, []).append(index)
             ended.append(ReturnedTask(epoch, index, held.worker, held.attempt, state, text))
-        tasks.put_back(back)
-        self._requeued += len(back)
-        if len(back) < len(ended):
+        for epoch, indices in back.items():
+            self._tasks_of(epoch).put_back(indices)
+            self._requeued += len(indices)
+        if any(task.state is TaskState.FAILED for task in ended):
+            self._reopened.put_away(self._splitter.num_tasks, self._failed_before)
             self._finish_epochs()
         return ended
 
     def _finish_epochs(self) -> None:
         """Leave an epoch whose tasks are all DONE or FAILED, unless it is the last."""
         splitter, tasks = self._splitter, self._tasks
-        if not splitter.closed or tasks.finished < splitter.num_tasks or self.complete:
+        is_last = self._epoch == self._settings.epochs - 1
+        if not splitter.closed or tasks.finished < splitter.num_tasks or is_last:
             return
         self._failed_before += [(self._epoch, index, tasks.failed[index]) for index in sorted(tasks.failed)]
         # A stream that was closed while empty has no tasks in any epoch: go to the last one at once.
@@ -429,19 +625,19 @@ class DynamicQueue:
         self._tasks = EpochTasks()
         self._epoch_samples = 0
 
-    def _as_lease(self, index: int, held: Held, count: int = 1) -> TaskLease:
+    def _as_lease(self, epoch: int, index: int, held: Held, count: int = 1) -> TaskLease:
         start, end = self._splitter.bounds(index)
         if count > 1:
             end = self._splitter.bounds(index + count - 1)[1]
-        entries = self._entries(start, end) if self._listed else ()
+        entries = self._entries(epoch, start, end) if self._listed else ()
         return TaskLease(
-            self._epoch, index, start, end, held.attempt, held.worker, held.deadline, entries, held.rng, count
+            epoch, index, start, end, held.attempt, held.worker, held.deadline, entries, held.rng, count
         )
 
-    def _entries(self, start: int, end: int) -> tuple[int, ...]:
+    def _entries(self, epoch: int, start: int, end: int) -> tuple[int, ...]:
         if not self._settings.shuffle or not isinstance(self._splitter.source, ListSource):
             return self._splitter.entries(range(start, end))
-        key = feistel_key(self._splitter.size, self._settings.seed, self._epoch)
+        key = feistel_key(self._splitter.size, self._settings.seed, epoch)
         return self._splitter.entries([permuted(position, key) for position in range(start, end)])
 
     def _info(
@@ -453,13 +649,12 @@ class DynamicQueue:
             return TaskInfo(epoch, index, start, end, state)
         return TaskInfo(epoch, index, start, end, state, last.attempt, last.worker, None, errors)
 
-    def _current_info(self, index: int) -> TaskInfo:
-        state = self._tasks.state_of(index)
-        held = self._tasks.doing.get(index) or self._tasks.requeued.get(index)
+    def _known_info(self, epoch: int, index: int) -> TaskInfo:
+        tasks = self._tasks_of(epoch)
+        state = tasks.state_of(index)
+        held = tasks.doing.get(index) or tasks.requeued.get(index)
         if held is None:
-            return self._info(self._epoch, index, state, self._tasks.failed.get(index, ()))
+            return self._info(epoch, index, state, tasks.failed.get(index, ()))
         start, end = self._splitter.bounds(index)
         deadline = held.deadline if state is TaskState.DOING else None
-        return TaskInfo(
-            self._epoch, index, start, end, state, held.attempt, held.worker, deadline, held.errors
-        )
+        return TaskInfo(epoch, index, start, end, state, held.attempt, held.worker, deadline, held.errors)

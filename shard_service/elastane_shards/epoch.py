@@ -1,8 +1,8 @@
 """The tasks of one epoch, by state: leased, re-queued, DONE, FAILED, and the cursor behind which all are new.
 
-Every task below the cursor is in exactly one of DOING, re-queued, DONE and FAILED; the tasks from the cursor
-on were never leased and take no memory. This module knows neither time nor settings: `DynamicQueue` passes
-deadlines in and decides when a task has failed.
+Every task below the cursor is in exactly one of DOING, re-queued, opened again, DONE and FAILED; the tasks
+from the cursor on were never leased and take no memory. This module knows neither time nor settings:
+`DynamicQueue` passes deadlines in and decides when a task has failed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from copy import copy
 from heapq import nsmallest
+from itertools import chain, islice
 
 import msgspec
 
@@ -39,11 +40,11 @@ class EpochTasks:
     """State of one epoch's tasks, by index.
 
     counter: the first index that was never leased. doing: in order of leasing, which is the order of
-    deadlines. requeued: the front of TODO as a stack, its last item is leased next. failed: index -> the
-    errors of its attempts.
+    deadlines. requeued: the front of TODO as a stack, its last item is leased next. reopened: were DONE,
+    and are TODO again, as if they had never been leased. failed: index -> the errors of its attempts.
     """
 
-    __slots__ = ("counter", "doing", "done", "failed", "requeued")
+    __slots__ = ("counter", "doing", "done", "failed", "reopened", "requeued")
 
     def __init__(self) -> None:
         self.counter = 0
@@ -51,26 +52,60 @@ class EpochTasks:
         self.requeued: dict[int, Held] = {}
         self.failed: dict[int, tuple[AttemptError, ...]] = {}
         self.done = IntervalSet()
+        self.reopened = IntervalSet()
+
+    @classmethod
+    def of_ended(cls, num_tasks: int, failed: dict[int, tuple[AttemptError, ...]]) -> EpochTasks:
+        """Return the tasks of an epoch that is over: all DONE but those that are FAILED."""
+        tasks = cls()
+        tasks.counter, tasks.failed = num_tasks, failed
+        tasks.done.add(0, num_tasks)
+        for index in failed:
+            tasks.done.remove(index, index + 1)
+        return tasks
 
     @property
     def finished(self) -> int:
         """Number of tasks that are DONE or FAILED."""
         return self.done.count + len(self.failed)
 
+    @property
+    def has_todo(self) -> bool:
+        """True if a task below the cursor is TODO."""
+        return bool(self.requeued or self.reopened)
+
     def take(self, worker: str, deadline: float, rng: Parts, num_tasks: int) -> tuple[int, Held] | None:
-        """Lease the next task: a re-queued one first, else the one at the cursor. None if no task is TODO."""
-        if self.requeued:
-            index, held = self.requeued.popitem()  # its own: see put_back
-            held.worker = worker
-            held.attempt += 1
-            held.deadline = deadline
+        """Lease the next task: a re-queued one first, else a fresh one. None if no task is TODO."""
+        return self.take_returned(worker, deadline) or self.take_fresh(worker, deadline, rng, num_tasks)
+
+    def take_returned(self, worker: str, deadline: float) -> tuple[int, Held] | None:
+        """Lease the task at the front of the re-queued ones; None without any."""
+        if not self.requeued:
+            return None
+        index, held = self.requeued.popitem()  # its own: see put_back
+        held.worker = worker
+        held.attempt += 1
+        held.deadline = deadline
+        self.doing[index] = held
+        return index, held
+
+    def take_fresh(self, worker: str, deadline: float, rng: Parts, num_tasks: int) -> tuple[int, Held] | None:
+        """Lease a task that was opened again, else the one at the cursor; None without either."""
+        if self.reopened:
+            index = self.reopened.first()
+            self.reopened.remove(index, index + 1)
         elif self.counter < num_tasks:
-            index, held = self.counter, Held(worker, 1, deadline, rng)
+            index = self.counter
             self.counter += 1
         else:
             return None
-        self.doing[index] = held
+        held = self.doing[index] = Held(worker, 1, deadline, rng)
         return index, held
+
+    def reopen(self, start: int, end: int) -> None:
+        """Make DONE tasks TODO again."""
+        self.done.remove(start, end)
+        self.reopened.add(start, end)
 
     def take_run(self, worker: str, deadline: float, rng: Parts, limit: int, num_tasks: int) -> range:
         """Lease up to `limit` never-leased tasks at the cursor; return an empty range if there are none."""
@@ -118,7 +153,7 @@ class EpochTasks:
         """State of a task of this epoch."""
         if index in self.doing:
             return TaskState.DOING
-        if index >= self.counter or index in self.requeued:
+        if index >= self.counter or index in self.requeued or index in self.reopened:
             return TaskState.TODO
         return TaskState.FAILED if index in self.failed else TaskState.DONE
 
@@ -132,16 +167,24 @@ class EpochTasks:
             case TaskState.FAILED:
                 return nsmallest(limit, (index for index in self.failed if index >= start))
             case TaskState.TODO:
-                found = nsmallest(limit, (index for index in self.requeued if index >= start))
+                opened = islice(_members(self.reopened, start), limit)
+                found = nsmallest(limit, chain(opened, (i for i in self.requeued if i >= start)))
                 first = max(start, self.counter)
                 return found + list(range(first, min(num_tasks, first + limit - len(found))))
             case TaskState.DONE:
-                return list(self._done_from(start, limit))
+                return list(islice(_members(self.done, start), limit))
+
+    def unfinished(self, start: int, limit: int) -> list[int]:
+        """Return up to `limit` indices >= `start`, ascending, of tasks below the cursor that are not DONE."""
+        groups = chain(self.doing, self.requeued, self.failed)
+        opened = islice(_members(self.reopened, start), limit)
+        return nsmallest(limit, chain(opened, (index for index in groups if index >= start)))
 
     def validate(self, num_tasks: int, max_attempts: int) -> None:
         """Check that each task is in exactly one state and the orders hold. Raises InvariantViolated."""
         self.done.validate()
-        groups = (self.doing, self.requeued, self.failed)
+        self.reopened.validate()
+        groups = (self.doing, self.requeued, self.failed, self.reopened)
         known = [index for group in groups for index in group]
         if not 0 <= self.counter <= num_tasks:
             raise InvariantViolated("the cursor is outside the epoch", counter=self.counter, tasks=num_tasks)
@@ -167,10 +210,7 @@ class EpochTasks:
             if len(errors) != max_attempts:
                 raise InvariantViolated("a task is FAILED for another reason than its attempts", index=index)
 
-    def _done_from(self, start: int, limit: int) -> Iterator[int]:
-        for first, end in self.done.intervals(start):
-            stop = min(end, first + limit)
-            yield from range(first, stop)
-            limit -= stop - first
-            if not limit:
-                return
+
+def _members(indices: IntervalSet, start: int) -> Iterator[int]:
+    for first, end in indices.intervals(start):
+        yield from range(first, end)

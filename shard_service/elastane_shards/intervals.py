@@ -54,6 +54,27 @@ class IntervalSet:
             return end - start
         return self._splice(start, end)
 
+    def remove(self, start: int, end: int) -> int:
+        """Remove [start, end) and return how many of its integers were in the set. Raises InvalidRequest."""
+        if not 0 <= start <= end:
+            raise InvalidRequest(
+                f"[{start}, {end}) is no range of non-negative integers", start=start, end=end
+            )
+        first = max(self._block_of(start), 0)
+        last = self._block_of(end - 1)
+        if start == end or last < first:
+            return 0
+        flat = list(chain.from_iterable(self._blocks[first : last + 1]))
+        low, high = bisect_left(flat, start), bisect_right(flat, end)
+        # An odd index is inside a run or at its end: what is left of the run ends, or begins, at the cut.
+        left = [*flat[:low], *([start] if low % 2 else []), *([end] if high % 2 else []), *flat[high:]]
+        removed = sum(flat[1::2]) - sum(flat[::2]) - sum(left[1::2]) + sum(left[::2])
+        parts = _cut(left) if left else []
+        self._blocks[first : last + 1] = parts
+        self._firsts[first : last + 1] = [part[0] for part in parts]
+        self._count -= removed
+        return removed
+
     def __contains__(self, position: int) -> bool:
         block = self._block_of(position)
         return block >= 0 and bisect_right(self._blocks[block], position) % 2 == 1
@@ -106,6 +127,12 @@ class IntervalSet:
             position = last
         if position < end:
             yield position, end
+
+    def first(self) -> int:
+        """The least member. Raises InvalidRequest if the set is empty."""
+        if not self._blocks:
+            raise InvalidRequest("an empty set has no least member")
+        return self._firsts[0]
 
     def first_missing(self, start: int = 0) -> int:
         """The least integer >= start that is not in the set."""

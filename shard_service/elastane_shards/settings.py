@@ -19,7 +19,8 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     task_size: positions per task. size: number of positions of a range source. entries: the items of a list
     source. watermark, closed: state of a stream source. lease_seconds: how long a worker may hold a task.
     max_attempts: failed attempts after which a task is FAILED. shuffle, seed: if shuffle is set, positions
-    are mapped by the Feistel permutation of (seed, epoch).
+    are mapped by the Feistel permutation of (seed, epoch). pushes: gradients of its tasks go to parameter
+    servers (elastane_slots).
     """
 
     task_size: int
@@ -32,6 +33,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     max_attempts: int = 3
     shuffle: bool = False
     seed: int = 0
+    pushes: bool = False
 
     def source(self) -> Source:
         """Build the source. Raises InvalidSource, and InvalidSettings unless exactly one source is set."""

@@ -20,7 +20,9 @@ from elastane_shards.splitters import Source
 from elastane_shards.tasks import AttemptError, Parts
 
 VERSION = 2
-VERSIONS_READ = (1, VERSION)
+PUSHES_VERSION = 3
+"""Of queues whose tasks push: a program that does not know them must not lease their tasks."""
+VERSIONS_READ = (1, VERSION, PUSHES_VERSION)
 
 
 class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +45,10 @@ class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """An `EpochTasks`: cursor, gaps of DONE, leased, re-queued and failed tasks, table of RNG states."""
+    """An `EpochTasks`: cursor, gaps of DONE, leased, re-queued and failed tasks, table of RNG states.
+
+    reopened: gaps of the tasks opened again.
+    """
 
     counter: int
     done: list[int]
@@ -51,6 +56,7 @@ class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
     requeued: list[HeldSnapshot]
     failed: list[tuple[int, tuple[AttemptError, ...]]]
     rng: list[Parts]
+    reopened: list[int] = []
 
     def restored(self) -> EpochTasks:
         """Rebuild the `EpochTasks`. Raises InvalidSnapshot, InvariantViolated."""
@@ -61,7 +67,16 @@ class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
             for held in stored:
                 group.update(held.restored(self.rng))
         tasks.failed = dict(self.failed)
+        tasks.reopened = IntervalSet.from_gaps(self.reopened)
         return tasks
+
+
+class ReopenedSnapshot(msgspec.Struct, frozen=True):
+    """A `ReopenedTasks`: epochs with unfinished tasks, and gaps of the tasks opened once, twice, ..."""
+
+    epochs: dict[int, TasksSnapshot]
+    times: dict[int, list[list[int]]]
+    count: int
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
@@ -79,6 +94,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
     samples_done: int
     epoch_samples: int
     rate: RateWindow
+    reopened: ReopenedSnapshot | None = None
 
 
 def _runs(group: dict[int, Held]) -> Iterator[tuple[int, int, Held]]:
@@ -121,6 +137,7 @@ def tasks_of(tasks: EpochTasks) -> TasksSnapshot:
         requeued=held(tasks.requeued),
         failed=list(tasks.failed.items()),
         rng=table,
+        reopened=tasks.reopened.to_gaps(),
     )
 
 
@@ -137,6 +154,7 @@ def decode_queue(snapshot: bytes) -> QueueSnapshot:
         raise InvalidSnapshot(f"these bytes are no snapshot of a dynamic queue: {error}") from error
     if state.version not in VERSIONS_READ:
         raise InvalidSnapshot(
-            f"a snapshot of version {state.version}; this program reads {VERSION}", version=state.version
+            f"a snapshot of version {state.version}; this program reads {PUSHES_VERSION}",
+            version=state.version,
         )
     return state

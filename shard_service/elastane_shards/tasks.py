@@ -20,10 +20,14 @@ class TaskState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Outcome of a report. ACCEPTED: counted. STALE: its lease has ended; nothing changed."""
+    """Outcome of a report. ACCEPTED: counted. STALE: its lease has ended; nothing changed.
+
+    RETURNED: not counted, and no attempt: the task is leased again.
+    """
 
     ACCEPTED = "accepted"
     STALE = "stale"
+    RETURNED = "returned"
 
 
 class QueueStatus(StrEnum):
@@ -46,14 +50,15 @@ class AttemptError(msgspec.Struct, frozen=True, array_like=True):
     error: str
 
 
-class TaskLease(msgspec.Struct, frozen=True, gc=False):
+class TaskLease(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A task, or a run of tasks, leased to a worker.
 
     count: number of tasks, from `index` on, that this lease covers. start, end: positions of all of them;
     with shuffle the worker permutes them. entries: the task's entries of a list source in the order of
     consumption (already permuted).
     attempt: from 1. deadline: seconds, on the clock of `now`. rng: RNG states passed with the first lease of
-    the task, so that a replay draws the same augmentation.
+    the task, so that a replay draws the same augmentation. number, map_generation: of a queue that pushes,
+    set by its caller: the lease's number, and the slot map that was there.
     """
 
     epoch: int
@@ -66,6 +71,8 @@ class TaskLease(msgspec.Struct, frozen=True, gc=False):
     entries: tuple[int, ...] = ()
     rng: Parts = {}
     count: int = 1
+    number: int = 0
+    map_generation: int = 0
 
 
 class ReturnedTask(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
+from elastane_proto.v1 import job_pb2, ps_pb2, ring_pb2, shard_pb2
 
 VICTIM = "victim"
 
@@ -16,6 +16,8 @@ def job_settings(ests: int = 2) -> job_pb2.JobSettings:
     settings.heartbeat_timeout.FromSeconds(60)
     settings.lease_min.FromSeconds(30)
     settings.join_window.FromMilliseconds(1)
+    settings.ps_slots, settings.checkpoint_url = 4, "memory://fuzz"
+    settings.ps_return.FromMilliseconds(1)
     return settings
 
 
@@ -59,7 +61,51 @@ def request_of(method: MethodDescriptor) -> Message:
             message.dataset, message.watermark = "tasks", 9
         case "LeaseTasks":
             message.CopyFrom(lease_tasks())
+        case "RegisterModel":
+            message.worker_id = "w0"
+            message.model.CopyFrom(slot_model())
+        case "DrainPs":
+            message.ps_id = "ps-0"
+        case "RewindSlots":
+            message.checkpoint = "checkpoint-000001"
     return message
+
+
+def slot_model() -> ps_pb2.SlotModel:
+    tensor = ps_pb2.DenseTensor(name="fc", shape=[4], dtype="float32", rule=ps_pb2.DENSE_RULE_SGD)
+    table = ps_pb2.RowTable(
+        name="ids",
+        rows=9,
+        width=2,
+        dtype="float32",
+        distribution=ps_pb2.ROW_DISTRIBUTION_ZEROS,
+        rule=ps_pb2.ROW_RULE_SGD,
+    )
+    return ps_pb2.SlotModel(slots=4, tensors=[tensor], tables=[table])
+
+
+def ps_hello(ps_id: str) -> ps_pb2.PsHello:
+    return ps_pb2.PsHello(job="job", ps_id=ps_id, address="a:1", process=ps_id.encode())
+
+
+def ps_requests(slot: int, life: int, generation: int) -> list[ps_pb2.AttendSlotsRequest]:
+    """What a parameter server may say, right for somebody at some time."""
+    names = ps_pb2.TaskRunName(dataset="tasks", start=0, end=2)
+    saved = ps_pb2.SavedSlot(slot=slot, life=life, version=1)
+    closed = ps_pb2.ClosedSlot(slot=slot, life=life, applied=[True, False])
+    request = ps_pb2.AttendSlotsRequest
+    return [
+        request(heartbeat=ps_pb2.PsHeartbeat(generation=generation)),
+        request(restored=ps_pb2.SlotRestored(slot=slot, life=life, since=generation)),
+        request(restored=ps_pb2.SlotRestored(slot=slot, life=life, since=generation, snapshot="s")),
+        request(copied=ps_pb2.SlotCopied(slot=slot, ps_id="ps-1", begun=generation)),
+        request(copy_broken=ps_pb2.CopyBroken(slot=slot, ps_id="ps-1", begun=generation, error="e")),
+        request(backup_lost=ps_pb2.BackupLost(slot=slot, ps_id="ps-1", generation=generation)),
+        request(saved=ps_pb2.SlotsSaved(request="save-1", slots=[saved])),
+        request(closed=ps_pb2.TasksClosed(tasks=[names], slots=[closed])),
+        request(leaving=ps_pb2.PsLeaving(reason="spot")),
+        request(bye=ps_pb2.PsBye(reason="drained")),
+    ]
 
 
 def hello(worker: str) -> ring_pb2.Hello:

@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from elastane_master.app import services
-from elastane_proto.v1 import ring_pb2
+from elastane_proto.v1 import ps_pb2, ring_pb2
 from fuzz.messages import messages, mutated, spoiled, wire
 from fuzz.server import FuzzedMaster, fuzzed_master
-from fuzz.templates import attend_requests, hello, request_of
+from fuzz.templates import attend_requests, hello, ps_hello, ps_requests, request_of, slot_model
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))
 """Of each rpc; `make fuzz` takes more, and other ones every time."""
 
-WAITS = {"LeaseTasks", "Checkpoint"}
+WAITS = {"LeaseTasks", "Checkpoint", "CheckpointSlots"}
 WAIT_SECONDS = 0.3
 REACHED = {
     "Create",
@@ -55,6 +55,7 @@ METHODS = [method for service in services() for method in service.methods]
 UNARY = [method for method in METHODS if not method.server_streaming]
 WATCHES = [method for method in METHODS if method.server_streaming and not method.client_streaming]
 ATTEND = "/elastane.v1.RingService/Attend"
+ATTEND_SLOTS = "/elastane.v1.SlotService/AttendSlots"
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,44 @@ def test_streams_of_a_worker_that_says_anything_in_any_order(master: FuzzedMaste
     fuzz()
     master.check_alive()
     assert master.machine.refused and master.machine.decided
+
+
+@st.composite
+def told(draw: st.DrawFn) -> bytes:
+    """One message of a parameter server, nearly right."""
+    slot, life = draw(st.sampled_from((0, 1, 3, 4, 2**32 - 1))), draw(st.sampled_from((0, 0, 1, -1)))
+    generation = draw(st.sampled_from((1, 1, 2, 3, 0, -1, 2**62)))
+    template = draw(st.sampled_from(ps_requests(slot, life, generation)))
+    kind = template.WhichOneof("message")
+    message = ps_pb2.AttendSlotsRequest()
+    getattr(message, kind).CopyFrom(draw(spoiled(getattr(template, kind))))
+    return message.SerializeToString()
+
+
+ANYTHING_TOLD = messages(ps_pb2.AttendSlotsRequest.DESCRIPTOR).map(lambda one: one.SerializeToString())
+TOLD = st.lists(st.one_of(told(), told(), told(), ANYTHING_TOLD, mutated(told())), max_size=8)
+
+
+def test_streams_of_a_parameter_server_that_says_anything_in_any_order(master: FuzzedMaster) -> None:
+    """With and without a right Hello, while a model is registered and slots wait for it."""
+    register = ps_pb2.RegisterModelRequest(job="job", worker_id="w0", model=slot_model())
+    master.channel.unary_unary("/elastane.v1.SlotService/RegisterModel")(register.SerializeToString())
+    master.machine.check()
+
+    @settings(FUZZED, max_examples=2 * EXAMPLES)
+    @given(st.sampled_from(("ps-0", "ps-1", "")), TOLD)
+    def fuzz(ps_id: str, payloads: list[bytes]) -> None:
+        first = ps_pb2.AttendSlotsRequest(hello=ps_hello(ps_id)).SerializeToString()
+        stream = master.channel.stream_stream(ATTEND_SLOTS)(iter([first, *payloads]), timeout=20)
+        try:
+            for answer in stream:
+                ps_pb2.AttendSlotsResponse.FromString(answer)
+        except grpc.RpcError as error:
+            master.check_error(ATTEND_SLOTS, error)
+        master.machine.check()
+
+    fuzz()
+    master.check_alive()
 
 
 def test_a_stream_that_never_says_hello_is_ended(master: FuzzedMaster) -> None:

@@ -39,6 +39,13 @@ ALLOWED: dict[str, set[str]] = {
     "JobService.DrainWorker": {"operator"},
     "JobService.Checkpoint": {"operator"},
     "JobService.Repair": {"operator"},
+    "SlotService.AttendSlots": {"worker"},
+    "SlotService.RegisterModel": {"worker"},
+    "SlotService.WatchMap": {"worker"},
+    "SlotService.GetSlots": {"worker", "reader", "operator"},
+    "SlotService.CheckpointSlots": {"operator"},
+    "SlotService.RewindSlots": {"operator"},
+    "SlotService.DrainPs": {"operator"},
     "ShardService.CreateDataset": _DATA,
     "ShardService.LeaseTasks": {"worker"},
     "ShardService.GetProgress": {"worker", "reader", "operator"},
@@ -101,6 +108,9 @@ def request_for(method: MethodDescriptor, job: str) -> Any:
         if "run_id" in request.DESCRIPTOR.fields_by_name:
             request.run_id = 77
         return request
+    if method.name == "AttendSlots":
+        request.hello.job, request.hello.ps_id, request.hello.address = job, "intruder", "a:1"
+        return request
     if method.name == "Attend":
         request.hello.job, request.hello.worker_id, request.hello.role = job, "intruder", 2
         return request
@@ -119,6 +129,9 @@ def request_for(method: MethodDescriptor, job: str) -> Any:
             request.worker_id = "w0"
         return request
     request.job = job
+    for field in ("worker_id", "ps_id", "checkpoint"):
+        if field in fields:
+            setattr(request, field, "intruder")
     if "dataset" in fields and method.name != "GetAuditLog":
         request.dataset = "intruded" if method.name == "CreateDataset" else "d"
     if method.name == "CreateDataset":

@@ -196,32 +196,32 @@ MUTANTS = (
     Mutant(
         "a task that is done can be done again",
         "elastane_shards.dynamic",
-        """            waiting = self._tasks.requeued.get(index)
+        """            waiting = tasks.requeued.get(index)
             if waiting is None or error or attempt > waiting.attempt:
                 return Outcome.STALE
-        self._tasks.finish(index)""",
+        tasks.finish(index)""",
         """            if error:
                 return Outcome.STALE
-        if index in self._tasks.doing or index in self._tasks.requeued:
-            self._tasks.finish(index)""",
+        if index in tasks.doing or index in tasks.requeued:
+            tasks.finish(index)""",
     ),
     Mutant(
         "a lease that ran out is forgotten",
         "elastane_shards.dynamic",
-        "tasks.put_back(back)",
-        "tasks.put_back(back[1:])",
+        "self._tasks_of(epoch).put_back(indices)",
+        "self._tasks_of(epoch).put_back(indices[1:])",
     ),
     Mutant(
         "a task that comes back goes to the tail",
         "elastane_shards.epoch",
-        "if self.requeued:\n            index, held",
-        "if self.requeued and self.counter >= num_tasks:\n            index, held",
+        "self.take_returned(worker, deadline) or self.take_fresh(worker, deadline, rng, num_tasks)",
+        "self.take_fresh(worker, deadline, rng, num_tasks) or self.take_returned(worker, deadline)",
     ),
     Mutant(
         "a task that comes back has new random states",
         "elastane_shards.epoch",
-        "            held.worker = worker\n",
-        "            held.worker, held.rng = worker, rng\n",
+        "        held.worker = worker\n",
+        "        held.worker, held.rng = worker, {}\n",
     ),
     Mutant(
         "a dataset is called complete while tasks are leased",

@@ -27,10 +27,12 @@ HOMES = {
     "elastane_scheduler": "scheduler",
     "elastane_planner": "planner",
     "elastane_shards": "shard_service",
+    "elastane_slots": "shard_service",
     "elastane_master": "master",
     "elastane": "worker",
     "elastane_agent": "worker",
     "elastane_cli": "worker",
+    "elastane_ps": "worker",
     "elastane_runner": "worker",
     "elastane_operator": "deploy",
 }
@@ -59,6 +61,7 @@ def unit_of(module: str) -> str:
         "elastane_proto",
         "elastane_scheduler",
         "elastane_shards",
+        "elastane_slots",
     ):
         return root
     folder = ROOT / HOMES[root] / root / (rest[0] if rest else "")

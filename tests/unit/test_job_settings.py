@@ -34,7 +34,7 @@ def test_the_defaults_are_within_their_bounds_and_come_back_from_the_wire() -> N
 def test_a_message_that_says_nothing_has_the_defaults_but_for_its_flags() -> None:
     settings = message_codec.read(JobSettings, job_pb2.JobSettings(ests=1), zero_is_default=True)
     differing = {name for name in SETTINGS if getattr(settings, name) != getattr(DEFAULTS, name)}
-    assert differing == {name for name, kind in TYPES.items() if kind is bool}
+    assert differing == {name for name, kind in TYPES.items() if kind is bool and getattr(DEFAULTS, name)}
 
 
 @pytest.mark.parametrize("name", [name for name, kind in TYPES.items() if kind is float])
@@ -69,12 +69,24 @@ def test_options_reach_their_setting() -> None:
         "no_audit_samples": True,
         "lease_min_seconds": 9.0,
         "sentinel_steps": 50,
+        "ps_staleness": 0,
+        "ps_journal": True,
     }
     settings = job_settings({**VALUES, **given})
-    assert settings == JobSettings(4, 2, 3, audit_samples=False, lease_min_seconds=9.0, sentinel_steps=50)
+    assert settings == JobSettings(
+        4,
+        2,
+        3,
+        audit_samples=False,
+        lease_min_seconds=9.0,
+        sentinel_steps=50,
+        ps_staleness=0,
+        ps_journal=True,
+    )
     message = settings_message(settings)
     assert message.lease_min.ToSeconds() == 9 and not message.HasField("seed")
     assert message.determinism == job_pb2.DETERMINISM_LEVEL_D1
+    assert message.HasField("ps_staleness") and message.ps_staleness == 0 and message.ps_journal
 
 
 def test_stages_of_a_pipeline_are_a_range_or_one_number() -> None:

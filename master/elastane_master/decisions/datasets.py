@@ -19,6 +19,7 @@ from elastane_master.decisions.events import (
     TasksRequested,
 )
 from elastane_master.decisions.lease_answers import LeaseResult, RememberedRequest, TaskOutcome, answer_bytes
+from elastane_master.decisions.slots import checkpoints, finishing, leasing
 from elastane_proto.history import events as history
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
@@ -85,7 +86,7 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
             hint=f"name the worker and ask for at most {TASKS_MAX} tasks",
             field="max_tasks" if event.worker else "worker_id",
         )
-    _check_reports(queue, event.completed)
+    _check_reports(ctx, queue, event)
     last = ctx.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
     known = last.found(event.request_id) if last is not None and event.request_id else None
     outcomes: tuple[TaskOutcome, ...] = ()
@@ -99,6 +100,9 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
         outcomes = tuple(
             outcome for report in event.completed for outcome in _report(ctx, queue, event, report)
         )
+    if queue.pushes:
+        finishing.look(ctx, event.dataset)
+        checkpoints.look(ctx)
     result = _lease(ctx, queue, event, outcomes)
     ctx.result = result
     if ctx.changed and event.request_id:
@@ -117,6 +121,8 @@ def abandon(ctx: DecisionContext, worker: str, reason: str, *, counts: bool) -> 
         returned = queue.abandon(worker, ctx.now, reason, counts=counts)
         if returned:
             ctx.touch()
+        if queue.pushes:
+            leasing.ended(ctx, name, returned)
         _note_returned(ctx, name, [task for task in returned if task.state is TaskState.FAILED])
 
 
@@ -125,8 +131,7 @@ def expire(ctx: DecisionContext) -> None:
     for name, queue in ctx.queues.dynamic.items():
         deadline = queue.next_deadline()
         if deadline is not None and deadline <= ctx.now:
-            ctx.touch()
-            _note_returned(ctx, name, queue.expire(ctx.now), timed_out=True)
+            _expire(ctx, queue, name)
 
 
 def next_deadline(queues: dict[str, DynamicQueue]) -> float | None:
@@ -135,11 +140,32 @@ def next_deadline(queues: dict[str, DynamicQueue]) -> float | None:
     return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
 
-def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None:
+def _expire(ctx: DecisionContext, queue: DynamicQueue, dataset: str) -> None:
+    ctx.touch()
+    returned = queue.expire(ctx.now)
+    if queue.pushes:
+        leasing.ended(ctx, dataset, returned)
+    _note_returned(ctx, dataset, returned, timed_out=True)
+
+
+def _check_reports(ctx: DecisionContext, queue: DynamicQueue, event: TasksRequested) -> None:
     """Raise Rejection unless all reports are for tasks that may have been leased."""
     tasks = 0
+    if queue.pushes and event.runs:
+        raise Rejection(
+            "invalid_argument", "tasks that push are leased one by one", hint="ask without runs", field="runs"
+        )
     try:
-        for report in reports:
+        for report in event.completed:
+            if queue.pushes:
+                leasing.check_report(ctx.state.slots, report)
+            elif report.returned:
+                raise Rejection(
+                    "invalid_argument",
+                    "only a task that pushes is given back",
+                    hint="report an error",
+                    field="completed",
+                )
             if report.count < 1 or (report.count > 1 and report.error):
                 raise Rejection(
                     "invalid_argument",
@@ -164,6 +190,10 @@ def _report(
     ctx: DecisionContext, queue: DynamicQueue, event: TasksRequested, report: TaskReport
 ) -> Iterator[TaskOutcome]:
     ctx.touch()
+    if queue.pushes:
+        outcome = leasing.report(ctx, queue, event.dataset, event.worker, report)
+        yield TaskOutcome(report.epoch, report.index, outcome)
+        return
     if report.error:
         yield _report_error(ctx, queue, event, report)
         return
@@ -212,16 +242,20 @@ def _report_error(
 def _lease(
     ctx: DecisionContext, queue: DynamicQueue, event: TasksRequested, outcomes: tuple[TaskOutcome, ...]
 ) -> LeaseResult:
-    status = queue.status(ctx.now)
+    book = ctx.state.slots
+    status = leasing.status(book, queue, event.dataset, ctx.now)
     tasks: tuple[TaskLease, ...] = ()
     if event.max_tasks and status is QueueStatus.HAS_TODO:
         ctx.touch()
         # Overdue tasks are leased before new ones, without waiting for the next Tick.
         deadline = queue.next_deadline()
         if deadline is not None and deadline <= ctx.now:
-            _note_returned(ctx, event.dataset, queue.expire(ctx.now), timed_out=True)
-        tasks = tuple(queue.lease(event.worker, event.max_tasks, ctx.now, event.rng, runs=event.runs))
-        status = queue.status(ctx.now)
+            _expire(ctx, queue, event.dataset)
+        if queue.pushes:
+            tasks = leasing.lease(ctx, queue, event.dataset, event.worker, event.max_tasks, event.rng)
+        else:
+            tasks = tuple(queue.lease(event.worker, event.max_tasks, ctx.now, event.rng, runs=event.runs))
+        status = leasing.status(book, queue, event.dataset, ctx.now)
     wait = not tasks and event.max_tasks > 0 and status is not QueueStatus.COMPLETE
     return LeaseResult(tasks, outcomes, status is QueueStatus.COMPLETE, wait)
 

@@ -33,6 +33,7 @@ from elastane_master.decisions import (
 )
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.ring_state import Stage
+from elastane_master.decisions.slots import settling
 from elastane_master.decisions.state import JobState, WorkerRecord
 
 READY_SECONDS_MIN = 10.0
@@ -71,6 +72,7 @@ def tick(ctx: DecisionContext) -> None:
     if flight is not None and ctx.now >= flight.since + state.settings.idle_max_seconds:
         checkpoints.give_up(ctx, f"not written within {state.settings.idle_max_seconds:g} s", again=False)
     datasets.expire(ctx)
+    settling.expire(ctx)
 
 
 def next_deadline(ctx: DecisionContext) -> float | None:
@@ -80,6 +82,7 @@ def next_deadline(ctx: DecisionContext) -> float | None:
         state.grace_until,
         datasets.next_deadline(ctx.queues.dynamic),
         quarantine.next_deadline(state),
+        settling.next_deadline(ctx),
     ]
     if state.checkpoints.in_flight is not None:
         deadlines.append(state.checkpoints.in_flight.since + state.settings.idle_max_seconds)

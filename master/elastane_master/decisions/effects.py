@@ -244,10 +244,11 @@ class Commit(Effect, frozen=True, tag=True):
     tasks: tuple[tuple[str, StepTask], ...]  # (worker, task) of all N virtual ranks
 
 
-class TaskCommit(Effect, frozen=True, tag=True, gc=False):
+class TaskCommit(Effect, frozen=True, tag=True, gc=False, omit_defaults=True):
     """Append to the committed history: dynamic tasks `index` to `index` + count - 1 are DONE.
 
-    start, end: positions of all of them; task_size: of each but the last.
+    start, end: positions of all of them; task_size: of each but the last. reopened: how often the task had
+    been opened again, of tasks that push.
     """
 
     dataset: str
@@ -259,6 +260,7 @@ class TaskCommit(Effect, frozen=True, tag=True, gc=False):
     attempt: int
     count: int = 1
     task_size: int = 0
+    reopened: int = 0
 
 
 class Decision(msgspec.Struct):

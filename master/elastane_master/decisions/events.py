@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from elastane_master.decisions.event import Event as Event
+from elastane_master.decisions.slot_events import AnySlotEvent
 from elastane_master.decisions.stages import StagePlan
 from elastane_proto.job_settings import OverBudget, SpotPolicy
 from elastane_shards.settings import QueueSettings
@@ -22,10 +24,6 @@ Parts = dict[str, bytes]
 
 Change = int | bytes
 """Change of a part of a context between two epochs: raw draws of a generator, or the part itself."""
-
-
-class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all events."""
 
 
 #: How a worker's machine is paid for; workers of jobs stored before there were costs count as spot.
@@ -230,7 +228,7 @@ class IntervalReported(Event, frozen=True, tag=True):
     passed: bool = False
     as_leader: bool = False
     asked: bool = False
-    changes: dict[str, Change] = {}
+    changes: dict[str, Change] = msgspec.field(default_factory=dict)
     uncertain: str = ""
     fault: str = ""
     contexts: tuple[ContextDelta, ...] = ()
@@ -383,12 +381,20 @@ class DatasetCreated(Event, frozen=True, tag=True):
     settings: QueueSettings
 
 
-class TaskReport(msgspec.Struct, frozen=True, gc=False):
+class TaskReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """lives_sum: of a task that pushes, the slots' lives in its answers; None: it has not pushed.
+
+    returned: it is given back, and `error` says why. non_finite: its gradients have a NaN or an infinity.
+    """
+
     epoch: int
     index: int
     attempt: int
     error: str = ""
     count: int = 1
+    lives_sum: int | None = None
+    returned: bool = False
+    non_finite: bool = False
 
 
 class TasksRequested(Event, frozen=True, tag=True, gc=False):
@@ -403,7 +409,7 @@ class TasksRequested(Event, frozen=True, tag=True, gc=False):
     worker: str
     completed: tuple[TaskReport, ...] = ()
     max_tasks: int = 1
-    rng: Parts = {}
+    rng: Parts = msgspec.field(default_factory=dict)
     runs: bool = False
     unanswered: int = 0
 
@@ -467,6 +473,7 @@ AnyEvent = (
     | MasterStarted
     | PipelinePlanned
     | Tick
+    | AnySlotEvent
 )
 
 

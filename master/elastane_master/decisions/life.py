@@ -17,6 +17,7 @@ from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.ring_state import Stage
+from elastane_master.decisions.slot_effects import PsDone, SendPs
 from elastane_master.decisions.state import OVER, Phase
 from elastane_proto.history import events as history
 from elastane_proto.history.events import AnyHistoryEvent
@@ -116,6 +117,10 @@ def end(ctx: DecisionContext, phase: Phase, reason: str) -> None:
     ctx.queues.ring_stopped()
     set_phase(ctx, phase, reason)
     _tell_cost(ctx, phase)
+    if phase != "succeeded":  # else workers that lease tasks may still need them
+        state.slots.grace_until = None
+        for ps in state.slots.attending():
+            ctx.emit(SendPs(ps.ps, PsDone(f"the job is {phase}: {reason}")))
     for record in list(state.workers.values()):
         if record.awaited:
             del state.workers[record.worker]

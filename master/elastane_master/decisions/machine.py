@@ -9,6 +9,7 @@ after `touch` raises `RefusedLate` here: the machine must then be restored, as `
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ from elastane_master.decisions import (
     verdicts,
     waiting,
 )
+from elastane_master.decisions import slot_events as slot_events
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import Decision, Note
 from elastane_master.decisions.events import (
@@ -61,6 +63,8 @@ from elastane_master.decisions.events import (
     WorkerJoined,
 )
 from elastane_master.decisions.queues import Queues, StoredQueues
+from elastane_master.decisions.slots import checkpoints as slot_checkpoints
+from elastane_master.decisions.slots import closing, copies, model, processes, restoring, settling
 from elastane_master.decisions.state import JobState
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
@@ -152,8 +156,11 @@ class JobMachine:
         """
         ctx = DecisionContext(self.state, self.queues, now)
         members = cost.ring_key(self.state)
+        slot_map = self.state.slots.map
         try:
             _HANDLERS.get(type(event), operators.request)(ctx, event)
+            if type(event) in _ABOUT_SLOTS or self.state.slots.map is not slot_map:
+                settling.settle(ctx, slot_map)
             step_boundary.release(ctx)
             deadline_on_spot.settle(ctx)
             budget.settle(ctx)
@@ -206,5 +213,21 @@ _HANDLERS: dict[type[AnyEvent], Callable[[DecisionContext, Any], None]] = {
     TasksRequested: datasets.lease,
     DatasetCreated: datasets.create,
     DatasetExtended: datasets.extend,
+    slot_events.PsJoined: processes.joined,
+    slot_events.PsStreamLost: processes.stream_lost,
+    slot_events.SlotRestored: restoring.restored,
+    slot_events.SlotCopied: copies.copied,
+    slot_events.CopyBroken: copies.broken,
+    slot_events.BackupLost: copies.backup_lost,
+    slot_events.SlotsSaved: slot_checkpoints.saved,
+    slot_events.TasksClosed: closing.answered,
+    slot_events.PsLeaving: processes.leaving,
+    slot_events.PsLeft: processes.left,
+    slot_events.ModelRegistered: model.register,
+    slot_events.PsDrainRequested: processes.drain_requested,
+    slot_events.SlotsCheckpointRequested: slot_checkpoints.requested,
+    slot_events.SlotsRewindRequested: slot_checkpoints.rewind,
 }
 """Handler of each event; operators' requests have a common one."""
+_ABOUT_SLOTS = frozenset({*typing.get_args(slot_events.AnySlotEvent), Tick, MasterStarted})
+"""Events after which slots may have to be given to others."""

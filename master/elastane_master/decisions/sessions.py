@@ -39,6 +39,7 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.ring_state import Stage
 from elastane_master.decisions.signatures import completed, require_equal, require_level
+from elastane_master.decisions.slots import processes as slot_processes
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_proto.history import events as history
 from elastane_proto.history.describe import left_how, lost_how
@@ -231,6 +232,7 @@ def master_started(ctx: DecisionContext, event: MasterStarted) -> None:
     state, ring_state = ctx.state, ctx.state.ring
     ctx.touch()
     cost.recount(state, ctx.now)
+    slot_processes.master_started(ctx)
     waiting.master_started(ctx)
     if not state.workers:
         ctx.note(history.MasterStarted(event.master))

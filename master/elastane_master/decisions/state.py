@@ -18,6 +18,7 @@ from elastane_master.decisions.effects import Doubt, ManifestEntry, Member
 from elastane_master.decisions.events import Capacity, Signature, StateDetail, UnitRange
 from elastane_master.decisions.lease_answers import DatasetBook
 from elastane_master.decisions.ring_state import RingState
+from elastane_master.decisions.slot_book import SlotBook
 from elastane_master.decisions.stages import StagePlan
 from elastane_master.decisions.steps import StepBook
 from elastane_proto.job_settings import JobSettings
@@ -349,7 +350,7 @@ class JobState(msgspec.Struct):
     limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py. balance:
     see balance.py. stragglers: see stragglers.py. processes: of each worker id, in the order they came;
     process_starts: when the newest of them started, as (clock, seconds), if it said so (processes.py).
-    pipeline: of a job whose model is cut into units.
+    pipeline: of a job whose model is cut into units. slots: of a model at parameter servers.
     """
 
     name: str
@@ -393,6 +394,7 @@ class JobState(msgspec.Struct):
     process_starts: dict[str, tuple[str, float]] = {}
     scaling: ScalingBook = msgspec.field(default_factory=ScalingBook)
     pipeline: PipelineBook = msgspec.field(default_factory=PipelineBook)
+    slots: SlotBook = msgspec.field(default_factory=SlotBook)
 
     @property
     def unit_count(self) -> int:

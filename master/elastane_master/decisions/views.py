@@ -189,7 +189,11 @@ def progress_views(machine: JobMachine, now: float) -> tuple[ProgressView, ...]:
         views.append(ProgressView(LOCKSTEP_DATASET, progress, _lockstep_holders(machine)))
     for name, queue in machine.queues.dynamic.items():
         holders = tuple(queue.list_tasks(TaskState.DOING, limit=HOLDERS_MAX))
-        views.append(ProgressView(name, queue.progress(now), holders))
+        progress = queue.progress(now)
+        if queue.pushes and name not in machine.state.slots.finished:
+            # A slot may still lose what is DONE; workers are not told of the end either.
+            progress = msgspec.structs.replace(progress, complete=False)
+        views.append(ProgressView(name, progress, holders))
     return tuple(views)
 
 

@@ -30,6 +30,7 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.slots import leasing
 from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs import records
@@ -42,6 +43,7 @@ from elastane_master.jobs.recent_notes import RecentNotes
 from elastane_master.jobs.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.jobs.ring_tracing import RingTracing
 from elastane_master.jobs.sessions import Session
+from elastane_master.jobs.slot_sessions import SlotSessions
 from elastane_master.jobs.task_waiters import TaskWaiters, Wanted
 from elastane_master.jobs.transactions import Transactions
 from elastane_master.metrics.counters import JobCounters
@@ -98,7 +100,7 @@ class JobServer(DurableServer[AnyEvent]):
     changed: announces durable changes of the job's state. noted: announces new notes. counters: those since
     this master began to serve the job. tracing: spans of ring changes, if enabled. figures: each worker's
     latest, serialized; those reported longest ago come first. stragglers: watches the workers' rates.
-    last_steps: of a pipeline: when blocks ran.
+    last_steps: of a pipeline: when blocks ran. slots: sessions of its parameter servers.
     """
 
     def __init__(
@@ -135,6 +137,9 @@ class JobServer(DurableServer[AnyEvent]):
         self._clip = partial(clip, characters=self.limits.note_characters_max)
         self._timer: asyncio.TimerHandle | None = None
         self._looks_soon = False
+        self.slots = SlotSessions(
+            self._decide, self._when_durable, self.clock, self.limits, lambda: self._plan(self._plan_seconds)
+        )
 
     @property
     def machine(self) -> JobMachine:
@@ -151,7 +156,14 @@ class JobServer(DurableServer[AnyEvent]):
 
     def is_unused(self, seconds: float) -> bool:
         """True if for `seconds` nobody requested or follows the job and nothing in it changed."""
-        if self.sessions or self._streams or self._ends or self.watchers or self.task_waiters.count:
+        if (
+            self.sessions
+            or self._streams
+            or self.slots.streams
+            or self._ends
+            or self.watchers
+            or self.task_waiters.count
+        ):
             return False
         if self.stopping or self.paused is not None or self.log.pending is not None:
             return False
@@ -162,6 +174,7 @@ class JobServer(DurableServer[AnyEvent]):
     def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
         """Start serving, with `event` and `note` as the first entries; resolves when all is durable."""
         self.log.start(self._transactions.snapshot, self)
+        self.slots.stored(self.machine.state.slots)
         # Replaces the records that were just replayed, so that the next takeover need not replay them.
         self.log.snapshot_soon()
         if event is not None:
@@ -190,6 +203,7 @@ class JobServer(DurableServer[AnyEvent]):
             end(refusal)
         for session in list(self.sessions.values()):
             self._forget(session)
+        self.slots.forget_all()
 
     def resume(self, event: AnyEvent) -> None:
         """Serve again after `pause`, deciding `event` first. As after a restart, no session is left."""
@@ -209,6 +223,7 @@ class JobServer(DurableServer[AnyEvent]):
         """End every session and wake all followers, which then find that the job is no longer served."""
         for session in self._streams:
             session.end(refusal)
+        self.slots.end_all(refusal)
         if self.tracing is not None:
             self.tracing.stopped("not served any more")
         self.changed.announce()
@@ -357,6 +372,7 @@ class JobServer(DurableServer[AnyEvent]):
             self._trace(self.tracing, event, decision)
         for effect in decision.effects:
             self._bind(effect, event, previous)
+            self.slots.bind(effect)
         if decision.durable:
             self._when_durable(self.changed.announce)
             self.task_waiters.check()
@@ -437,7 +453,7 @@ class JobServer(DurableServer[AnyEvent]):
         queue = self.machine.queues.dynamic.get(dataset)
         if queue is None or self.machine.state.phase in _WITHOUT_TASKS:
             return "all"
-        return _WANTED[queue.status(self.clock())]
+        return _WANTED[leasing.status(self.machine.state.slots, queue, dataset, self.clock())]
 
     # ---------------------------------------------------------------- time
 
@@ -468,6 +484,7 @@ class JobServer(DurableServer[AnyEvent]):
         try:
             for worker, session_id in self.liveness.silent(now, timeout_seconds):
                 self._fall_silent(worker, session_id, timeout_seconds)
+            self.slots.end_silent(now, timeout_seconds)
             deadline = self.machine.next_deadline()
             if deadline is not None and deadline <= now:
                 self._decide(Tick())
@@ -479,7 +496,8 @@ class JobServer(DurableServer[AnyEvent]):
             self._plan(BROKEN_SECONDS)
             return
         silence = self.liveness.next_deadline(timeout_seconds)
-        delays = [at - now for at in (deadline, silence) if at is not None]
+        silent_ps = self.slots.liveness.next_deadline(timeout_seconds)
+        delays = [at - now for at in (deadline, silence, silent_ps) if at is not None]
         if delays:
             self._plan(max(self._plan_seconds, min(delays)))
 

@@ -232,6 +232,43 @@ LOG_BYTES = _gauge("job_log_bytes", "Size of the records written since the last 
 PENDING = _gauge("job_pending_appends", "Decisions that are not yet durable.", "job_name")
 SNAPSHOT_BYTES = _gauge("job_snapshot_bytes", "Size of the last snapshot.", "job_name")
 
+# ------------------------------------------------------------------ a job: its parameter servers
+
+SLOTS_SERVED = _gauge(
+    "job_slots_served",
+    "Slots of a model at parameter servers that answer pulls and pushes; absent for jobs without slots.",
+    "job_name",
+)
+SLOTS_WAITING = _gauge(
+    "job_slots_waiting", "Slots that are being restored or have no parameter server.", "job_name"
+)
+SLOTS_ALONE = _gauge(
+    "job_slots_unbacked",
+    "Slots without a backup: the death of one process undoes their last tasks.",
+    "job_name",
+)
+SLOT_PROCESSES = _gauge("job_slots_processes", "Parameter servers by state.", "job_name", "state")
+SLOT_TASKS = _gauge(
+    "job_slots_tasks",
+    "Tasks that may still be pushed: leased, returned by a lost worker, or failed and not closed everywhere.",
+    "job_name",
+    "state",
+)
+SLOT_STALENESS = _gauge(
+    "job_slots_staleness_worst", "Highest staleness that a push can have now, in tasks.", "job_name"
+)
+SLOT_PUSHES = _counter(
+    "job_slots_pushes",
+    "Answers to pushes, one for each slot, by verdict; of the parameter servers that are connected.",
+    "job_name",
+    "verdict",
+)
+SLOT_REOPENED = _counter(
+    "job_slots_tasks_reopened",
+    "Tasks that were done and are done again, as a slot had lost them.",
+    "job_name",
+)
+
 # ------------------------------------------------------------------ a job: what it costs
 
 WORKER_TIME = _gauge(

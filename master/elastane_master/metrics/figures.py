@@ -41,6 +41,7 @@ HELD = ("damaged", "too_new")
 
 STAGES: tuple[str, ...] = tuple(Stage)
 PLACES: tuple[str, ...] = get_args(WorkerPlace)
+PS_STATES = ("serving", "draining", "lost", "awaited")
 RUN_STATES: tuple[str, ...] = get_args(RunState)
 RUNNER_STATES = ("attending", "paused", "silent", "lost")
 
@@ -89,7 +90,10 @@ class MasterFacts:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """Facts about a job besides its state. log_bytes: written since the last snapshot."""
+    """Facts about a job besides its state.
+
+    log_bytes: written since the last snapshot. pushes: answers of its parameter servers, by verdict.
+    """
 
     lease_waiters: int = 0
     sessions: int = 0
@@ -97,6 +101,7 @@ class JobFacts:
     pending_appends: int = 0
     log_bytes: int = 0
     snapshot_bytes: int = 0
+    pushes: Mapping[str, int] = field(default_factory=dict)
 
 
 def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -> None:
@@ -189,6 +194,7 @@ def add_job(
     if state.checkpoints.saved:
         add(known.SAVED_AT, state.checkpoints.saved[-1].saved_at, job)
     _add_queues(samples, machine, now)
+    _add_slots(samples, machine, facts)
     add(known.LEASE_WAITERS, facts.lease_waiters, job)
     add(known.SESSIONS, facts.sessions, job)
     add(known.WATCHERS, facts.watchers, job)
@@ -252,6 +258,28 @@ def _add_cost(samples: Samples, job: str, cost: CostView, now: float) -> None:
         add(known.DEVICE_PRICE, device.spot_price_micros / MICROS, job, currency, name, "spot")
         add(known.DEVICE_PRICE, device.on_demand_price_micros / MICROS, job, currency, name, "on_demand")
     add(known.PRICES_STALE, cost.is_stale(now), job)
+
+
+def _add_slots(samples: Samples, machine: JobMachine, facts: JobFacts) -> None:
+    """Add the samples of a model at parameter servers, if the job has one."""
+    job, book = machine.state.name, machine.state.slots
+    if book.map is None:
+        return
+    places = book.map.places
+    served = sum(place.served for place in places)
+    samples.add(known.SLOTS_SERVED, served, job)
+    samples.add(known.SLOTS_WAITING, len(places) - served, job)
+    samples.add(known.SLOTS_ALONE, sum(not place.backup for place in places), job)
+    states = Counter(record.state for record in book.processes.values())
+    samples.count(known.SLOT_PROCESSES, states, job, values=PS_STATES)
+    gate = book.gate
+    samples.add(known.SLOT_TASKS, len(gate.outstanding), job, "leased")
+    samples.add(known.SLOT_TASKS, len(gate.returned), job, "returned")
+    samples.add(known.SLOT_TASKS, len(gate.closing), job, "closing")
+    samples.add(known.SLOT_STALENESS, gate.worst(), job)
+    samples.count(known.SLOT_PUSHES, facts.pushes, job, values=("applied",))
+    reopened = sum(queue.reopened for queue in machine.queues.dynamic.values())
+    samples.add(known.SLOT_REOPENED, reopened, job)
 
 
 def _add_queues(samples: Samples, machine: JobMachine, now: float) -> None:

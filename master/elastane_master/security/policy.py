@@ -14,9 +14,9 @@ from typing import Any, Literal
 from elastane_master.decisions.events import Rejection
 from elastane_master.security.tokens import Principal, Role
 
-_JOB, _SHARD, _RING, _CONTEXT, _METRIC, _TRAINING, _RUNNER = (
+_JOB, _SHARD, _RING, _CONTEXT, _METRIC, _SLOT, _TRAINING, _RUNNER = (
     f"/elastane.v1.{noun}Service/"
-    for noun in ("Job", "Shard", "Ring", "Context", "Metric", "Training", "Runner")
+    for noun in ("Job", "Shard", "Ring", "Context", "Metric", "Slot", "Training", "Runner")
 )
 _CHAPTER = "/training.TrainingService/"
 _HEALTH = "/grpc.health.v1.Health/"
@@ -98,6 +98,13 @@ RULES: dict[str, Rule] = {
     _METRIC + "GetSeries": Rule(_LOOK_AND_RUN, "job"),
     _METRIC + "WatchSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSteps": Rule(_ALL, "job"),  # the leading worker's tracker reads it
+    _SLOT + "AttendSlots": Rule(_WORKER, "hello.job", takes="session"),
+    _SLOT + "RegisterModel": Rule(_WORKER, "job"),
+    _SLOT + "WatchMap": Rule(_WORKER, "job"),
+    _SLOT + "GetSlots": Rule(_ALL, "job", only_job=True),
+    _SLOT + "CheckpointSlots": Rule(_OPERATOR, "job"),
+    _SLOT + "RewindSlots": Rule(_OPERATOR, "job"),
+    _SLOT + "DrainPs": Rule(_OPERATOR, "job"),
     _TRAINING + "Train": Rule(_SUBMIT, owned=True),
     _TRAINING + "TrainMany": Rule(_SUBMIT, owned=True),
     # The runner of rank 0 writes the record of a run that is over.

@@ -354,7 +354,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         names = jobs.names() if rule.only_job or rule.takes == "job" else ()
         call.job = require_job(rule, caller, message, names)
         if rule.takes == "session":
-            held.enter_context(self._quotas.session(caller, (call.job, message.hello.worker_id)))
+            held.enter_context(self._quotas.session(caller, (call.job, _attending(message.hello))))
         elif rule.takes == "job":
             held.enter_context(self._quotas.making_job(caller, call.job, names))
         elif rule.takes == "dataset":
@@ -495,3 +495,8 @@ async def _again(first: Any, rest: Any) -> AsyncIterator[Any]:
     yield first
     async for message in rest:
         yield message
+
+
+def _attending(hello: Any) -> str:
+    """Who attends: a worker, or a parameter server, which may have the name of one."""
+    return f"ps {hello.ps_id}" if "ps_id" in hello.DESCRIPTOR.fields_by_name else str(hello.worker_id)

@@ -31,6 +31,7 @@ from elastane_shards.tasks import Outcome, TaskInfo, TaskState
 _OUTCOMES = {
     Outcome.ACCEPTED: shard_pb2.REPORT_OUTCOME_ACCEPTED,
     Outcome.STALE: shard_pb2.REPORT_OUTCOME_STALE,
+    Outcome.RETURNED: shard_pb2.REPORT_OUTCOME_RETURNED,
 }
 _TASK_TOKEN = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
@@ -86,7 +87,14 @@ def tasks_requested(request: shard_pb2.LeaseTasksRequest) -> TasksRequested:
 def _report(report: shard_pb2.TaskReport) -> TaskReport:
     error = report.error
     return TaskReport(
-        report.epoch, report.index, report.attempt, shown(error) if error else "", report.count or 1
+        report.epoch,
+        report.index,
+        report.attempt,
+        shown(error) if error else "",
+        report.count or 1,
+        report.lives_sum if report.HasField("lives_sum") else None,
+        report.returned,
+        report.non_finite,
     )
 
 
@@ -119,6 +127,8 @@ def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: 
             contexts.fill_rng(task.rng, lease.rng)
         if lease.count > 1:
             task.count = lease.count
+        if lease.number:
+            task.lease, task.map_generation = lease.number, lease.map_generation
     for report in result.outcomes:
         outcome = response.outcomes.add(
             epoch=report.epoch, index=report.index, outcome=_OUTCOMES[report.outcome]
@@ -199,7 +209,7 @@ def audit_entries(stored: StoredCommit, dataset: str) -> Iterator[shard_pb2.Audi
         for number in range(commit.count):
             start = commit.start + number * commit.task_size
             last = number == commit.count - 1
-            yield shard_pb2.AuditEntry(
+            entry = shard_pb2.AuditEntry(
                 dataset=commit.dataset,
                 epoch=commit.epoch,
                 step=commit.index + number,
@@ -208,3 +218,6 @@ def audit_entries(stored: StoredCommit, dataset: str) -> Iterator[shard_pb2.Audi
                 range=common_pb2.Range(start=start, end=commit.end if last else start + commit.task_size),
                 committed=committed,
             )
+            if commit.reopened:
+                entry.reopened = commit.reopened
+            yield entry

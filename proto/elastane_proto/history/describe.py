@@ -549,3 +549,96 @@ def _(event: e.TaskFailed | e.TaskTimedOut) -> str:
 @_says(e.MoreTasksTimedOut)
 def _(event: e.MoreTasksFailed | e.MoreTasksTimedOut) -> str:
     return f"and {event.count} more tasks of {event.dataset}"
+
+
+# ------------------------------------------------------------------ parameter servers
+
+
+@_says(e.ModelRegistered)
+def _(event: e.ModelRegistered) -> str:
+    return (
+        f"{event.worker} has registered the model: {_count(event.tensors, 'dense tensor')} and"
+        f" {_count(event.tables, 'table')} in {_count(event.slots, 'slot')}"
+    )
+
+
+@_says(e.PsJoined)
+def _(event: e.PsJoined) -> str:
+    return f"{event.worker} on {event.host} {'is back with its slots' if event.returned else 'has joined'}"
+
+
+@_says(e.PsLost)
+def _(event: e.PsLost) -> str:
+    became = [
+        *([f"{_count(event.promoted, 'slot')} taken over by backups"] if event.promoted else []),
+        *([f"{_count(event.restored, 'slot')} restored from snapshots"] if event.restored else []),
+    ]
+    return f"{event.worker}: {event.why}; {' and '.join(became) or 'it had no slot'}"
+
+
+@_says(e.PsDraining)
+def _(event: e.PsDraining) -> str:
+    return f"{event.worker}: {event.why}; {_count(event.slots, 'slot')} to move"
+
+
+@_says(e.PsLeft)
+def _(event: e.PsLeft) -> str:
+    return f"{event.worker} has left: {event.why}"
+
+
+@_says(e.SlotsMoved)
+def _(event: e.SlotsMoved) -> str:
+    return (
+        f"{_count(event.moved, 'slot')} moved and {_count(event.copied, 'backup')} made in"
+        f" {event.seconds:.1f} s"
+    )
+
+
+@_says(e.SlotsRestored)
+def _(event: e.SlotsRestored) -> str:
+    how = "begin with the initial values" if event.fresh else "were restored"
+    return f"slots {event.slots} {how} at {event.worker}{f' ({event.rejected})' if event.rejected else ''}"
+
+
+@_says(e.SlotsUnrestored)
+def _(event: e.SlotsUnrestored) -> str:
+    return f"slot {event.slot} cannot be restored at {event.worker}: {event.why}"
+
+
+@_says(e.SlotsRewound)
+def _(event: e.SlotsRewound) -> str:
+    return f"all slots go back to checkpoint {event.checkpoint}: what was done since is done again"
+
+
+@_says(e.SlotsUnsaved)
+def _(event: e.SlotsUnsaved) -> str:
+    return f"{event.worker} cannot write snapshots, and tries again: {event.why}"
+
+
+@_says(e.SlotsCheckpointed)
+def _(event: e.SlotsCheckpointed) -> str:
+    beside = f", beside parts of {_count(event.surplus, 'other')}" if event.surplus else ""
+    return f"checkpoint {event.checkpoint} has {_count(event.tasks, 'task')}{beside}"
+
+
+@_says(e.TasksReopened)
+def _(event: e.TasksReopened) -> str:
+    return (
+        f"{_count(event.count, 'task')} of epoch {event.epoch} of {event.dataset}, from {event.first} on, are"
+        f" done again: slot {event.slot} had lost them"
+    )
+
+
+@_says(e.TaskLeftParts)
+def _(event: e.TaskLeftParts) -> str:
+    kept = f"{_count(event.slots, 'slot')} of the model" if event.slots else "no slot"
+    return f"task {event.index} of epoch {event.epoch} of {event.dataset} failed; {kept} had applied it"
+
+
+@_says(e.NonFiniteGradient)
+def _(event: e.NonFiniteGradient) -> str:
+    return f"task {event.index} of epoch {event.epoch} of {event.dataset}: {event.error}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

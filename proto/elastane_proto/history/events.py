@@ -816,6 +816,171 @@ class MoreTasksTimedOut(HistoryEvent, frozen=True):
     count: int
 
 
+# ------------------------------------------------------------------ parameter servers
+
+
+class ModelRegistered(HistoryEvent, frozen=True):
+    """The first worker has registered the job's model. Written by `slots.model`."""
+
+    kind = "model_registered"
+    facts = ("slots", "tensors", "tables")
+    worker: str
+    slots: int
+    tensors: int
+    tables: int
+
+
+class PsJoined(HistoryEvent, frozen=True):
+    """A parameter server came. returned: with the slots it had before. Written by `slots.processes`."""
+
+    kind = "ps_joined"
+    facts = ("host", "returned")
+    worker: str
+    host: str
+    returned: bool
+
+
+class PsLost(HistoryEvent, frozen=True):
+    """A parameter server is given up. Written by `slots.processes`.
+
+    restored: number of its slots that go back to a snapshot. promoted: of those that their backup took over.
+    """
+
+    kind = "ps_lost"
+    facts = ("restored", "promoted")
+    worker: str
+    why: str
+    restored: int
+    promoted: int
+
+
+class PsDraining(HistoryEvent, frozen=True):
+    """A parameter server is to go; its slots move first. Written by `slots.processes`."""
+
+    kind = "ps_draining"
+    facts = ("slots",)
+    worker: str
+    why: str
+    slots: int
+
+
+class PsLeft(HistoryEvent, frozen=True):
+    """A parameter server has gone, without slots. Written by `slots.processes`."""
+
+    kind = "ps_left"
+    worker: str
+    why: str
+
+
+class SlotsMoved(HistoryEvent, frozen=True):
+    """Slots have come to the processes that rank highest. Written by `slots.copies`.
+
+    moved: number of slots with another owner. copied: with another backup. seconds: since the first began.
+    """
+
+    kind = "slots_moved"
+    facts = ("moved", "copied")
+    moved: int
+    copied: int
+    seconds: float
+
+
+class SlotsRestored(HistoryEvent, frozen=True):
+    """Slots were read from snapshots at their owner. Written by `slots.restoring`.
+
+    slots: in words. fresh: they begin with the initial values. rejected: a snapshot that could not be used.
+    """
+
+    kind = "slots_restored"
+    facts = ("slots", "fresh")
+    worker: str
+    slots: str
+    fresh: bool
+    rejected: str = ""
+
+
+class SlotsUnrestored(HistoryEvent, frozen=True):
+    """No snapshot of a slot can be used, though tasks are DONE: it waits. Written by `slots.restoring`."""
+
+    kind = "slots_unrestored"
+    facts = ("slot",)
+    worker: str
+    slot: int
+    why: str
+
+
+class SlotsRewound(HistoryEvent, frozen=True):
+    """All slots go back to a checkpoint, since an operator wants it. Written by `slots.checkpoints`."""
+
+    kind = "slots_rewound"
+    facts = ("checkpoint",)
+    checkpoint: str
+
+
+class SlotsUnsaved(HistoryEvent, frozen=True):
+    """Snapshots of a parameter server cannot be written. Written by `slots.checkpoints`, once."""
+
+    kind = "slots_unsaved"
+    worker: str
+    why: str
+
+
+class SlotsCheckpointed(HistoryEvent, frozen=True):
+    """A checkpoint of all slots is complete. Written by `slots.checkpoints`.
+
+    tasks: number of DONE tasks in it. surplus: of tasks in flight, or left by FAILED ones, that slots of it
+    have beside them.
+    """
+
+    kind = "slots_checkpointed"
+    facts = ("checkpoint", "tasks", "surplus")
+    checkpoint: str
+    tasks: int
+    surplus: int
+    bytes: int
+
+
+class TasksReopened(HistoryEvent, frozen=True):
+    """DONE tasks are done again, as a slot has lost them. Written by `slots.restoring`.
+
+    first: index of the first of them.
+    """
+
+    kind = "tasks_reopened"
+    facts = ("dataset", "epoch", "first", "count", "slot")
+    dataset: str
+    epoch: int
+    first: int
+    count: int
+    slot: int
+
+
+class TaskLeftParts(HistoryEvent, frozen=True):
+    """A FAILED task is closed at every slot. Written by `slots.closing`.
+
+    slots: number of those that keep what it pushed.
+    """
+
+    kind = "task_left_parts"
+    facts = ("dataset", "epoch", "index", "slots")
+    dataset: str
+    epoch: int
+    index: int
+    slots: int
+
+
+class NonFiniteGradient(HistoryEvent, frozen=True):
+    """A task's gradients have a NaN or an infinity, so the job fails. Written by `slots.leasing`."""
+
+    kind = "non_finite_gradient"
+    facts = ("dataset", "epoch", "index")
+    worker: str
+    dataset: str
+    epoch: int
+    index: int
+    error: str
+
+
 class UnknownEvent(HistoryEvent, frozen=True):
     """An event of a kind that this release does not know: a newer one wrote it. It has a text."""
 
@@ -882,4 +1047,18 @@ AnyHistoryEvent = (
     | TaskTimedOut
     | MoreTasksFailed
     | MoreTasksTimedOut
+    | ModelRegistered
+    | PsJoined
+    | PsLost
+    | PsDraining
+    | PsLeft
+    | SlotsMoved
+    | SlotsRestored
+    | SlotsUnrestored
+    | SlotsRewound
+    | SlotsUnsaved
+    | SlotsCheckpointed
+    | TasksReopened
+    | TaskLeftParts
+    | NonFiniteGradient
 )

@@ -699,3 +699,153 @@ class MoreTasksTimedOut(_message.Message):
     dataset: str
     count: int
     def __init__(self, dataset: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ModelRegistered(_message.Message):
+    __slots__ = ("worker", "slots", "tensors", "tables")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    slots: int
+    tensors: int
+    tables: int
+    def __init__(self, worker: _Optional[str] = ..., slots: _Optional[int] = ..., tensors: _Optional[int] = ..., tables: _Optional[int] = ...) -> None: ...
+
+class PsJoined(_message.Message):
+    __slots__ = ("worker", "host", "returned")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    host: str
+    returned: bool
+    def __init__(self, worker: _Optional[str] = ..., host: _Optional[str] = ..., returned: _Optional[bool] = ...) -> None: ...
+
+class PsLost(_message.Message):
+    __slots__ = ("worker", "why", "restored", "promoted")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    why: str
+    restored: int
+    promoted: int
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ..., restored: _Optional[int] = ..., promoted: _Optional[int] = ...) -> None: ...
+
+class PsDraining(_message.Message):
+    __slots__ = ("worker", "why", "slots")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    why: str
+    slots: int
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
+
+class PsLeft(_message.Message):
+    __slots__ = ("worker", "why")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    why: str
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class SlotsMoved(_message.Message):
+    __slots__ = ("moved", "copied", "seconds")
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    moved: int
+    copied: int
+    seconds: float
+    def __init__(self, moved: _Optional[int] = ..., copied: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class SlotsRestored(_message.Message):
+    __slots__ = ("worker", "slots", "fresh", "rejected")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    slots: str
+    fresh: bool
+    rejected: str
+    def __init__(self, worker: _Optional[str] = ..., slots: _Optional[str] = ..., fresh: _Optional[bool] = ..., rejected: _Optional[str] = ...) -> None: ...
+
+class SlotsUnrestored(_message.Message):
+    __slots__ = ("worker", "slot", "why")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    slot: int
+    why: str
+    def __init__(self, worker: _Optional[str] = ..., slot: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class SlotsRewound(_message.Message):
+    __slots__ = ("checkpoint",)
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    def __init__(self, checkpoint: _Optional[str] = ...) -> None: ...
+
+class SlotsUnsaved(_message.Message):
+    __slots__ = ("worker", "why")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    why: str
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class SlotsCheckpointed(_message.Message):
+    __slots__ = ("checkpoint", "tasks", "surplus", "bytes")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    tasks: int
+    surplus: int
+    bytes: int
+    def __init__(self, checkpoint: _Optional[str] = ..., tasks: _Optional[int] = ..., surplus: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class TasksReopened(_message.Message):
+    __slots__ = ("dataset", "epoch", "first", "count", "slot")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    epoch: int
+    first: int
+    count: int
+    slot: int
+    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., slot: _Optional[int] = ...) -> None: ...
+
+class TaskLeftParts(_message.Message):
+    __slots__ = ("dataset", "epoch", "index", "slots")
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    dataset: str
+    epoch: int
+    index: int
+    slots: int
+    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
+
+class NonFiniteGradient(_message.Message):
+    __slots__ = ("worker", "dataset", "epoch", "index", "error")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    DATASET_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    dataset: str
+    epoch: int
+    index: int
+    error: str
+    def __init__(self, worker: _Optional[str] = ..., dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

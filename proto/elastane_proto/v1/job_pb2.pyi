@@ -51,6 +51,19 @@ class DeterminismLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DETERMINISM_LEVEL_D1: _ClassVar[DeterminismLevel]
     DETERMINISM_LEVEL_D2: _ClassVar[DeterminismLevel]
 
+class PsNonfinite(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PS_NONFINITE_UNSPECIFIED: _ClassVar[PsNonfinite]
+    PS_NONFINITE_REFUSE: _ClassVar[PsNonfinite]
+    PS_NONFINITE_SKIP: _ClassVar[PsNonfinite]
+    PS_NONFINITE_FAIL: _ClassVar[PsNonfinite]
+
+class PsWire(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PS_WIRE_UNSPECIFIED: _ClassVar[PsWire]
+    PS_WIRE_FLOAT32: _ClassVar[PsWire]
+    PS_WIRE_BFLOAT16: _ClassVar[PsWire]
+
 class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
@@ -82,6 +95,13 @@ DETERMINISM_LEVEL_UNSPECIFIED: DeterminismLevel
 DETERMINISM_LEVEL_D0: DeterminismLevel
 DETERMINISM_LEVEL_D1: DeterminismLevel
 DETERMINISM_LEVEL_D2: DeterminismLevel
+PS_NONFINITE_UNSPECIFIED: PsNonfinite
+PS_NONFINITE_REFUSE: PsNonfinite
+PS_NONFINITE_SKIP: PsNonfinite
+PS_NONFINITE_FAIL: PsNonfinite
+PS_WIRE_UNSPECIFIED: PsWire
+PS_WIRE_FLOAT32: PsWire
+PS_WIRE_BFLOAT16: PsWire
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_MEMBER: WorkerState
 WORKER_STATE_STANDBY: WorkerState
@@ -90,7 +110,7 @@ WORKER_STATE_TASKS_ONLY: WorkerState
 WORKER_STATE_AWAITED: WorkerState
 
 class JobSettings(_message.Message):
-    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start", "pipeline_stages_min", "pipeline_stages_max", "pipeline_shadows")
+    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros", "fingerprint_steps", "sentinel_steps", "scaling", "over_budget", "on_demand_workers", "spot_policy", "cold_start", "pipeline_stages_min", "pipeline_stages_max", "pipeline_shadows", "ps_staleness", "ps_slots", "ps_replicas", "ps_snapshot", "ps_nonfinite", "ps_wire", "ps_scale_by_staleness", "ps_journal", "ps_return")
     ESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +142,15 @@ class JobSettings(_message.Message):
     PIPELINE_STAGES_MIN_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_STAGES_MAX_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_SHADOWS_FIELD_NUMBER: _ClassVar[int]
+    PS_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    PS_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PS_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    PS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    PS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    PS_WIRE_FIELD_NUMBER: _ClassVar[int]
+    PS_SCALE_BY_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    PS_JOURNAL_FIELD_NUMBER: _ClassVar[int]
+    PS_RETURN_FIELD_NUMBER: _ClassVar[int]
     ests: int
     workers_min: int
     workers_max: int
@@ -153,7 +182,16 @@ class JobSettings(_message.Message):
     pipeline_stages_min: int
     pipeline_stages_max: int
     pipeline_shadows: int
-    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pipeline_stages_min: _Optional[int] = ..., pipeline_stages_max: _Optional[int] = ..., pipeline_shadows: _Optional[int] = ...) -> None: ...
+    ps_staleness: int
+    ps_slots: int
+    ps_replicas: int
+    ps_snapshot: _duration_pb2.Duration
+    ps_nonfinite: PsNonfinite
+    ps_wire: PsWire
+    ps_scale_by_staleness: bool
+    ps_journal: bool
+    ps_return: _duration_pb2.Duration
+    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., fingerprint_steps: _Optional[int] = ..., sentinel_steps: _Optional[int] = ..., scaling: _Optional[str] = ..., over_budget: _Optional[_Union[OverBudget, str]] = ..., on_demand_workers: _Optional[int] = ..., spot_policy: _Optional[_Union[SpotPolicy, str]] = ..., cold_start: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pipeline_stages_min: _Optional[int] = ..., pipeline_stages_max: _Optional[int] = ..., pipeline_shadows: _Optional[int] = ..., ps_staleness: _Optional[int] = ..., ps_slots: _Optional[int] = ..., ps_replicas: _Optional[int] = ..., ps_snapshot: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., ps_nonfinite: _Optional[_Union[PsNonfinite, str]] = ..., ps_wire: _Optional[_Union[PsWire, str]] = ..., ps_scale_by_staleness: _Optional[bool] = ..., ps_journal: _Optional[bool] = ..., ps_return: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Scaling(_message.Message):
     __slots__ = ("mode", "workers_target", "on_demand_target", "reason", "predicted_finish", "predicted_cost_micros", "changed", "deadline")

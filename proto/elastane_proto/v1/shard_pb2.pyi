@@ -25,6 +25,7 @@ class ReportOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPORT_OUTCOME_UNSPECIFIED: _ClassVar[ReportOutcome]
     REPORT_OUTCOME_ACCEPTED: _ClassVar[ReportOutcome]
     REPORT_OUTCOME_STALE: _ClassVar[ReportOutcome]
+    REPORT_OUTCOME_RETURNED: _ClassVar[ReportOutcome]
 TASK_STATE_UNSPECIFIED: TaskState
 TASK_STATE_TODO: TaskState
 TASK_STATE_DOING: TaskState
@@ -33,6 +34,7 @@ TASK_STATE_FAILED: TaskState
 REPORT_OUTCOME_UNSPECIFIED: ReportOutcome
 REPORT_OUTCOME_ACCEPTED: ReportOutcome
 REPORT_OUTCOME_STALE: ReportOutcome
+REPORT_OUTCOME_RETURNED: ReportOutcome
 
 class RangeSource(_message.Message):
     __slots__ = ("size",)
@@ -55,7 +57,7 @@ class StreamSource(_message.Message):
     def __init__(self, watermark: _Optional[int] = ..., closed: _Optional[bool] = ...) -> None: ...
 
 class DatasetSettings(_message.Message):
-    __slots__ = ("range", "list", "stream", "task_size", "epochs", "lease", "max_attempts", "shuffle", "seed")
+    __slots__ = ("range", "list", "stream", "task_size", "epochs", "lease", "max_attempts", "shuffle", "seed", "pushes")
     RANGE_FIELD_NUMBER: _ClassVar[int]
     LIST_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +67,7 @@ class DatasetSettings(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    PUSHES_FIELD_NUMBER: _ClassVar[int]
     range: RangeSource
     list: ListSource
     stream: StreamSource
@@ -74,10 +77,11 @@ class DatasetSettings(_message.Message):
     max_attempts: int
     shuffle: bool
     seed: int
-    def __init__(self, range: _Optional[_Union[RangeSource, _Mapping]] = ..., list: _Optional[_Union[ListSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ..., task_size: _Optional[int] = ..., epochs: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ...) -> None: ...
+    pushes: bool
+    def __init__(self, range: _Optional[_Union[RangeSource, _Mapping]] = ..., list: _Optional[_Union[ListSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ..., task_size: _Optional[int] = ..., epochs: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ..., pushes: _Optional[bool] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("dataset", "epoch", "index", "range", "entries", "attempt", "deadline", "rng", "count")
+    __slots__ = ("dataset", "epoch", "index", "range", "entries", "attempt", "deadline", "rng", "count", "lease", "map_generation")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +91,8 @@ class Task(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     RNG_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAP_GENERATION_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     epoch: int
     index: int
@@ -96,21 +102,29 @@ class Task(_message.Message):
     deadline: _timestamp_pb2.Timestamp
     rng: _common_pb2.RngStates
     count: int
-    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., entries: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
+    lease: int
+    map_generation: int
+    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., entries: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., count: _Optional[int] = ..., lease: _Optional[int] = ..., map_generation: _Optional[int] = ...) -> None: ...
 
 class TaskReport(_message.Message):
-    __slots__ = ("epoch", "index", "attempt", "error", "count")
+    __slots__ = ("epoch", "index", "attempt", "error", "count", "lives_sum", "returned", "non_finite")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
+    LIVES_SUM_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     attempt: int
     error: str
     count: int
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+    lives_sum: int
+    returned: bool
+    non_finite: bool
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., count: _Optional[int] = ..., lives_sum: _Optional[int] = ..., returned: _Optional[bool] = ..., non_finite: _Optional[bool] = ...) -> None: ...
 
 class TaskOutcome(_message.Message):
     __slots__ = ("epoch", "index", "outcome", "count")
@@ -155,7 +169,7 @@ class TaskInfo(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., state: _Optional[_Union[TaskState, str]] = ..., attempt: _Optional[int] = ..., worker_id: _Optional[str] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[ErrorOfAttempt, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("dataset", "epoch", "epochs", "todo", "doing", "done", "failed", "total", "requeued", "timed_out", "samples_done", "samples_per_second", "eta", "complete", "holders")
+    __slots__ = ("dataset", "epoch", "epochs", "todo", "doing", "done", "failed", "total", "requeued", "timed_out", "samples_done", "samples_per_second", "eta", "complete", "holders", "reopened")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +185,7 @@ class Progress(_message.Message):
     ETA_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    REOPENED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     epoch: int
     epochs: int
@@ -186,7 +201,8 @@ class Progress(_message.Message):
     eta: _duration_pb2.Duration
     complete: bool
     holders: _containers.RepeatedCompositeFieldContainer[TaskInfo]
-    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., todo: _Optional[int] = ..., doing: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., total: _Optional[int] = ..., requeued: _Optional[int] = ..., timed_out: _Optional[int] = ..., samples_done: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., complete: _Optional[bool] = ..., holders: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ...) -> None: ...
+    reopened: int
+    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., todo: _Optional[int] = ..., doing: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., total: _Optional[int] = ..., requeued: _Optional[int] = ..., timed_out: _Optional[int] = ..., samples_done: _Optional[int] = ..., samples_per_second: _Optional[float] = ..., eta: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., complete: _Optional[bool] = ..., holders: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., reopened: _Optional[int] = ...) -> None: ...
 
 class CreateDatasetRequest(_message.Message):
     __slots__ = ("job", "dataset", "settings", "request_id")
@@ -307,7 +323,7 @@ class ListTasksResponse(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[TaskInfo, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class AuditEntry(_message.Message):
-    __slots__ = ("dataset", "epoch", "step", "virtual_rank", "worker_id", "generation", "attempt", "range", "samples", "metrics", "committed")
+    __slots__ = ("dataset", "epoch", "step", "virtual_rank", "worker_id", "generation", "attempt", "range", "samples", "metrics", "committed", "reopened")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +342,7 @@ class AuditEntry(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    REOPENED_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     epoch: int
     step: int
@@ -337,7 +354,8 @@ class AuditEntry(_message.Message):
     samples: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.ScalarMap[str, float]
     committed: _timestamp_pb2.Timestamp
-    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., samples: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    reopened: int
+    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., worker_id: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., samples: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., committed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reopened: _Optional[int] = ...) -> None: ...
 
 class GetAuditLogRequest(_message.Message):
     __slots__ = ("job", "dataset", "page_size", "page_token")

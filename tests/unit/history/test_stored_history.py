@@ -81,6 +81,20 @@ NEW = {"scaling_set", "scaled", "scale_rolled_back"} | {
     "stages_planned",
     "units_lost",
     "pipeline_without",
+    "model_registered",
+    "ps_joined",
+    "ps_lost",
+    "ps_draining",
+    "ps_left",
+    "slots_moved",
+    "slots_restored",
+    "slots_unrestored",
+    "slots_rewound",
+    "slots_unsaved",
+    "slots_checkpointed",
+    "tasks_reopened",
+    "task_left_parts",
+    "non_finite_gradient",
 }
 
 

@@ -17,7 +17,7 @@ ALL = (*catalogue.METRICS, *agents.METRICS)
 LABELS = {
     "job_name", "worker", "method", "code", "reason", "phase", "stage", "state", "queue", "cause", "kind",
     "outcome", "direction", "use", "capacity", "currency", "route", "version", "protocol", "python",
-    "device",
+    "device", "verdict",
 }  # fmt: skip
 """Of these `job_name` and `worker` have as many values as there are jobs and local workers, `currency`
 one for each job, `device` at most 65 for each, all others a fixed set."""

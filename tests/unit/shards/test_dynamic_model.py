@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.errors import InvalidRequest
 from elastane_shards.settings import QueueSettings
 from elastane_shards.tasks import Outcome, QueueStatus, TaskState
 
@@ -29,10 +31,13 @@ class Task:
     deadline: float = 0.0
     rng: dict[str, bytes] | None = None
     errors: list[tuple[int, str]] = field(default_factory=list)
+    #: Of TODO: returned tasks first, then those opened again, then new ones.
+    rank: tuple[int, int, int] = (2, 0, 0)
+    reopened: int = 0
 
 
 class Model:
-    """Lists and loops only; the order of TODO is the order of a list."""
+    """Lists and loops only; the order of TODO is that of the ranks."""
 
     def __init__(self, given: QueueSettings) -> None:
         self.given = given
@@ -40,6 +45,7 @@ class Model:
         self.closed = given.closed or given.watermark is None
         self.past: list[Task] = []
         self.epoch = 0
+        self.returns = 0
         self.todo: list[Task] = []
         self.doing: list[Task] = []
         self.tasks: list[Task] = []
@@ -50,6 +56,7 @@ class Model:
         while len(self.tasks) * step + (1 if self.closed else step) <= self.size:
             start = len(self.tasks) * step
             task = Task(self.epoch, len(self.tasks), min(step, self.size - start))
+            task.rank = (2, self.epoch, task.index)
             self.tasks.append(task)
             self.todo.append(task)
 
@@ -65,6 +72,7 @@ class Model:
             self.grow()
 
     def lease(self, worker: str, most: int, now: float, rng: dict[str, bytes]) -> list[Task]:
+        self.todo.sort(key=lambda task: task.rank)
         taken, self.todo = self.todo[:most], self.todo[most:]
         for task in taken:
             task.state, task.worker, task.attempt = TaskState.DOING, worker, task.attempt + 1
@@ -84,8 +92,21 @@ class Model:
                 task.state = TaskState.FAILED
             else:
                 back.append(task)
-        self.todo = back + self.todo
+        for task in reversed(back):
+            self.returns += 1
+            task.rank = (0, task.epoch, -self.returns)
+        self.todo += back
         self.turn()
+
+    def reopen(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            task.state, task.rank, task.reopened = (
+                TaskState.TODO,
+                (1, task.epoch, task.index),
+                task.reopened + 1,
+            )
+            task.worker, task.attempt, task.rng, task.errors = "", 0, None, []
+        self.todo += tasks
 
     def report(self, worker: str, task: Task, attempt: int, error: str) -> Outcome:
         if task.state is TaskState.DOING and (task.worker, task.attempt) == (worker, attempt):
@@ -128,12 +149,23 @@ class QueueMachine(RuleBasedStateMachine):
         self.leased: list[tuple[str, Task, int]] = []
         self.requests = 0
 
-    @rule(worker=WORKERS, most=st.integers(0, 5), runs=st.booleans())
-    def lease(self, worker: str, most: int, runs: bool) -> None:
+    @rule(
+        worker=WORKERS,
+        most=st.integers(0, 5),
+        runs=st.booleans(),
+        fresh_max=st.one_of(st.none(), st.integers(0, 3)),
+    )
+    def lease(self, worker: str, most: int, runs: bool, fresh_max: int | None = None) -> None:
         self.requests += 1
         rng = {"rng/python": str(self.requests).encode()}
-        fresh = sum(task.attempt == 0 for task in self.model.todo[:most])
-        real = self.queue.lease(worker, most, self.now, rng, runs=runs)
+        returned = sum(task.rank[0] == 0 for task in self.model.todo)
+        if fresh_max is not None:
+            most, runs = min(most, returned + fresh_max), False
+        again = any(task.rank[0] == 1 for task in self.model.todo)
+        again = again or any(task.state in (TaskState.TODO, TaskState.DOING) for task in self.model.past)
+        order = sorted(self.model.todo, key=lambda task: task.rank)[:most]
+        fresh = 0 if again else sum(task.rank[0] == 2 for task in order)
+        real = self.queue.lease(worker, most, self.now, rng, runs=runs, fresh_max=fresh_max)
         model = self.model.lease(worker, most, self.now, rng)
         assert [
             (r.epoch, r.index + i, r.worker, r.attempt, r.deadline, r.rng)
@@ -155,8 +187,11 @@ class QueueMachine(RuleBasedStateMachine):
         tasks = [
             other
             for other in (self.model.past + self.model.tasks)
-            if other.epoch == task.epoch and task.index <= other.index < task.index + count and other.attempt
+            if other.epoch == task.epoch and task.index <= other.index < task.index + count
         ]
+        tasks = list(itertools.takewhile(lambda other: other.attempt, tasks))
+        if not tasks:
+            return
         real = self.queue.report_run(worker, task.epoch, task.index, len(tasks), attempt, self.now)
         outcomes = [outcome for first, number, outcome in real for _ in range(number)]
         assert [first for first, _, _ in real] == [
@@ -177,6 +212,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(worker=WORKERS, counts=st.booleans())
     def abandon(self, worker: str, counts: bool) -> None:
         mine = [task for task in self.model.doing if task.worker == worker]
+        mine.sort(key=lambda task: task.epoch)
         real = self.queue.abandon(worker, self.now, counts=counts)
         self.model.end(mine, counts)
         assert [(r.epoch, r.index, r.state) for r in real] == [(m.epoch, m.index, m.state) for m in mine]
@@ -185,9 +221,43 @@ class QueueMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         overdue = [task for task in self.model.doing if task.deadline <= self.now]
+        overdue.sort(key=lambda task: (task.deadline, task.epoch))
         real = self.queue.expire(self.now)
         self.model.end(overdue)
         assert [(r.epoch, r.index, r.state) for r in real] == [(m.epoch, m.index, m.state) for m in overdue]
+
+    @rule(choice=st.integers(0, 10**6))
+    def give_back(self, choice: int) -> None:
+        if not self.leased:
+            return
+        worker, task, attempt = self.leased[choice % len(self.leased)]
+        real = self.queue.give_back(worker, task.epoch, task.index, attempt, "a slot went back", self.now)
+        holds = task.state is TaskState.DOING and (task.worker, task.attempt) == (worker, attempt)
+        assert real is (Outcome.ACCEPTED if holds else Outcome.STALE)
+        if holds:
+            self.model.end([task], counts=False)
+
+    @rule(choice=st.integers(0, 10**6), count=st.integers(1, 4))
+    def reopen(self, choice: int, count: int) -> None:
+        """Of any epoch; and runs with a task that is not DONE are refused whole."""
+        tasks = self.model.past + self.model.tasks
+        if not tasks:
+            return
+        first = tasks[choice % len(tasks)]
+        run = [
+            task
+            for task in tasks
+            if task.epoch == first.epoch and first.index <= task.index < first.index + count
+        ]
+        before = self.queue.snapshot()
+        runs = [(first.epoch, first.index, first.index + len(run))]
+        if any(task.state is not TaskState.DONE for task in run):
+            with pytest.raises(InvalidRequest):
+                self.queue.reopen(runs)
+            assert self.queue.snapshot() == before
+            return
+        assert self.queue.reopen(runs) == len(run)
+        self.model.reopen(run)
 
     @rule()
     def clock_goes_back(self) -> None:
@@ -220,6 +290,18 @@ class QueueMachine(RuleBasedStateMachine):
         queue.validate()
         progress = queue.progress(self.now)
         counted = {state: sum(task.state is state for task in model.tasks) for state in TaskState}
+        for state in (TaskState.TODO, TaskState.DOING):
+            counted[state] += sum(task.state is state for task in model.past)
+        assert progress.reopened == sum(task.reopened for task in model.past + model.tasks)
+        assert progress.failed_before == sum(task.state is TaskState.FAILED for task in model.past)
+        epoch, known, number, not_done = queue.done_tasks()
+        for task in model.past + model.tasks:
+            assert queue.times_reopened(task.epoch, task.index) == task.reopened
+            if task.epoch == epoch:
+                is_done = task.index in known
+            else:
+                is_done = task.index not in not_done.get(task.epoch, ())
+            assert is_done is (task.state is TaskState.DONE) and task.index < number
         assert (progress.todo, progress.doing, progress.done, progress.failed) == (
             counted[TaskState.TODO],
             counted[TaskState.DOING],
@@ -239,7 +321,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.pages_equal(state)
 
     def pages_equal(self, state: TaskState | None) -> None:
-        listed = [task for task in self.model.past if task.state is TaskState.FAILED]
+        listed = [task for task in self.model.past if task.state is not TaskState.DONE]
         listed = [task for task in listed + self.model.tasks if state is None or task.state is state]
         found, after = [], None
         while page := self.queue.list_tasks(state, after, limit=3):
@@ -278,6 +360,9 @@ def test_long_lives_of_a_queue(seed: int) -> None:
         (4, lambda: life.report(choice=chance.randrange(10**6), newest=False, error="")),
         (3, lambda: life.report(choice=chance.randrange(10**6), newest=True, error="bad")),
         (4, lambda: life.report_run(chance.randrange(10**6), chance.random() < 0.7, chance.randint(1, 5))),
+        (2, lambda: life.give_back(chance.randrange(10**6))),
+        (2, lambda: life.reopen(chance.randrange(10**6), chance.randint(1, 4))),
+        (2, lambda: life.lease(chance.choice("abc"), chance.randrange(5), False, chance.randrange(3))),
         (1, lambda: life.abandon(worker=chance.choice("abc"), counts=chance.random() < 0.5)),
         (2, lambda: life.time_passes(seconds=chance.choice([0.5, 4.0, 11.0]))),
         (1, life.clock_goes_back),

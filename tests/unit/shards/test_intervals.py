@@ -36,6 +36,32 @@ def test_equals_a_set_after_every_add(ranges: list[tuple[int, int]]) -> None:
         assert [x for x in range(72) if x in real] == sorted(model)
 
 
+@given(RANGES, RANGES)
+def test_equals_a_set_after_every_removal(
+    ranges: list[tuple[int, int]], removed: list[tuple[int, int]]
+) -> None:
+    real = IntervalSet((start, start + length) for start, length in ranges)
+    model = set(real)
+    for start, length in removed:
+        gone = set(range(start, start + length)) & model
+        assert real.remove(start, start + length) == len(gone)
+        model -= gone
+        real.validate()
+        assert list(real) == sorted(model) and real.count == len(model)
+        if model:
+            assert real.first() == min(model)
+
+
+def test_nothing_is_removed_by_a_range_that_is_none() -> None:
+    real = IntervalSet([(3, 9)])
+    for start, end in ((-1, 4), (5, 4)):
+        with pytest.raises(InvalidRequest):
+            real.remove(start, end)
+    assert list(real.intervals()) == [(3, 9)]
+    with pytest.raises(InvalidRequest):
+        IntervalSet().first()
+
+
 @given(RANGES, st.integers(0, 70), st.integers(0, 70))
 def test_queries_equal_those_of_a_set(ranges: list[tuple[int, int]], start: int, end: int) -> None:
     real = IntervalSet((first, first + length) for first, length in ranges)

@@ -56,6 +56,6 @@ def test_a_snapshot_of_version_1_is_read_and_one_of_a_later_version_is_not() -> 
         assert held.pop() == 1  # the count, which version 1 does not have
     restored = DynamicQueue.restore(msgspec.msgpack.encode(state))
     assert seen(restored) == seen(queue)
-    state["version"] = 3
-    with pytest.raises(InvalidSnapshot, match="version 3"):
+    state["version"] = 4
+    with pytest.raises(InvalidSnapshot, match="version 4"):
         DynamicQueue.restore(msgspec.msgpack.encode(state))

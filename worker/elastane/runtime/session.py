@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import grpc
 import structlog
@@ -129,7 +130,7 @@ class MasterSession:
         proper end into a death. timeout_seconds: time for an unreachable master to come back.
         """
         if bye is not None and self._reader.is_alive():
-            self._bye = ring_pb2.AttendRequest(bye=bye)
+            self._bye = self._last(bye)
             if isinstance(self._decide(ByeRequested()), SendBye):
                 self.send(self._bye)
             self._reader.join(timeout_seconds)
@@ -185,9 +186,9 @@ class MasterSession:
                 yield message
 
         # Built per stream: Hello must carry the worker's position at the moment of connecting.
-        outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
+        outgoing.put(self._first())
         with self._open_channel(address) as channel:
-            stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
+            stream = self._call(channel, requests())
             with self._lock:
                 self._stream = stream
                 self._machine.handle(StreamOpened(), time.monotonic())
@@ -217,14 +218,32 @@ class MasterSession:
         outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None],
         address: str,
     ) -> Action | None:
-        interval_seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         with self._lock:
-            action = self._machine.handle(Welcomed(welcome.version, interval_seconds), time.monotonic())
+            action = self._machine.handle(self._terms(welcome), time.monotonic())
             if isinstance(action, End) and action.error is not None:
                 raise action.error
             self._outgoing = outgoing
-        _log.debug("attending", address=address, generation=welcome.generation, resumed=welcome.resumed)
+        _log.debug("attending", address=address)
         return action
+
+    # ------------------------------------------------------------------ messages
+
+    def _call(self, channel: grpc.Channel, requests: Iterator[ring_pb2.AttendRequest]) -> Any:
+        """Open the stream."""
+        return ring_pb2_grpc.RingServiceStub(channel).Attend(requests)
+
+    def _first(self) -> ring_pb2.AttendRequest:
+        """Return the message that a stream begins with."""
+        return ring_pb2.AttendRequest(hello=self._hello())
+
+    def _last(self, bye: ring_pb2.Bye) -> ring_pb2.AttendRequest:
+        """Return the message that ends a session."""
+        return ring_pb2.AttendRequest(bye=bye)
+
+    def _terms(self, welcome: ring_pb2.Welcome) -> Welcomed:
+        """Return what a Welcome says about the session."""
+        seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
+        return Welcomed(welcome.version, seconds)
 
     def _open_channel(self, address: str) -> grpc.Channel:
         return open_channel(address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address))

@@ -153,7 +153,7 @@ def _parameter(name: str, setting: Setting) -> inspect.Parameter:
         options["show_default"] = setting.default_text
     if name in _PARSERS:
         options["parser"] = _PARSERS[name]
-    elif kind in (int, float):
+    elif kind in (int, float, int | None):
         options["callback"] = _checked(setting)
         if math.isfinite(setting.at_least):
             options["min"] = setting.at_least
@@ -162,8 +162,7 @@ def _parameter(name: str, setting: Setting) -> inspect.Parameter:
     if name == "ests":
         kind, default = int | None, None
         options["show_default"] = False
-    elif kind is bool:
-        assert default, f"{setting.option} turns {name} off"
+    elif kind is bool and default:
         name, default = _OFF + name, False
     panel = _PANELS[setting.group]
     option = run_option(setting.option, setting.metavar or None, setting.help, panel, **options)

@@ -1,0 +1,217 @@
+"""What a process knows of the slots it owns, without their weights, and how it judges a push.
+
+A push is first judged, then its gradient is applied, then it is recorded; the caller holds the slot's lock
+from the first to the last, so that of two equal pushes the second is *applied before*. What is judged
+changes nothing, and what cannot be applied is never recorded.
+
+    slot not held  ->  MOVED, or NOT_YET if the sender's map is newer
+    map from before this process got the slot          ->  OLD_GENERATION
+    name in the applied set                            ->  APPLIED_BEFORE
+    name closed                                        ->  CLOSED
+    frozen                                             ->  FROZEN
+    lease from before the slot was restored, or pull   ->  RESTORED
+    more than `staleness_max` tasks since the pull     ->  TOO_OLD
+    else                                               ->  APPLIED
+
+The name comes before all that could refuse it: who pushes again what is applied hears that it is, whatever
+has happened meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSnapshot, InvariantViolated
+from elastane_slots.applied import AppliedSet
+from elastane_slots.pushes import Answer, Pulled, Push, Verdict
+from elastane_slots.tasks import TaskName
+
+_INTEGER_MAX = 2**63 - 1
+
+
+class _StoredSlot(msgspec.Struct, frozen=True, array_like=True):
+    life: int
+    fence: int
+    applied: bytes
+    closed: bytes
+
+
+class SlotRecord:
+    """One slot: its life, and the names it has applied.
+
+    life: how often it was restored from a snapshot. fence: leases up to this number were granted before
+    that. since: generation of the map that gave the slot to this process. frozen: nothing is applied any
+    more, as the slot moves. closed: FAILED tasks, which are not applied any more.
+    """
+
+    __slots__ = ("applied", "closed", "fence", "frozen", "life", "since")
+
+    def __init__(self, life: int = 0, fence: int = 0, since: int = 0) -> None:
+        self.life = life
+        self.fence = fence
+        self.since = since
+        self.frozen = False
+        self.applied = AppliedSet()
+        self.closed = AppliedSet()
+
+    @property
+    def version(self) -> int:
+        """Number of tasks applied; with the life it tells a state of the slot."""
+        return self.applied.count
+
+    def pulled(self) -> Pulled:
+        """The state that is pulled now. Who reads weights holds the lock until they are copied."""
+        return Pulled(self.life, self.version)
+
+    def close(self, name: TaskName) -> bool:
+        """Apply nothing of this task any more; return whether it is applied. Repeating it changes nothing.
+
+        Raises IllegalTransition while the slot is frozen: its set is on its way.
+        """
+        if self.frozen:
+            raise IllegalTransition("a slot that moves closes no task", hint="ask its new owner")
+        if name in self.applied:
+            return True
+        self.closed.add(name)
+        return False
+
+    def restored(self, life: int, fence: int, since: int) -> None:
+        """Begin another life, with what the snapshot had applied. Raises IllegalTransition if it is past."""
+        if life <= self.life and (life, fence) != (self.life, self.fence):
+            raise IllegalTransition(f"life {life} does not follow life {self.life}", life=life)
+        self.life, self.fence, self.since, self.frozen = life, fence, since, False
+
+    def encode(self) -> bytes:
+        """Serialise what belongs to the slot, not to its owner, for a snapshot or a move."""
+        stored = _StoredSlot(self.life, self.fence, self.applied.encode(), self.closed.encode())
+        return msgspec.msgpack.encode(stored)
+
+    @classmethod
+    def decode(cls, stored: bytes, since: int) -> SlotRecord:
+        """Inverse of `encode`. Raises InvalidSnapshot."""
+        try:
+            decoded = msgspec.msgpack.decode(stored, type=_StoredSlot)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidSnapshot(f"these bytes are no slot: {error}") from error
+        if decoded.life < 0 or decoded.fence < 0:
+            raise InvalidSnapshot("a slot of negative life or fence", life=decoded.life)
+        slot = cls(decoded.life, decoded.fence, since)
+        slot.applied = AppliedSet.decode(decoded.applied)
+        slot.closed = AppliedSet.decode(decoded.closed)
+        slot.validate()
+        return slot
+
+    def validate(self) -> None:
+        """Raise InvariantViolated if a task is both applied and closed, or a set contradicts itself."""
+        self.applied.validate()
+        self.closed.validate()
+        for run in self.closed.runs():
+            for index in range(run.start, run.end):
+                if TaskName(run.dataset, run.epoch, index) in self.applied:
+                    raise InvariantViolated("a task is applied and closed", index=index)
+
+
+class HeldSlots:
+    """The slots that one process owns, of `count` in all.
+
+    staleness_max: most tasks that may be applied between a task's pull and its push; None: any number.
+    generation: of the newest map that the process was told.
+    """
+
+    def __init__(self, count: int, staleness_max: int | None = None) -> None:
+        if staleness_max is not None and staleness_max < 0:
+            raise InvalidRequest(f"a staleness of {staleness_max}", staleness=staleness_max)
+        self.count = count
+        self.generation = 0
+        self._staleness_max = staleness_max
+        self._slots: dict[int, SlotRecord] = {}
+
+    def __iter__(self) -> Iterator[int]:
+        """The slots held, in the order they came."""
+        return iter(self._slots)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._slots
+
+    def __getitem__(self, slot: int) -> SlotRecord:
+        return self._slots[slot]
+
+    def hold(self, slot: int, record: SlotRecord) -> None:
+        """Own a slot from now on. Raises InvalidRequest for a number that no slot has."""
+        self._check_slot(slot)
+        self._slots[slot] = record
+
+    def release(self, slot: int) -> SlotRecord:
+        """Own a slot no more. Raises InvalidRequest if it is not held."""
+        if slot not in self._slots:
+            raise InvalidRequest(f"slot {slot} is not held here", slot=slot)
+        return self._slots.pop(slot)
+
+    def learn(self, generation: int) -> None:
+        """Note the generation of a map; an older one than before is ignored."""
+        self.generation = max(self.generation, generation)
+
+    def judge(self, slot: int, push: Push) -> Answer:
+        """Return the answer to a push; changes nothing. If it is APPLIED, apply the gradient and `record`.
+
+        Raises InvalidRequest for a slot, a name or numbers that no client sends.
+        """
+        self._check(slot, push)
+        record = self._slots.get(slot)
+        if record is None:
+            absent = Verdict.NOT_YET if push.generation > self.generation else Verdict.MOVED
+            return Answer(absent, self.generation)
+        verdict, staleness = self._verdict(record, push)
+        version = record.version + (verdict is Verdict.APPLIED)
+        return Answer(verdict, self.generation, record.life, version, staleness)
+
+    def record(self, slot: int, push: Push) -> None:
+        """Note that a push judged as APPLIED was applied. Raises IllegalTransition if it may not be now."""
+        answer = self.judge(slot, push)
+        if answer.verdict is not Verdict.APPLIED:
+            raise IllegalTransition(f"a push that is {answer.verdict} was applied", slot=slot)
+        self._slots[slot].applied.add(push.name)
+
+    def _verdict(self, record: SlotRecord, push: Push) -> tuple[Verdict, int]:
+        if push.generation < record.since:
+            return Verdict.OLD_GENERATION, 0
+        if push.name in record.applied:
+            return Verdict.APPLIED_BEFORE, 0
+        if push.name in record.closed:
+            return Verdict.CLOSED, 0
+        if record.frozen:
+            return Verdict.FROZEN, 0
+        pulled = push.pulled
+        if push.lease <= record.fence or (pulled is not None and pulled.life < record.life):
+            return Verdict.RESTORED, 0
+        if pulled is None:
+            return Verdict.APPLIED, 0
+        if pulled.life > record.life or pulled.version > record.version:
+            raise InvalidRequest(
+                "a push names a state that its slot never had",
+                life=pulled.life,
+                version=pulled.version,
+            )
+        staleness = record.version - pulled.version
+        if self._staleness_max is not None and staleness > self._staleness_max:
+            return Verdict.TOO_OLD, staleness
+        return Verdict.APPLIED, staleness
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.count:
+            raise InvalidRequest(
+                f"there is no slot {slot}: the model has {self.count}",
+                hint="the number of slots is fixed with the job",
+                slot=slot,
+            )
+
+    def _check(self, slot: int, push: Push) -> None:
+        self._check_slot(slot)
+        pulled = push.pulled or Pulled(0, 0)
+        numbers = (push.name.epoch, push.name.task, push.generation, pulled.life, pulled.version)
+        if not push.name.dataset or push.lease < 1 or not all(0 <= n < _INTEGER_MAX for n in numbers):
+            raise InvalidRequest(
+                "a push needs a data set, and numbers that are not negative", slot=slot, lease=push.lease
+            )

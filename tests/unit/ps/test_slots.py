@@ -1,0 +1,226 @@
+"""What a parameter server does with its slots when the master says so: save, go back, close, journal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from elastane.slots.frames import CODES, Push, Pushed
+from elastane.slots.wire import pad
+from elastane.tables.journal_file import JournalError, read_journal
+from elastane.tables.snapshot_file import SlotSnapshotError
+from elastane.tables.snapshots import names
+from elastane.tables.spec_proto import to_proto
+from elastane_common.storage import Folder
+from elastane_proto.v1 import ps_pb2
+from elastane_ps import app, copying, reading, saving
+from elastane_ps.app import PsServer
+from elastane_slots.applied import AppliedSet
+from elastane_slots.pushes import Verdict
+from elastane_slots.slot_map import SlotMap
+from elastane_slots.tasks import TaskName
+from unit.ps.cluster import DATASET, WAIT_SECONDS, FakeMaster, cluster
+from unit.ps.test_serving import SPEC, serial
+from unit.tables.models import rates, small
+
+
+def saved(master: FakeMaster, request: str, folder: str) -> dict[int, ps_pb2.SavedSlot]:
+    """Have all servers save; by slot."""
+    for server in master.servers.values():
+        server.save(ps_pb2.SaveSlots(request=request, folder=folder))
+
+    def answers() -> list[ps_pb2.SlotsSaved]:
+        return [note for note in master.saved if note.request == request]
+
+    with master.changed:
+        assert master.changed.wait_for(lambda: len(answers()) == len(master.servers), WAIT_SECONDS)
+        assert not any(note.error for note in answers())
+        return {slot.slot: slot for note in answers() for slot in note.slots}
+
+
+def test_a_checkpoint_has_every_slot_and_all_go_back_to_it(tmp_path: Path) -> None:
+    with cluster(SPEC, 2, url=str(tmp_path)) as (master, worker):
+        worker.run(range(6))
+        found = saved(master, "r1", "checkpoints/1")
+        assert sorted(found) == list(range(SPEC.slots))
+        at_checkpoint = worker.digests()
+        for slot in found.values():
+            tasks = AppliedSet.decode(slot.applied)
+            assert [TaskName(DATASET, 0, task) in tasks for task in range(7)] == [True] * 6 + [False]
+            assert (tmp_path / slot.folder).stat().st_size == slot.bytes
+        worker.run(range(6, 9))
+        assert worker.digests() != at_checkpoint
+        master.rewind("checkpoints/1")
+        master.settled()
+        worker.refresh()
+        assert worker.digests() == at_checkpoint
+        assert all(place.life == 1 for place in master.map.places)
+        assert sorted(master.reopened) == [6, 7, 8]
+        master.reopened.clear()
+        worker.run(range(6, 12))
+        assert worker.digests() == serial()  # as if it had not been there
+
+
+def test_snapshots_of_the_cadence_come_by_themselves_and_old_ones_go(tmp_path: Path) -> None:
+    with cluster(SPEC, 1, url=str(tmp_path), seconds=0.2) as (master, worker):
+        trained = worker.start(range(60))
+        folder = Folder(str(tmp_path / "slots"))
+        trained.result()
+        with master.changed:
+            done = master.changed.wait_for(
+                lambda: {s.slot for n in master.saved for s in n.slots if s.version == 60} == set(range(8)),
+                30,
+            )
+        assert done
+        for slot in range(SPEC.slots):
+            there = names(folder, slot)
+            assert 1 <= sum(name.kind == "base" for name in there) <= 3
+            assert there[-1].version == 60
+        count = len(master.saved)
+        time.sleep(0.6)
+        assert len(master.saved) == count  # nothing was applied since
+
+
+def test_a_storage_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Folder) -> list[tuple[str, int]]:
+        raise SlotSnapshotError("the storage is away")
+
+    read = Folder.files
+    monkeypatch.setattr(Folder, "files", fails)
+    monkeypatch.setattr(app, "_RESTORE_AGAIN_SECONDS", 0.1)
+    master = FakeMaster(small(slots=2), url=str(tmp_path))
+    try:
+        master.add("ps-0")
+        time.sleep(0.3)
+        assert all(place.restoring for place in master.map.places) and not master.restored
+        monkeypatch.setattr(Folder, "files", read)
+        master.settled()
+    finally:
+        master.close()
+
+
+def test_a_storage_that_fails_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Folder, name: str, chunks: object) -> None:
+        raise SlotSnapshotError("the disk is full")
+
+    write = Folder.write
+    monkeypatch.setattr(Folder, "write", full)
+    monkeypatch.setattr(saving, "_BACKOFF_SECONDS", 0.2)
+    with cluster(SPEC, 1, url=str(tmp_path), seconds=0.05) as (master, worker):
+        worker.run(range(3))
+        server = master.servers["ps-0"]
+        for _ in range(100):
+            if server.heartbeat().figures.unsaved_error:
+                break
+            time.sleep(0.02)
+        assert "full" in server.heartbeat().figures.unsaved_error
+        assert worker.applied() == [{0, 1, 2}] * SPEC.slots
+        monkeypatch.setattr(Folder, "write", write)
+        with master.changed:
+            everything = set(range(SPEC.slots))
+            assert master.changed.wait_for(
+                lambda: {s.slot for n in master.saved for s in n.slots} == everything, 20
+            )
+        assert not server.heartbeat().figures.unsaved_error
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_closed_tasks_are_applied_nowhere_any_more(copies: int) -> None:
+    with cluster(SPEC, 2, copies=copies) as (master, worker):
+        worker.run(range(3))
+        pulled = worker.pull(9, 99)
+        worker.push(9, 99, pulled, slots=[0, 1, 2])
+        closing = ps_pb2.CloseTasks(tasks=[ps_pb2.TaskRunName(dataset=DATASET, epoch=0, start=9, end=10)])
+        for server in master.servers.values():
+            server.close_tasks(closing)
+        with master.changed:
+            assert master.changed.wait_for(lambda: len(master.closed) == 2, WAIT_SECONDS)
+            found = {slot.slot: list(slot.applied) for note in master.closed for slot in note.slots}
+        assert found == {slot: [slot < 3] for slot in range(SPEC.slots)}
+        victim = master.map.places[5].owner
+        if copies == 2:
+            master.kill(victim)
+            master.settled()
+            worker.refresh()
+        connection = worker.connection(master.map.places[5].owner)
+        told = worker.push_slot(9, 5, pulled[5])
+        header = Push(worker.map.generation, 99, 1, DATASET, 0, 9, rates(SPEC), [told])
+        reply = connection.send(header, pad(worker.gradients(9, 5, pulled[5][2]))).result(10).header
+        assert isinstance(reply, Pushed) and reply.slots[0].code == CODES[Verdict.CLOSED]
+
+
+def test_the_journal_has_every_push_once_whoever_applied_it(tmp_path: Path) -> None:
+    with cluster(SPEC, 2, copies=2, url=str(tmp_path), journal=True) as (master, worker):
+        worker.run(range(5))
+        master.kill("ps-0")
+        worker.run(range(5, 8))
+        master.close()
+        entries = read_journal(Folder(str(tmp_path), JournalError))
+    assert [(e.slot, e.version, e.task) for e in entries] == [
+        (slot, task + 1, task) for slot in range(SPEC.slots) for task in range(8)
+    ]
+
+
+def test_a_slot_that_is_copied_in_many_rounds_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LAST_BYTES", 1000)
+    with cluster(SPEC, 1) as (master, worker):
+        trained = worker.start(range(12))
+        master.add("ps-1")
+        master.settled()
+        trained.result()
+        assert worker.digests() == serial()
+
+
+def test_a_damaged_copy_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled = threading.Event()
+    with cluster(SPEC, 1) as (master, worker):
+        worker.run(range(3))
+        before = worker.digests()
+        receiving = copying.Receiving._end
+
+        def once(self: copying.Receiving, header: copying.CopyEnd) -> int:
+            if not spoiled.is_set():
+                spoiled.set()
+                header.digest = b"x" * 32
+            return receiving(self, header)
+
+        monkeypatch.setattr(copying.Receiving, "_end", once)
+        master.add("ps-1")
+        master.settled()  # the owner has told that it broke, and it was begun again
+        worker.refresh()
+        assert spoiled.is_set() and worker.digests() == before
+
+
+def test_an_owner_without_the_slot_is_at_fault() -> None:
+    faults: list[BaseException] = []
+    server = PsServer(
+        "ps-0", "job", "127.0.0.1", b"k" * 32, tell=lambda **_: None, fault=faults.append, process="p"
+    )
+    try:
+        places = [ps_pb2.SlotPlace(owner="ps-0", since=1) for _ in range(SPEC.slots)]
+        server.welcome(
+            ps_pb2.PsWelcome(
+                map=ps_pb2.SlotMap(generation=1, places=places),
+                model=to_proto(SPEC),
+                settings=ps_pb2.PsSettings(),
+            )
+        )
+        assert faults and not server.holdings.owned
+    finally:
+        server.close()
+
+
+def test_older_maps_change_nothing() -> None:
+    with cluster(SPEC, 2) as (master, worker):
+        worker.run(range(2))
+        before = worker.digests()
+        old = ps_pb2.SlotMap(generation=1, places=[ps_pb2.SlotPlace(restoring=True)] * SPEC.slots)
+        for server in master.servers.values():
+            server.learn(old)
+        assert worker.digests() == before
+        assert isinstance(master.map, SlotMap)

@@ -1,0 +1,127 @@
+"""Each task once, staleness within its limit, with the product's master (`machine_clusters`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastane_master.decisions.slots import closing, finishing, leasing, restoring
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.errors import ShardsError
+from unit.slots.machine_clusters import MachinePlan, run_machine
+from unit.slots.schedules import Broken
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "joins": {"kills": 0},
+    "deaths": {},
+    "cut off": {"cuts": 2},
+    "backups": {"copies": 2},
+    "backups, cut off": {"copies": 2, "cuts": 2},
+    "failed tasks": {"attempts": 2, "cuts": 1},
+    "restarts": {"restarts": 3},
+    "restarts, backups": {"restarts": 3, "copies": 2},
+    "epochs": {"epochs": 5, "kills": 5},
+    "a store that loses writes": {"losses": 3, "restarts": 1},
+    "a store that loses writes, backups": {"losses": 3, "copies": 2},
+}
+
+
+@pytest.mark.parametrize("limit", [0, 3, None])
+@pytest.mark.parametrize("faults", FAULTS)
+@pytest.mark.parametrize("first", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_task_counts_once_in_every_slot_whoever_dies(
+    limit: int | None, faults: str, first: int
+) -> None:
+    for seed in range(first, 3 if not first else 30):
+        run_machine(MachinePlan(seed, limit, **FAULTS[faults]))
+
+
+def test_the_faults_really_happen() -> None:
+    runs = [run_machine(MachinePlan(seed, 3, cuts=2, epochs=2)) for seed in range(5)]
+    assert any(sum(one.lives) for one in runs)
+    queues = [one.machine.queues.dynamic["clicks"] for one in runs]
+    assert any(queue.reopened for queue in queues)
+    failed = [run_machine(MachinePlan(seed, 3, attempts=2, cuts=1)) for seed in range(5)]
+    assert any(one.machine.state.slots.left_parts for one in failed)
+
+
+def _nothing(*arguments: object) -> None:
+    """In the place of a decision that is left out."""
+
+
+def _finishes_at_once(ctx: Any, dataset: str) -> None:
+    if ctx.queues.dynamic[dataset].complete:
+        ctx.state.slots.finished[dataset] = None
+
+
+def _counts_any_life(ctx: Any, queue: Any, dataset: str, worker: str, report: Any) -> Any:
+    if report.lives_sum is not None:
+        report = msgspec.structs.replace(report, lives_sum=ctx.state.slots.map.lives_sum)
+    return _REPORT(ctx, queue, dataset, worker, report)
+
+
+_REPORT = leasing.report
+
+#: What is left out, and of which schedules it is found in one.
+CONTROLS: dict[str, tuple[Any, str, Callable[..., Any], MachinePlan]] = {
+    "a restored slot is served before its tasks are open again": (
+        restoring,
+        "missing",
+        lambda done, applied: iter(()),
+        MachinePlan(0, None),
+    ),
+    "answers of an earlier life make a task DONE": (
+        leasing,
+        "report",
+        _counts_any_life,
+        MachinePlan(0, None),
+    ),
+    "FAILED tasks are over at once": (closing, "begin", _nothing, MachinePlan(0, 1, attempts=2)),
+    "workers are told of the end before the slots are saved": (
+        finishing,
+        "look",
+        _finishes_at_once,
+        MachinePlan(0, None, kills=6, joins=6),
+    ),
+    "tasks are leased while a slot is restored": (leasing, "blocked", lambda book: "", MachinePlan(0, None)),
+    "fresh tasks are leased without room": (leasing, "fresh_max", lambda book: None, MachinePlan(0, 1)),
+    "a restored slot keeps what a FAILED task had left": (
+        closing,
+        "restored",
+        _nothing,
+        MachinePlan(0, None, attempts=2, kills=6),
+    ),
+}
+
+
+SLOW_CONTROLS = {
+    "workers are told of the end before the slots are saved",
+    "tasks are leased while a slot is restored",
+}
+
+
+@pytest.mark.parametrize(
+    "control",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_CONTROLS else name for name in CONTROLS],
+)
+def test_a_decision_that_is_left_out_is_found(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, instead, plan = CONTROLS[control]
+    monkeypatch.setattr(module, name, instead)
+    for seed in range(300):
+        try:
+            run_machine(replace(plan, seed=seed))
+        except (Broken, ShardsError):
+            return
+    pytest.fail(f"{control}: not found in 300 seeds")
+
+
+def test_returned_tasks_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they wait for room that only they can make."""
+    monkeypatch.setattr(DynamicQueue, "has_returned", property(lambda queue: False))
+    with pytest.raises(Broken, match=r"it stands still|it does not end"):
+        for seed in range(100):
+            run_machine(MachinePlan(seed, 0))

@@ -1,0 +1,172 @@
+"""A caller's connection to one parameter server: many requests in flight, answers in any order.
+
+One thread reads answers, and completes each request's future; a body is read straight into the memory that
+the request names. Requests are written by whoever sends them, one at a time. A connection that breaks fails
+all that are in flight, and is not opened again: who owns a slot then is the map's affair.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from elastane.slots.frames import Error, Header, SlotFrameError
+from elastane.slots.handshake import HANDSHAKE_SECONDS, greet
+from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
+from elastane_common.errors import ElastaneError
+
+#: Limit of opening a connection.
+CONNECT_SECONDS: Final = 5.0
+
+#: Given an answer's header and the length of its body, returns where it goes: memory, in order, of that
+#: length together. Raises SlotFrameError to break the connection.
+Into = Callable[[Header, int], Sequence[memoryview]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer. body: what `Into` returned, filled."""
+
+    header: Header
+    body: Sequence[memoryview]
+
+
+def anywhere(header: Header, size: int) -> Sequence[memoryview]:
+    """New memory for any body that a frame may have."""
+    return [memoryview(bytearray(size))] if size else []
+
+
+class PsConnection:
+    """address: "host:port"; secret: of the server, from the map. Raises PsHandshakeError, OSError.
+
+    broken: called once from a thread of its own when the connection has ended, unless by `close`.
+    """
+
+    def __init__(
+        self, address: str, secret: bytes, *, broken: Callable[[Exception], None] | None = None
+    ) -> None:
+        self.address = address
+        self._broken_call = broken
+        self._socket = connect(address, secret)
+        self._sending = threading.Lock()
+        self._state = threading.Lock()
+        self._pending: dict[int, tuple[Future[Reply], Into]] = {}
+        self._number = 0
+        self._error: Exception | None = None
+        self._closing = False
+        self._reader = threading.Thread(target=self._read, name=f"elastane-slots-{address}", daemon=True)
+        self._reader.start()
+
+    @property
+    def error(self) -> Exception | None:
+        """What has ended the connection; None while it stands."""
+        return self._error
+
+    def send(self, header: Header, body: Sequence[Piece] = (), into: Into = anywhere) -> Future[Reply]:
+        """Send a request; its memory must not change until the answer. The future has the answer, or fails
+        with the error that broke the connection, or that the server named."""
+        future: Future[Reply] = Future()
+        with self._sending:
+            with self._state:
+                if self._error is not None:
+                    future.set_exception(self._error)
+                    return future
+                self._number += 1
+                number = self._number
+                self._pending[number] = (future, into)
+            try:
+                write_frame(self._socket, header, number, body)
+            except OSError as error:
+                self._fail(SlotFrameError(f"{self.address} is gone: {error.strerror or error}"))
+            except ElastaneError as error:
+                with self._state:
+                    self._pending.pop(number, None)
+                future.set_exception(error)
+        return future
+
+    def tell(self, header: Header, body: Sequence[Piece] = ()) -> None:
+        """Send what is not answered. Raises SlotFrameError if the connection has ended."""
+        with self._sending:
+            if self._error is not None:
+                raise self._error
+            self._number += 1
+            try:
+                write_frame(self._socket, header, self._number, body)
+            except OSError as error:
+                broken = SlotFrameError(f"{self.address} is gone: {error.strerror or error}")
+                self._fail(broken)
+                raise broken from error
+
+    def close(self) -> None:
+        """End the connection; requests in flight fail. Idempotent, from any thread."""
+        self._closing = True
+        self._fail(SlotFrameError(f"the connection to {self.address} was closed"))
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _read(self) -> None:
+        try:
+            while (prefix := read_prefix(self._socket)) is not None:
+                header = read_header(self._socket, prefix)
+                if isinstance(header, Error):
+                    raise SlotFrameError(f"{self.address} refused a frame: {header.message}")
+                with self._state:
+                    future, into = self._pending.get(prefix.number, (None, anywhere))
+                if future is None:
+                    raise SlotFrameError(f"{self.address} answered what was not asked")
+                body = into(header, prefix.body_bytes)
+                if sum(map(len, body)) != prefix.body_bytes:
+                    raise SlotFrameError(f"{self.address} answered {prefix.body_bytes} bytes")
+                for memory in body:
+                    read_into(self._socket, memory)
+                with self._state:
+                    self._pending.pop(prefix.number, None)
+                future.set_result(Reply(header, body))
+            raise SlotFrameError(f"{self.address} closed the connection")
+        except (OSError, ElastaneError) as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - of the caller's `into`: its request is not waited for
+            self._fail(SlotFrameError(f"an answer of {self.address} could not be taken: {error!r}"))
+        finally:
+            self._socket.close()
+
+    def _fail(self, error: Exception) -> None:
+        with self._state:
+            if self._error is not None:
+                return
+            self._error = error
+            pending, self._pending = self._pending, {}
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # closed by the thread that reads from it
+        for future, _ in pending.values():
+            future.set_exception(error)
+        if self._broken_call is not None and not self._closing:
+            threading.Thread(target=self._broken_call, args=(error,), daemon=True).start()
+
+
+def connect(address: str, secret: bytes) -> socket.socket:
+    """Open a connection and prove the secret. Raises PsHandshakeError, OSError."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS)
+    try:
+        prepare(connection)
+        connection.settimeout(HANDSHAKE_SECONDS)
+        greet(connection, secret)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def prepare(connection: socket.socket) -> None:
+    """Set the options of a data connection."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 5)):
+        if hasattr(socket, option):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)

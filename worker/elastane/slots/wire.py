@@ -1,0 +1,84 @@
+"""Frames on a socket: written from many pieces of memory, read into one that the receiver chooses."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from elastane.slots.frames import (
+    PREFIX_BYTES,
+    Header,
+    Prefix,
+    SlotFrameError,
+    decode_header,
+    decode_prefix,
+    encode,
+)
+
+Piece = bytes | bytearray | memoryview
+#: Pieces of one call to the kernel.
+_PIECES: Final = 512
+_ALIGNMENT_BYTES: Final = 64
+_ZEROS: Final = bytes(_ALIGNMENT_BYTES)
+
+
+def pad(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return sections with zeros after each, up to the next multiple of 64 bytes."""
+    padded: list[Piece] = []
+    for piece in pieces:
+        if len(piece):
+            padded.append(piece)
+        if rest := -len(piece) % _ALIGNMENT_BYTES:
+            padded.append(_ZEROS[:rest])
+    return padded
+
+
+def write_frame(connection: socket.socket, header: Header, number: int, body: Sequence[Piece] = ()) -> int:
+    """Write a frame and return its bytes. body: bytes in order, padded already. Raises OSError.
+
+    The caller excludes other writers.
+    """
+    front = encode(header, number, sum(map(len, body)))
+    pieces = [memoryview(piece) for piece in (front, *body)]
+    total = sum(map(len, pieces))
+    at = 0
+    while at < len(pieces):
+        sent = connection.sendmsg(pieces[at : at + _PIECES])
+        while at < len(pieces) and sent >= len(pieces[at]):
+            sent -= len(pieces[at])
+            at += 1
+        if sent:
+            pieces[at] = pieces[at][sent:]
+    return total
+
+
+def read_prefix(connection: socket.socket) -> Prefix | None:
+    """Read the prefix of the next frame; None if the other end closed before it. Raises SlotFrameError."""
+    data = bytearray(PREFIX_BYTES)
+    if not read_into(connection, memoryview(data), may_end=True):
+        return None
+    return decode_prefix(data)
+
+
+def read_header(connection: socket.socket, prefix: Prefix) -> Header:
+    """Read the header that follows a prefix. Raises SlotFrameError."""
+    data = bytearray(prefix.header_bytes)
+    read_into(connection, memoryview(data))
+    return decode_header(prefix, data)
+
+
+def read_into(connection: socket.socket, memory: memoryview, *, may_end: bool = False) -> bool:
+    """Fill memory. Raises SlotFrameError if it ends early; may_end: False if it ends at once."""
+    filled = 0
+    while filled < len(memory):
+        try:
+            count = connection.recv_into(memory[filled:])
+        except OSError as error:
+            raise SlotFrameError(f"a connection broke: {error.strerror or error}") from error
+        if not count:
+            if may_end and not filled:
+                return False
+            raise SlotFrameError(f"a frame ended {len(memory) - filled} bytes early")
+        filled += count
+    return True

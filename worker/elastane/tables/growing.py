@@ -1,0 +1,78 @@
+"""Arrays that grow in place.
+
+Doubling an array by a copy needs three times its memory for a moment. Large ones are therefore mappings of
+their own, which the kernel moves without copying, and of which only what was written to takes memory; small
+ones are ordinary arrays, as a process has a limited number of mappings.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+#: From this size on an array is a mapping.
+MAPPED_BYTES: Final = 2**18
+
+
+class GrowingArray:
+    """`length` entries of `width` elements each, or of one if width is 0; new ones are zero."""
+
+    def __init__(self, dtype: DTypeLike, width: int = 0) -> None:
+        self.dtype = np.dtype(dtype)
+        self.length = 0
+        self._width = width
+        self._entry_bytes = self.dtype.itemsize * max(width, 1)
+        self._map: mmap.mmap | None = None
+        self._all = self._shaped(np.zeros(0, self.dtype))
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The entries. A view kept until the next `extend` has that raise BufferError."""
+        return self._all[: self.length]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the entries."""
+        return self.length * self._entry_bytes
+
+    def extend(self, count: int) -> None:
+        """Append `count` entries of zeros. Raises MemoryError, and has the same length then."""
+        wanted = self.length + count
+        if wanted > len(self._all):
+            self._reserve(max(wanted, len(self._all) + len(self._all) // 4))
+        self.length = wanted
+
+    def _reserve(self, entries: int) -> None:
+        size = entries * self._entry_bytes
+        if size < MAPPED_BYTES:
+            larger = self._shaped(np.zeros(entries * max(self._width, 1), self.dtype))
+            larger[: self.length] = self.array
+            self._all = larger
+            return
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            if self._map is None:
+                mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                # Huge pages would round every array up to two megabytes.
+                mapped.madvise(mmap.MADV_NOHUGEPAGE)
+                larger = self._viewed(mapped)
+                larger[: self.length] = self.array
+                self._map, self._all = mapped, larger
+            else:
+                self._all = self._shaped(np.zeros(0, self.dtype))  # the mapping has no view now
+                try:
+                    self._map.resize(size)
+                finally:
+                    self._all = self._viewed(self._map)
+        except OSError as error:
+            raise MemoryError(f"no memory for {size} bytes: {error}") from error
+
+    def _viewed(self, mapped: mmap.mmap) -> NDArray[Any]:
+        count = len(mapped) // self._entry_bytes * max(self._width, 1)
+        return self._shaped(np.frombuffer(mapped, self.dtype, count))
+
+    def _shaped(self, flat: NDArray[Any]) -> NDArray[Any]:
+        return flat.reshape(-1, self._width) if self._width else flat

@@ -1,0 +1,287 @@
+"""What a slot holds, and the sections of the messages that bring and take its values.
+
+A message's body is a row of sections, each at a multiple of 64 bytes from the beginning, in the order of the
+slot's blocks and then of the tables:
+
+    pull     ids of each table asked for          int64, any order
+    pulled   blocks, then the rows in that order
+    push     gradients of the blocks of a bitmap, then for each table ids (int64, ascending), gradients
+    initial  blocks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from elastane_shards.errors import InvalidRequest
+from elastane_slots.mixing import GOLDEN
+from elastane_slots.placement import Block, RowPlacement
+
+ALIGNMENT_BYTES: Final = 64
+ID_BYTES: Final = 8
+#: Rows of one table in one part of a message.
+ROWS_MAX: Final = 2**27
+
+Ids = NDArray[np.int64]
+Values = torch.Tensor
+
+
+class NonFiniteGradient(InvalidRequest):
+    """A gradient has a NaN or an infinity."""
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """A table, as each slot has a part of it."""
+
+    name: str
+    rows: int
+    width: int
+    dtype: torch.dtype
+    padding_row: int | None
+    placement: RowPlacement
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """Gradients of rows of one table: ids, ascending, and values of shape (rows, width)."""
+
+    table: int
+    ids: Ids
+    values: Values
+
+
+@dataclass(frozen=True)
+class PushPart:
+    """A task's gradients for one slot. blocks: by position in the slot, 1-D tensors. Empty: a name alone."""
+
+    blocks: dict[int, Values] = field(default_factory=dict)
+    rows: tuple[RowGradients, ...] = ()
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Parts of one slot.
+
+    blocks: in the order of (tensor, number). tensors, dtypes: of each block. tables: of the model, all of
+    them. wire: "bfloat16" if float32 values travel so.
+    """
+
+    slot: int
+    blocks: tuple[Block, ...]
+    tensors: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    tables: tuple[SlotTable, ...]
+    wire: str = "float32"
+
+    @cached_property
+    def dense_bytes(self) -> int:
+        """Bytes of the blocks' values."""
+        return sum(
+            (block.end - block.start) * dtype.itemsize
+            for block, dtype in zip(self.blocks, self.dtypes, strict=True)
+        )
+
+    @cached_property
+    def bitmap_bytes(self) -> int:
+        """Bytes of a bitmap of the blocks: bit i of byte i // 8, from the lowest."""
+        return (len(self.blocks) + 7) // 8
+
+    @property
+    def initial_sections(self) -> list[int]:
+        """Bytes of the sections of the initial values: blocks as they are stored."""
+        return [
+            (block.end - block.start) * dtype.itemsize
+            for block, dtype in zip(self.blocks, self.dtypes, strict=True)
+        ]
+
+    def pull_sections(self, rows: Iterable[tuple[int, int]]) -> list[int]:
+        """Bytes of the sections of a pull's ids, given (table, count). Raises InvalidRequest."""
+        return [count * ID_BYTES for _, count in self._tables_asked(rows)]
+
+    def pulled_sections(self, dense: bool, rows: Iterable[tuple[int, int]]) -> list[int]:
+        """Bytes of the sections of what is pulled. Raises InvalidRequest."""
+        values = [count * self._wire_row(table) for table, count in self._tables_asked(rows)]
+        return [*(self._wire_blocks() if dense else ()), *values]
+
+    def push_sections(self, bitmap: bytes, rows: Iterable[tuple[int, int]]) -> list[int]:
+        """Bytes of the sections of a push. Raises InvalidRequest."""
+        sizes = self._wire_blocks()
+        sections = [sizes[position] for position in self.positions(bitmap)]
+        for table, count in self._tables_asked(rows):
+            sections += [count * ID_BYTES, count * self._wire_row(table)]
+        return sections
+
+    def positions(self, bitmap: bytes) -> list[int]:
+        """Positions of the blocks of a bitmap. Raises InvalidRequest."""
+        if not bitmap:
+            return []
+        number = int.from_bytes(bitmap, "little")
+        if len(bitmap) != self.bitmap_bytes or number >> len(self.blocks):
+            raise InvalidRequest(f"slot {self.slot} has {len(self.blocks)} blocks", slot=self.slot)
+        return [position for position in range(len(self.blocks)) if number >> position & 1]
+
+    def bitmap(self, positions: Iterable[int]) -> bytes:
+        """Inverse of `positions`."""
+        number = sum(1 << position for position in positions)
+        return number.to_bytes(self.bitmap_bytes, "little") if number else b""
+
+    def block_dtype(self, position: int) -> torch.dtype:
+        """Type of a block's values in messages."""
+        return self._wire_dtype(self.dtypes[position])
+
+    def row_dtype(self, table: int) -> torch.dtype:
+        """Type of a table's values in messages."""
+        return self._wire_dtype(self.tables[table].dtype)
+
+    def push_part(
+        self, bitmap: bytes, rows: Sequence[tuple[int, int]], sections: Sequence[memoryview]
+    ) -> PushPart:
+        """Read a push out of its sections, whose sizes are those of `push_sections`; values are not copied
+        unless they travel in another type."""
+        parts = iter(sections)
+        blocks = {
+            position: torch.frombuffer(next(parts), dtype=self.block_dtype(position)).to(
+                self.dtypes[position]
+            )
+            for position in self.positions(bitmap)
+        }
+        found = []
+        for table, count in rows:
+            ids = np.frombuffer(next(parts), np.int64)
+            width = self.tables[table].width
+            values = torch.frombuffer(next(parts), dtype=self.row_dtype(table)).to(self.tables[table].dtype)
+            found.append(RowGradients(table, ids, values.view(count, width)))
+        return PushPart(blocks, tuple(found))
+
+    def check_part(self, part: PushPart, *, finite: bool = True) -> None:
+        """Raise InvalidRequest unless a push can be applied to this slot.
+
+        finite: refuse NaN and infinities, by NonFiniteGradient.
+        """
+        for position, gradient in part.blocks.items():
+            if not 0 <= position < len(self.blocks):
+                raise InvalidRequest(f"slot {self.slot} has no block {position}", slot=self.slot)
+            block = self.blocks[position]
+            if gradient.shape != (block.end - block.start,) or gradient.dtype != self.dtypes[position]:
+                raise InvalidRequest(f"a gradient of {block.tensor!r} has another shape", tensor=block.tensor)
+        for rows in part.rows:
+            self.check_ids(rows.table, rows.ids, ascending=True)
+            table = self.tables[rows.table]
+            if rows.values.shape != (len(rows.ids), table.width) or rows.values.dtype != table.dtype:
+                raise InvalidRequest(f"gradients of {table.name!r} have another shape", table=table.name)
+        if finite:
+            self._check_finite(part)
+
+    def check_ids(self, table: int, ids: Ids, *, ascending: bool) -> None:
+        """Raise InvalidRequest unless these are ids of the table, in this slot.
+
+        ascending: also without repeats and padding, as in a push.
+        """
+        told = self.tables[table]
+        if not len(ids):
+            return
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= told.rows:
+            raise InvalidRequest(
+                f"{told.name!r} has no row {low if low < 0 else high}: it has {told.rows}", table=told.name
+            )
+        if ascending and not bool((ids[1:] > ids[:-1]).all()):
+            raise InvalidRequest(f"ids of {told.name!r} are not ascending", table=told.name)
+        if ascending and told.padding_row is not None and low <= told.padding_row <= high:
+            place = int(np.searchsorted(ids, told.padding_row))
+            if ids[place] == told.padding_row:
+                raise InvalidRequest(f"a gradient of the padding row of {told.name!r}", table=told.name)
+        if not bool((slots_of(told.placement, ids) == self.slot).all()):
+            raise InvalidRequest(f"rows of {told.name!r} are not in slot {self.slot}", table=told.name)
+
+    def _check_finite(self, part: PushPart) -> None:
+        for position, gradient in part.blocks.items():
+            if not is_finite(gradient):
+                raise NonFiniteGradient(
+                    f"a gradient of {self.blocks[position].tensor!r} is not finite",
+                    tensor=self.blocks[position].tensor,
+                )
+        for rows in part.rows:
+            if not is_finite(rows.values):
+                name = self.tables[rows.table].name
+                raise NonFiniteGradient(f"a gradient of {name!r} is not finite", table=name)
+
+    def _tables_asked(self, rows: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        before = -1
+        for table, count in rows:
+            if not before < table < len(self.tables) or not 0 <= count <= ROWS_MAX:
+                raise InvalidRequest(f"{count} rows of table {table}", table=table, rows=count)
+            before = table
+            yield table, count
+
+    def _wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.bfloat16 if self.wire == "bfloat16" and dtype == torch.float32 else dtype
+
+    def _wire_blocks(self) -> list[int]:
+        return [
+            (block.end - block.start) * self._wire_dtype(dtype).itemsize
+            for block, dtype in zip(self.blocks, self.dtypes, strict=True)
+        ]
+
+    def _wire_row(self, table: int) -> int:
+        return self.tables[table].width * self.row_dtype(table).itemsize
+
+
+def slots_of(placement: RowPlacement, ids: Ids) -> NDArray[np.int64]:
+    """Return the slots of rows: `RowPlacement.slot` for arrays."""
+    return (
+        (drawn(placement.key, ids) >> np.uint64(32)) * np.uint64(placement.slots) >> np.uint64(32)
+    ).astype(np.int64)
+
+
+def drawn(
+    key: int | NDArray[np.uint64], numbers: NDArray[np.int64] | NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """`elastane_slots.mixing.drawn` for arrays."""
+    value = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
+    value = value + (np.uint64(key) if isinstance(key, int) else key)
+    value ^= value >> np.uint64(30)
+    value *= np.uint64(0xBF58476D1CE4E5B9)
+    value ^= value >> np.uint64(27)
+    value *= np.uint64(0x94D049BB133111EB)
+    value ^= value >> np.uint64(31)
+    return value
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """True if there is neither a NaN nor an infinity, in one pass where the sum of magnitudes is finite."""
+    if not values.numel():
+        return True
+    # x - x is 0 for finite x and NaN for others; a sum of these cannot overflow.
+    return bool(torch.isfinite(values.sum()) or torch.isfinite(values).all())
+
+
+def padded(size: int) -> int:
+    """Return the next multiple of the alignment."""
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def padded_sum(sections: Iterable[int]) -> int:
+    """Bytes of sections, each padded to the alignment."""
+    return sum(map(padded, sections))
+
+
+def cut(body: memoryview, sections: Sequence[int]) -> list[memoryview]:
+    """Return the sections of a body that begins with the first."""
+    parts, at = [], 0
+    for size in sections:
+        parts.append(body[at : at + size])
+        at += padded(size)
+    return parts

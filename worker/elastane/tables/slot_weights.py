@@ -1,0 +1,270 @@
+"""Weights of one slot with their optimizers: pulled, updated, copied.
+
+    prepare    all that can fail: rows are born, states allocated; nothing that is seen changes
+    apply      the gradients are applied
+    mark, changed_since, pieces, read    what has changed, in pieces that are copied one by one
+    load       what was read, into another process's slot, in the same order
+
+Not thread-safe: the owner's lock is held in every call. Pieces may be read under one hold of the lock each;
+what changes meanwhile is in the next `changed_since`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from elastane.tables.dense_rules import STATES, BlockState
+from elastane.tables.layout import Ids, PushPart, SlotLayout
+from elastane.tables.rates import Rates, scaled
+from elastane.tables.row_index import Places
+from elastane.tables.sections import Section, SectionHeader
+from elastane.tables.spec import ModelSpec
+from elastane.tables.table_rows import TableRows
+from elastane_shards.errors import IllegalTransition, InvalidSnapshot
+
+#: About the size of a piece of rows.
+PIECE_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True)
+class SlotBytes:
+    """What a slot takes: values, states of optimizers, indices of rows; and its number of rows."""
+
+    weights: int
+    optimizer: int
+    index: int
+    rows: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.optimizer + self.index
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What was touched: blocks by position, and for each table with such rows their ids and places."""
+
+    blocks: tuple[int, ...]
+    rows: tuple[tuple[int, Ids, Places], ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Of a slot, what is copied at a time: a block, or rows of one table."""
+
+    block: int = -1
+    table: int = -1
+    ids: Ids | None = None
+    places: Places | None = None
+
+
+@dataclass(frozen=True)
+class PreparedPush:
+    """A push whose rows are there."""
+
+    part: PushPart
+    places: tuple[Places, ...]
+
+
+class SlotWeights:
+    """The weights of slot `slot` of a model. A slot without blocks is initialised from the beginning."""
+
+    def __init__(self, spec: ModelSpec, slot: int) -> None:
+        self.layout: SlotLayout = spec.layout(slot)
+        self._spec = spec
+        self._blocks: list[BlockState | None] = [None] * len(self.layout.blocks)
+        self._block_marks = [0] * len(self._blocks)
+        self._mark = 1
+        self._rows = [
+            TableRows(table, spec.initial_rows(number), spec.tables[number].rule)
+            for number, table in enumerate(self.layout.tables)
+        ]
+
+    @property
+    def initialised(self) -> bool:
+        """True once all blocks have values."""
+        return all(block is not None for block in self._blocks)
+
+    @property
+    def bytes(self) -> SlotBytes:
+        blocks = [block for block in self._blocks if block is not None]
+        return SlotBytes(
+            sum(block.values.nbytes for block in blocks) + sum(rows.weight_bytes for rows in self._rows),
+            sum(state.nbytes for block in blocks for state in block.states)
+            + sum(rows.state_bytes for rows in self._rows),
+            sum(rows.index_bytes for rows in self._rows),
+            sum(map(len, self._rows)),
+        )
+
+    def initialise(self, dense: Sequence[memoryview]) -> None:
+        """Set the initial values of all blocks, one section each. Raises IllegalTransition if set."""
+        if self._blocks and self.initialised:
+            raise IllegalTransition(f"slot {self.layout.slot} is initialised", slot=self.layout.slot)
+        self._blocks = [
+            BlockState(torch.frombuffer(part, dtype=dtype).clone())
+            for part, dtype in zip(dense, self.layout.dtypes, strict=True)
+        ]
+        self._block_marks = [self._mark] * len(self._blocks)
+
+    # ------------------------------------------------------------------ pulls and pushes
+
+    def pull_dense(self, into: Sequence[memoryview]) -> None:
+        """Copy the blocks into memory, one section each, in the type in which they travel."""
+        for position, (block, part) in enumerate(zip(self._blocks, into, strict=True)):
+            assert block is not None
+            torch.frombuffer(part, dtype=self.layout.block_dtype(position)).copy_(block.values)
+
+    def pull_rows(self, table: int, ids: Ids, into: memoryview) -> None:
+        """Copy rows into memory, in the order of ids, in the type in which they travel."""
+        if len(ids):
+            values = torch.from_numpy(self._rows[table].read(ids))
+            torch.frombuffer(into, dtype=self.layout.row_dtype(table)).copy_(values.view(-1))
+
+    def prepare(self, part: PushPart, rates: Rates) -> PreparedPush:
+        """Have all rows and states that a push needs. Call `layout.check_part` and `rates.check` before.
+
+        Raises MemoryError, and nothing that can be seen has changed then.
+        """
+        for position in part.blocks:
+            block = self._blocks[position]
+            assert block is not None
+            block.prepare(*self._block_rule(position, rates))
+        places = tuple(
+            self._rows[rows.table].born(rows.ids, rates[self._spec.tables[rows.table].group], self._mark)
+            for rows in part.rows
+        )
+        return PreparedPush(part, places)
+
+    @torch.no_grad()
+    def apply(self, prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
+        """Apply a push. scale: of learning rates. An exception leaves the slot unusable."""
+        rates = scaled(rates, scale)
+        for position, gradient in prepared.part.blocks.items():
+            block = self._blocks[position]
+            assert block is not None
+            rule, numbers = self._block_rule(position, rates)
+            block.step(rule, gradient, numbers)
+            self._block_marks[position] = self._mark
+        for rows, places in zip(prepared.part.rows, prepared.places, strict=True):
+            if len(places):
+                numbers = rates[self._spec.tables[rows.table].group]
+                self._rows[rows.table].step(places, rows.values.numpy(), numbers, self._mark)
+
+    # ------------------------------------------------------------------ copies
+
+    def mark(self) -> int:
+        """Return a mark: what is touched from now on has this one or a later one."""
+        self._mark += 1
+        return self._mark
+
+    def changed_since(self, mark: int = 0) -> Changes:
+        """Return what was touched since a mark; 0: everything."""
+        if not self.initialised:
+            return Changes((), (), 0)
+        blocks = tuple(p for p, touched in enumerate(self._block_marks) if touched >= mark)
+        size, rows = 0, []
+        for position in blocks:
+            block = self._blocks[position]
+            assert block is not None
+            size += block.values.nbytes * (1 + len(block.states))
+        for number, table in enumerate(self._rows):
+            ids, places = table.touched(mark)
+            if len(ids):
+                rows.append((number, ids, places))
+                size += len(ids) * (8 + sum(table.column_row_bytes))
+        return Changes(blocks, tuple(rows), size)
+
+    def pieces(self, changes: Changes) -> Iterator[Piece]:
+        """Divide changes into pieces of about PIECE_BYTES."""
+        for position in changes.blocks:
+            yield Piece(block=position)
+        for table, ids, places in changes.rows:
+            step = max(1, PIECE_BYTES // (8 + sum(self._rows[table].column_row_bytes)))
+            for start in range(0, len(ids), step):
+                yield Piece(-1, table, ids[start : start + step], places[start : start + step])
+
+    def read(self, piece: Piece) -> Section:
+        """Copy a piece as it is now."""
+        if piece.ids is None or piece.places is None:
+            block = self._blocks[piece.block]
+            assert block is not None
+            header = SectionHeader(-1, piece.block, len(block.states), block.steps)
+            return Section(header, [_bytes_of(tensor.clone()) for tensor in (block.values, *block.states)])
+        columns = self._rows[piece.table].columns(piece.places)
+        header = SectionHeader(piece.table, len(piece.ids))
+        return Section(header, [_flat(piece.ids), *map(_flat, columns)])
+
+    def sections(self, changes: Changes | None = None) -> Iterator[Section]:
+        """Read changes, or everything."""
+        return map(self.read, self.pieces(self.changed_since() if changes is None else changes))
+
+    def section_sizes(self, header: SectionHeader) -> list[int]:
+        """Bytes of a section's parts. Raises InvalidSnapshot for one that this slot cannot have."""
+        if header.table < 0:
+            if not 0 <= header.number < len(self._blocks) or header.steps < 0 or header.table != -1:
+                raise InvalidSnapshot(f"slot {self.layout.slot} has no such section", slot=self.layout.slot)
+            rule = self._spec.tensors[self.layout.tensors[header.number]].rule
+            if header.states not in (0, STATES[rule]):
+                raise InvalidSnapshot(f"{header.states} states of {rule}", slot=self.layout.slot)
+            return [self.layout.initial_sections[header.number]] * (1 + header.states)
+        if header.table >= len(self._rows) or header.number < 1:
+            raise InvalidSnapshot(f"slot {self.layout.slot} has no such section", slot=self.layout.slot)
+        return [8 * header.number, *(n * header.number for n in self._rows[header.table].column_row_bytes)]
+
+    def load(self, section: Section) -> None:
+        """Set what a section has, of the sizes of `section_sizes`. Raises InvalidSnapshot, MemoryError."""
+        header, parts = section.header, section.parts
+        if header.table >= 0:
+            ids = np.frombuffer(parts[0], np.int64)
+            self.layout.check_ids(header.table, ids, ascending=True)
+            self._rows[header.table].load(ids, parts[1:], self._mark)
+            return
+        dtype = self.layout.dtypes[header.number]
+        values, *states = (torch.frombuffer(part, dtype=dtype).clone() for part in parts)
+        block = BlockState(values)
+        block.states, block.steps = states, header.steps
+        self._blocks[header.number] = block
+        self._block_marks[header.number] = self._mark
+
+    def digest(self) -> str:
+        """SHA-256 of everything, independent of the order in which rows were born; for audits and tests."""
+        digest = hashlib.sha256()
+        for number, block in enumerate(self._blocks):
+            if block is not None:
+                digest.update(b"block %d %d" % (number, block.steps))
+                for tensor in (block.values, *block.states):
+                    digest.update(_bytes_of(tensor))
+        for number, table in enumerate(self._rows):
+            ids, places = table.touched(0)
+            digest.update(b"table %d" % number)
+            for part in (ids, *table.columns(places)):
+                digest.update(_flat(part))
+        return digest.hexdigest()
+
+    def _block_rule(self, position: int, rates: Rates) -> tuple[str, Sequence[float]]:
+        tensor = self._spec.tensors[self.layout.tensors[position]]
+        return tensor.rule, rates[tensor.group]
+
+
+def load_all(weights: SlotWeights, sections: Iterable[Section]) -> None:
+    """Load sections in their order."""
+    for section in sections:
+        weights.load(section)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return _flat(tensor.view(torch.uint8).numpy())
+
+
+def _flat(array: NDArray[Any]) -> memoryview:
+    if not array.size:
+        return memoryview(b"")  # an empty array cannot be cast
+    return np.ascontiguousarray(array).data.cast("B")

@@ -1,0 +1,224 @@
+"""Snapshots of slots in a folder: bases, and deltas that follow them.
+
+    SLOT/LIFE-SINCE-PS/base-VERSION       a chain begins; the owner with this life and generation writes it
+    SLOT/LIFE-SINCE-PS/delta-VERSION      follows the file of the version that its header names
+
+A file is there as a whole or not at all (`elastane_common.storage`), and ends with its digest, so there is no
+manifest that could be missing. No two owners write to one folder: a process that the master thinks dead
+writes on in its own, and whether its snapshot or a later one is read only decides how many tasks are done
+again. Newest is the highest (life, version, since).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from elastane.tables.sections import Section
+from elastane.tables.slot_weights import SlotWeights
+from elastane.tables.snapshot_file import FileHeader, Reading, SlotSnapshotError, file_chunks
+from elastane.tables.spec import ModelSpec
+from elastane_common.storage import Folder
+from elastane_shards.errors import ShardsError
+from elastane_slots.held_slots import SlotRecord
+
+#: Chains of one slot that are looked at, newest first.
+CHAINS_MAX: Final = 64
+_FILE: Final = re.compile(r"(\d{1,10})/(\d{1,19})-(\d{1,19})-([^/]+)/(base|delta)-(\d{1,19})")
+
+
+class SnapshotName(msgspec.Struct, frozen=True, order=True):
+    """A file of a snapshot, ordered by age within its slot; ps: process that wrote it."""
+
+    slot: int
+    life: int
+    version: int
+    since: int
+    ps: str
+    kind: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.slot}/{self.life}-{self.since}-{self.ps}"
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/{self.kind}-{self.version}"
+
+
+class SavedFile(msgspec.Struct, frozen=True):
+    """A file that was written, of `size` bytes. digest: SHA-256 of what is before it, at its end."""
+
+    name: SnapshotName
+    size: int
+    digest: bytes
+
+
+@dataclass(frozen=True)
+class SlotSnapshot:
+    """A slot as it was read. name: path of its newest file."""
+
+    record: SlotRecord
+    weights: SlotWeights
+    name: str
+
+
+class SnapshotWriter:
+    """Writes the snapshots of one slot for one owner in one life.
+
+    ps: of the owner; since: generation in which it got the slot.
+    """
+
+    def __init__(self, folder: Folder, spec: ModelSpec, slot: int, *, since: int, ps: str) -> None:
+        self._folder, self._spec, self._slot = folder, spec, slot
+        self._since, self._ps = since, ps
+        self._before: SavedFile | None = None
+        self._base_bytes = self._delta_bytes = 0
+
+    @property
+    def saved(self) -> tuple[int, int] | None:
+        """Life and version of the newest file; None before the first."""
+        return (self._before.name.life, self._before.name.version) if self._before is not None else None
+
+    def wants_base(self, delta_bytes: int) -> bool:
+        """True if the next file should be a base: the first, and when deltas exceed half of one."""
+        return self._before is None or self._delta_bytes + delta_bytes > self._base_bytes // 2
+
+    def write(
+        self, life: int, version: int, record: bytes, groups: Iterable[Sequence[Section]], *, base: bool
+    ) -> SavedFile:
+        """Write a file, and return what was written; nothing if it is there.
+
+        life, version, record: of the moment after the last of the groups, which are all of the slot in a
+        base. Raises SlotSnapshotError; call `restart` then.
+        """
+        before = None if base else self._before
+        if not base and before is None:
+            raise SlotSnapshotError("a delta needs a base", slot=self._slot)
+        if before is not None and before.name.version >= version:
+            return before  # nothing was applied since
+        kind = "base" if base else "delta"
+        name = SnapshotName(self._slot, life, version, self._since, self._ps, kind)
+        header = FileHeader(
+            slot=self._slot,
+            slots=self._spec.slots,
+            model=self._spec.digest,
+            life=life,
+            base=-1 if before is None else before.name.version,
+            record_bytes=len(record),
+            version=version,
+        )
+        size, last = 0, b""
+
+        def counted() -> Iterator[bytes | memoryview]:
+            nonlocal size, last
+            for chunk in file_chunks(header, record, groups):
+                size += len(chunk)
+                last = bytes(chunk) if len(chunk) == 32 else b""
+                yield chunk
+
+        self._folder.write(name.path, counted())
+        if base:
+            self._base_bytes, self._delta_bytes = size, 0
+        else:
+            self._delta_bytes += size
+        self._before = SavedFile(name, size, last)
+        return self._before
+
+    def restart(self) -> None:
+        """Begin the next chain with a base, as after a file that could not be written."""
+        self._before = None
+
+
+def names(folder: Folder, slot: int | None = None) -> list[SnapshotName]:
+    """Return the files of snapshots, of one slot or of all, the oldest first."""
+    found = []
+    prefix = "" if slot is None else f"{slot}/"
+    listed = folder if slot is None else folder.within(str(slot))
+    for path, _ in listed.files():
+        if match := _FILE.fullmatch(prefix + path):
+            number, life, since, ps, kind, version = match.groups()
+            found.append(SnapshotName(int(number), int(life), int(version), int(since), ps, kind))
+    return sorted(found)
+
+
+def newest(folder: Folder, spec: ModelSpec, slot: int) -> tuple[SlotSnapshot | None, tuple[str, ...]]:
+    """Read the newest snapshot of a slot that is usable; None without one. Also why newer ones are not.
+
+    Raises SlotSnapshotError if the folder cannot be listed.
+    """
+    rejected: list[str] = []
+    there = names(folder, slot)
+    for name in list(reversed(there))[:CHAINS_MAX]:
+        try:
+            record, weights = read(folder, spec, name, there)
+        except (SlotSnapshotError, ShardsError, MemoryError) as error:
+            rejected.append(f"{name.path}: {error}")
+            continue
+        return SlotSnapshot(record, weights, name.path), tuple(rejected)
+    return None, tuple(rejected)
+
+
+def read(
+    folder: Folder, spec: ModelSpec, name: SnapshotName, there: Sequence[SnapshotName]
+) -> tuple[SlotRecord, SlotWeights]:
+    """Read a file, and those that it follows. there: files of the slot.
+
+    Raises SlotSnapshotError or ShardsError if one is missing, damaged or of another model.
+    """
+    chain = [name]
+    while chain[-1].kind == "delta":
+        before = _header(folder, chain[-1]).base
+        follows = [n for n in there if n.folder == name.folder and n.version == before]
+        # A base of the same version has all of it.
+        follows.sort(key=lambda n: n.kind == "base")
+        if not follows or before >= chain[-1].version:
+            raise SlotSnapshotError(f"the snapshot {chain[-1].path} follows one that is missing")
+        chain.append(follows[-1])
+    weights = SlotWeights(spec, name.slot)
+    record = SlotRecord()
+    for part in reversed(chain):
+        record = _load(folder, spec, part, weights)
+    return record, weights
+
+
+def collect(folder: Folder, slot: int, keep: int = 2) -> list[str]:
+    """Remove snapshots of a slot that `keep` newer chains make needless; return those removed.
+
+    A chain is a base with its deltas. Chains of a lower life or an earlier owner count like others.
+    """
+    there = names(folder, slot)
+    bases = [name for name in there if name.kind == "base"]
+    if len(bases) <= keep:
+        return []
+    first = bases[-keep]
+    removed = []
+    for name in there:
+        if (name.life, name.version) < (first.life, first.version) and name != first:
+            folder.remove_file(name.path)
+            removed.append(name.path)
+    return removed
+
+
+def _header(folder: Folder, name: SnapshotName) -> FileHeader:
+    with folder.reading(name.path) as file:
+        return Reading(file, name.path).header
+
+
+def _load(folder: Folder, spec: ModelSpec, name: SnapshotName, weights: SlotWeights) -> SlotRecord:
+    with folder.reading(name.path) as file:
+        reading = Reading(file, name.path)
+        header = reading.header
+        if (header.slot, header.slots, header.model) != (name.slot, spec.slots, spec.digest):
+            raise SlotSnapshotError(f"the snapshot {name.path} is of another model", snapshot=name.path)
+        for section in reading.sections(weights.section_sizes):
+            weights.load(section)
+        reading.end()
+    record = SlotRecord.decode(bytes(reading.record), since=0)
+    if (record.life, record.version) != (name.life, name.version):
+        raise SlotSnapshotError(f"the snapshot {name.path} is not of its name", snapshot=name.path)
+    return record

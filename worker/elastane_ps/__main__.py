@@ -1,0 +1,12 @@
+"""`python -m elastane_ps`: a parameter server, as the agent starts it."""
+
+import os
+import sys
+
+from elastane_ps.process import main
+
+code = main()
+sys.stdout.flush()
+sys.stderr.flush()
+# Not sys.exit: threads that wait for peers are daemons, and must not be waited for.
+os._exit(code)

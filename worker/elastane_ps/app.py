@@ -1,0 +1,480 @@
+"""A parameter server: its slots follow the map that the master tells.
+
+    owner, served       the slot is served: it was restored here, or arrived, or was backed up here
+    owner, restoring    the newest usable snapshot is read, once in a life, and told; the map says when it is
+                        served
+    backup              applies what its owner sends
+    owner of a slot that is copied    sends it (`copying`); of a move the slot stays frozen until the next map
+    none of these       the slot is dropped
+
+An owner that lacks a slot which the map calls served is at fault: the process ends, and the slot is restored.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
+
+import structlog
+
+from elastane.slots.frames import ReplicateClose
+from elastane.tables.slot_weights import SlotWeights
+from elastane.tables.spec import ModelSpec
+from elastane.tables.spec_proto import from_proto
+from elastane_common.errors import ElastaneError
+from elastane_proto.rendezvous import group_secret
+from elastane_proto.v1 import ps_pb2
+from elastane_ps.copying import Receiving, Sending
+from elastane_ps.figures import Figures
+from elastane_ps.held import Copy, HeldSlot, Holdings
+from elastane_ps.journal import Journal
+from elastane_ps.links import Links, PeerLink
+from elastane_ps.replication import Replication
+from elastane_ps.requests import PsFault, Requests, Settings
+from elastane_ps.saving import Saving
+from elastane_ps.serving import DataPort
+from elastane_ps.translate import ToldMap, map_from_proto, wire_of
+from elastane_shards.errors import ShardsError
+from elastane_slots.held_slots import HeldSlots, SlotRecord
+from elastane_slots.slot_map import SlotPlace
+from elastane_slots.tasks import TaskName
+
+_log = structlog.get_logger(__name__)
+
+#: Snapshots read at a time.
+_READERS: Final = 4
+_RESTORE_AGAIN_SECONDS: Final = 2.0
+_SAVE_AGAIN_SECONDS: Final = 5.0
+
+#: Told again after a reconnect.
+Note = ps_pb2.SlotRestored | ps_pb2.SlotCopied
+
+
+class Tell(Protocol):
+    """Sends a message to the master, as `tell(restored=...)`; dropped while there is no session."""
+
+    def __call__(
+        self,
+        *,
+        restored: ps_pb2.SlotRestored | None = None,
+        copied: ps_pb2.SlotCopied | None = None,
+        copy_broken: ps_pb2.CopyBroken | None = None,
+        backup_lost: ps_pb2.BackupLost | None = None,
+        saved: ps_pb2.SlotsSaved | None = None,
+        closed: ps_pb2.TasksClosed | None = None,
+    ) -> None: ...
+
+
+class PsServer:
+    """Everything but the session with the master, whose messages are handed in. Thread-safe.
+
+    host: to listen at. key: of this process; its secret for the job follows from it. process: a name that no
+    other process ever has. fault: called once when the process must end.
+    """
+
+    def __init__(
+        self,
+        ps_id: str,
+        job: str,
+        host: str,
+        key: bytes,
+        *,
+        tell: Tell,
+        fault: Callable[[BaseException], None],
+        process: str,
+    ) -> None:
+        self.ps_id = ps_id
+        self.holdings = Holdings(ps_id)
+        self.figures = Figures()
+        self._tell, self._fault, self._process = tell, fault, process
+        self._told = ToldMap(self.holdings.map, ("",), {})
+        self._model: ps_pb2.SlotModel | None = None
+        self._settings: ps_pb2.PsSettings | None = None
+        self._limits = Settings()
+        self._saving: Saving | None = None
+        self._journal: Journal | None = None
+        self._links = Links(self._address_of, self._link_broken)
+        self._sending = Sending(self.holdings, self._links, self._copied, self._copy_broken)
+        self._receiving = Receiving(self.holdings, self._copied)
+        self._replication = Replication(self.holdings)
+        #: By slot, for which (life, since) its snapshot was read, and what was told of it. A second reading
+        #: could find another snapshot than that by which tasks were opened again.
+        self._read: dict[int, tuple[int, int]] = {}
+        self._restored: dict[int, ps_pb2.SlotRestored] = {}
+        #: Copies of this process that are complete, by slot, until a map says what became of them.
+        self._complete: dict[int, ps_pb2.SlotCopied] = {}
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="elastane-restore")
+        #: The last that was asked of `save`.
+        self._request = ""
+        self._closing = threading.Event()
+        self._port = DataPort(
+            host,
+            group_secret(key, job),
+            requests=Requests(self.holdings, self._limits, self.figures),
+            replication=self._replication,
+            receiving=self._receiving,
+            figures=self.figures,
+            fault=self._at_fault,
+        )
+        self.address = self._port.address
+
+    def close(self) -> None:
+        """End all that runs. Nothing is saved."""
+        self._closing.set()
+        self._port.close()
+        self._links.close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        with self.holdings.lock:
+            # First: whoever waits for a copy, also to save a slot, stops.
+            for held in (*self.holdings.owned.values(), *self.holdings.others.values()):
+                held.release()
+        if self._saving is not None:
+            self._saving.close()
+        if self._journal is not None:
+            self._journal.close()
+
+    # ------------------------------------------------------------------ what the master says
+
+    def welcome(self, message: ps_pb2.PsWelcome) -> None:
+        """Take the answer to PsHello: settings, model, map."""
+        if self._settings is None:
+            self._begin(message.settings)
+        with self.holdings.lock:
+            # What the last stream may have lost; what comes of this map is told by whoever does it.
+            notes: list[Note] = [*self._restored.values(), *self._complete.values()]
+        if message.HasField("model"):
+            self.set_model(message.model)
+        self.learn(message.map)
+        self._repeat(notes)
+
+    def set_model(self, message: ps_pb2.SlotModel) -> None:
+        """Take the model, which never changes. Raises PsModelError."""
+        assert self._settings is not None
+        if self._model is not None:
+            return
+        spec = from_proto(message, wire_of(self._settings))
+        staleness = self._settings.staleness if self._settings.HasField("staleness") else None
+        with self.holdings.lock:
+            self._model = message
+            self._limits.dense_digest = message.dense_digest
+            self.holdings.judge = HeldSlots(spec.slots, staleness)
+            self.holdings.judge.learn(self.holdings.map.generation)
+            self.holdings.spec = spec
+            self._follow()
+
+    def learn(self, message: ps_pb2.SlotMap) -> None:
+        """Take a map; one that is not newer changes nothing."""
+        told = map_from_proto(message)
+        with self.holdings.lock:
+            if told.map.generation < self.holdings.map.generation or not told.map.places:
+                return
+            self._told = told
+            self.holdings.map = told.map
+            if self.holdings.spec is not None:
+                self._follow()
+            self.holdings.judge.learn(told.map.generation)
+            self.holdings.lock.notify_all()
+
+    def save(self, message: ps_pb2.SaveSlots) -> None:
+        """Save all slots, and say so; takes as long as it takes.
+
+        What fails is told. The last request is tried again until it is written, but for a checkpoint's.
+        """
+        assert self._saving is not None
+        self._request = message.request
+        while True:
+            answer = self._saving.save(message.request, message.folder)
+            self._tell(saved=answer)
+            again = answer.error and not message.folder and self._settings and self._settings.snapshot_url
+            if not again or self._closing.wait(_SAVE_AGAIN_SECONDS) or self._request != message.request:
+                return
+
+    def save_manifest(self, message: ps_pb2.SaveManifest) -> None:
+        """Write a checkpoint's manifest, and say so."""
+        assert self._saving is not None
+        self._tell(saved=self._saving.write_manifest(message.request, message.folder, message.manifest))
+
+    def close_tasks(self, message: ps_pb2.CloseTasks) -> None:
+        """Apply nothing of these tasks any more; answered when the copies of the slots know it as well."""
+        runs = [(run.dataset, run.epoch, run.start, run.end) for run in message.tasks]
+        names = [TaskName(d, e, task) for d, e, start, end in runs for task in range(start, end)]
+        answer = ps_pb2.TasksClosed(tasks=message.tasks)
+        with self.holdings.lock:
+            answer.generation = self.holdings.map.generation
+            owned = sorted(self.holdings.owned.items())
+        waiting = []
+        for slot, held in owned:
+            with held.lock:
+                if held.gone or held.record.frozen:
+                    continue  # its next owner is asked
+                applied = [held.record.close(name) for name in names]
+                held.send_to_copies(ReplicateClose(answer.generation, self.ps_id, slot, runs))
+                closed = ps_pb2.ClosedSlot(slot=slot, applied=applied, life=held.record.life)
+                waiting.append((held, closed, held.barrier()))
+        for held, closed, barrier in waiting:
+            if held.wait(barrier):
+                answer.slots.append(closed)
+        self._tell(closed=answer)
+
+    # ------------------------------------------------------------------ what the master is told
+
+    def held(self) -> Iterator[ps_pb2.HeldSlot]:
+        """All slots with their weights, for PsHello."""
+        with self.holdings.lock:
+            for slot, held in self.holdings.owned.items():
+                yield self._held(slot, held, backup=False)
+            for slot, held in self.holdings.others.items():
+                if self.holdings.map.places[slot].backup == self.ps_id:
+                    yield self._held(slot, held, backup=True)
+
+    def heartbeat(self) -> ps_pb2.PsHeartbeat:
+        """Generation and figures."""
+        saving = self._saving
+        figures = self.figures.message(self.holdings, saving.versions if saving is not None else {})
+        if saving is not None and saving.failing is not None:
+            figures.unsaved_since.FromNanoseconds(int(saving.failing.since * 1e9))
+            figures.unsaved_error = saving.failing.error
+        return ps_pb2.PsHeartbeat(
+            generation=self.holdings.map.generation, figures=figures, lease_seen=self.holdings.lease_seen
+        )
+
+    @property
+    def generation(self) -> int:
+        return self.holdings.map.generation
+
+    @property
+    def holds_nothing(self) -> bool:
+        """True if the map gives this process no slot and none is on its way: it may leave."""
+        slots = self.holdings.map
+        return not slots.held_by(self.ps_id) and all(place.target != self.ps_id for place in slots.places)
+
+    @property
+    def is_alone(self) -> bool:
+        """True if there is no other process that its slots could move to."""
+        return set(self._told.addresses) <= {self.ps_id}
+
+    # ------------------------------------------------------------------ following the map
+
+    def _begin(self, settings: ps_pb2.PsSettings) -> None:
+        self._settings = settings
+        self._limits.scale_by_staleness = settings.scale_by_staleness
+        self._saving = Saving(
+            self.holdings,
+            settings.snapshot_url,
+            settings.snapshot_seconds,
+            lambda saved: self._tell(saved=saved),
+        )
+        if settings.journal and settings.snapshot_url:
+            self._journal = Journal(settings.snapshot_url, f"{self.ps_id}-{self._process}")
+            self._limits.journal = self._replication.journal = self._journal.add
+
+    def _follow(self) -> None:
+        """Have what the map says. Called with the lock of the holdings."""
+        holdings = self.holdings
+        for slot, place in enumerate(holdings.map.places):
+            if place.owner == self.ps_id:
+                if place.restoring:
+                    self._restore(slot, place)
+                else:
+                    self._own(slot, place)
+                continue
+            if (held := holdings.owned.pop(slot, None)) is not None:
+                self._give_up(slot, held, backs_up=place.backup == self.ps_id)
+            if self.ps_id not in (place.backup, place.target, place.joining):
+                if (other := holdings.others.pop(slot, None)) is not None:
+                    other.release()
+                self._restored.pop(slot, None)
+            if (note := self._complete.get(slot)) is not None and not self._is_wanted(note):
+                del self._complete[slot]
+
+    def _give_up(self, slot: int, held: HeldSlot, *, backs_up: bool) -> None:
+        """Own a slot no more. What is applied in it stays, where this process backs it up from now on."""
+        self.holdings.judge.release(slot)
+        held.release()
+        if backs_up:
+            held.record.frozen = False
+            self.holdings.others[slot] = HeldSlot(slot, held.record, held.weights)
+
+    def _own(self, slot: int, place: SlotPlace) -> None:
+        """Serve a slot, and keep its copies as the map says."""
+        holdings = self.holdings
+        held = holdings.owned.get(slot)
+        if held is None:
+            held = holdings.others.pop(slot, None)
+            if held is None:
+                self._at_fault(PsFault(f"slot {slot} is served here by the map, and is not here"))
+                return
+            self._restored.pop(slot, None)
+            self._complete.pop(slot, None)
+            held.refused = self._refused
+            with held.lock:
+                held.record.since, held.record.frozen = place.since, False
+                self._keep_copies(held, place)
+                holdings.judge.hold(slot, held.record)
+                holdings.owned[slot] = held
+        else:
+            with held.lock:
+                self._keep_copies(held, place)
+                if not place.target and held.record.frozen:
+                    held.record.frozen = False
+                held.lock.notify_all()
+        if place.target or place.joining:
+            self._sending.start(held, place)
+        self._report_broken(held)
+
+    def _keep_copies(self, held: HeldSlot, place: SlotPlace) -> None:
+        """Wait for the copies that the map names, and for no others."""
+        for name, copy in list(held.copies.items()):
+            if name != place.backup and (name != place.joining or copy.begun != place.begun):
+                del held.copies[name]
+        if place.backup and place.backup not in held.copies:
+            # It had the slot before this process did: the two were equal when the owner changed.
+            held.copies[place.backup] = Copy(self._links.to(place.backup, anew=True))
+
+    def _repeat(self, notes: list[Note]) -> None:
+        """Tell again what is still wanted, and which copies are broken."""
+        for note in notes:
+            if isinstance(note, ps_pb2.SlotCopied):
+                if self._is_wanted(note):
+                    self._tell(copied=note)
+            elif self._is_restoring(note.slot, note.life, note.since):
+                self._tell(restored=note)
+        with self.holdings.lock:
+            owned = list(self.holdings.owned.values())
+        for held in owned:
+            self._report_broken(held)
+
+    # ------------------------------------------------------------------ restoring
+
+    def _restore(self, slot: int, place: SlotPlace) -> None:
+        if self._read.get(slot) == (place.life, place.since):
+            return
+        self._read[slot] = place.life, place.since
+        holdings = self.holdings
+        if (held := holdings.owned.pop(slot, None)) is not None:
+            holdings.judge.release(slot)
+            held.release()
+        if (other := holdings.others.pop(slot, None)) is not None:
+            other.release()
+        self._restored.pop(slot, None)
+        assert holdings.spec is not None
+        self._readers.submit(self._read_snapshot, holdings.spec, slot, place, self._told.sources[slot])
+
+    def _read_snapshot(self, spec: ModelSpec, slot: int, place: SlotPlace, source: str) -> None:
+        try:
+            while not self._closing.is_set() and self._is_restoring(slot, place.life, place.since):
+                try:
+                    self._take_snapshot(spec, slot, place, source)
+                    return
+                except ElastaneError as error:
+                    _log.error("a slot cannot be restored yet", slot=slot, error=str(error))
+                    self._closing.wait(_RESTORE_AGAIN_SECONDS)
+        except BaseException as error:  # noqa: BLE001 - of a thread that nobody waits for
+            self._at_fault(error)
+
+    def _take_snapshot(self, spec: ModelSpec, slot: int, place: SlotPlace, source: str) -> None:
+        assert self._saving is not None
+        began = time.monotonic()
+        held, name, rejected = self._saving.restore(spec, slot, source)
+        try:
+            if held is not None:
+                held.record.restored(place.life, place.fence, place.since)
+        except ShardsError as error:
+            # The master's store has lost it: whether the slot may begin anew is for the master to say.
+            held, rejected = None, (*rejected, f"{name}: the master does not know its life: {error}")
+            name = ""
+        if held is None:
+            record = SlotRecord(place.life, place.fence, place.since)
+            held = HeldSlot(slot, record, SlotWeights(spec, slot))
+        note = ps_pb2.SlotRestored(
+            slot=slot,
+            life=place.life,
+            version=held.record.version,
+            applied=held.record.applied.encode(),
+            snapshot=name,
+            rejected=rejected,
+            since=place.since,
+        )
+        with self.holdings.lock:
+            if not self._is_restoring(slot, place.life, place.since):
+                return
+            self.holdings.others[slot] = held
+            self._restored[slot] = note
+        _log.info("a slot was restored", slot=slot, snapshot=name, seconds=round(time.monotonic() - began, 3))
+        self._tell(restored=note)
+
+    def _is_restoring(self, slot: int, life: int, since: int) -> bool:
+        place = self.holdings.map.places[slot]
+        wanted = (place.owner, place.life, place.since)
+        return place.restoring and wanted == (self.ps_id, life, since)
+
+    # ------------------------------------------------------------------ copies
+
+    def _copied(self, slot: int, process: str, begun: int, version: int) -> None:
+        note = ps_pb2.SlotCopied(slot=slot, ps_id=process, begun=begun, version=version)
+        with self.holdings.lock:
+            self._complete[slot] = note
+            if not self._is_wanted(note):
+                del self._complete[slot]
+                return
+        self._tell(copied=note)
+
+    def _is_wanted(self, note: ps_pb2.SlotCopied) -> bool:
+        place = self.holdings.map.places[note.slot]
+        return place.begun == note.begun and note.ps_id in (place.target, place.joining)
+
+    def _copy_broken(self, slot: int, process: str, begun: int, error: str) -> None:
+        place = self.holdings.map.places[slot]
+        if place.begun == begun and process in (place.target, place.joining):
+            self._tell(copy_broken=ps_pb2.CopyBroken(slot=slot, ps_id=process, begun=begun, error=error))
+
+    def _refused(self, held: HeldSlot, copy: Copy) -> None:
+        """A copy does not take what this process has applied."""
+        self._report_broken(held)
+
+    def _link_broken(self, link: PeerLink, error: Exception) -> None:
+        with self.holdings.lock:
+            owned = list(self.holdings.owned.values())
+        for held in owned:
+            with held.lock:
+                for copy in held.copies.values():
+                    copy.broken = copy.broken or copy.link is link
+                held.lock.notify_all()
+            self._report_broken(held, str(error))
+
+    def _report_broken(self, held: HeldSlot, error: str = "it does not take what was applied") -> None:
+        """Tell the master of copies that lack something; nothing is answered until a map is without them."""
+        with held.lock:
+            broken = [(name, copy.begun) for name, copy in held.copies.items() if copy.broken]
+        place = self.holdings.map.places[held.slot]
+        for name, begun in broken:
+            if name == place.backup:
+                lost = ps_pb2.BackupLost(slot=held.slot, ps_id=name, generation=self.generation, error=error)
+                self._tell(backup_lost=lost)
+            else:
+                self._copy_broken(held.slot, name, begun, error)
+
+    def _address_of(self, ps_id: str) -> tuple[str, bytes] | None:
+        return self._told.addresses.get(ps_id)
+
+    # ------------------------------------------------------------------ internals
+
+    def _held(self, slot: int, held: HeldSlot, *, backup: bool) -> ps_pb2.HeldSlot:
+        with held.lock:
+            record = held.record
+            return ps_pb2.HeldSlot(
+                slot=slot,
+                life=record.life,
+                version=record.version,
+                since=record.since,
+                backup=backup,
+                frozen=record.frozen,
+            )
+
+    def _at_fault(self, error: BaseException) -> None:
+        if not self._closing.is_set():
+            _log.error("this parameter server cannot go on", error=repr(error))
+            self._fault(error)

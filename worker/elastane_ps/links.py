@@ -1,0 +1,168 @@
+"""Links to other parameter servers: what is sent arrives in its order, or the link breaks.
+
+Sending never blocks, as it happens under a slot's lock; a thread opens the connection and writes. Whoever
+sends much (`elastane_ps.copying`) waits for room first, outside of locks. A link that broke stays broken: its
+copies lack something. The next copy to the same process gets another.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from elastane.slots.connection import PsConnection, Reply
+from elastane.slots.frames import Header, SlotFrameError
+from elastane.slots.wire import Piece
+from elastane_common.errors import ElastaneError
+
+_log = structlog.get_logger(__name__)
+
+#: Of copies under way on one link.
+ROOM_BYTES: Final = 64 * 2**20
+
+#: Where a process listens, and its secret; None if the map does not say.
+Address = Callable[[str], tuple[str, bytes] | None]
+
+
+@dataclass
+class _Item:
+    header: Header
+    body: Sequence[Piece]
+    size: int
+    #: None: it is not answered.
+    done: Callable[[Header | None], None] | None
+
+
+class PeerLink:
+    """To one process. broken: called once, with the error."""
+
+    def __init__(self, ps_id: str, address: Address, broken: Callable[[PeerLink, Exception], None]) -> None:
+        self.ps_id = ps_id
+        self._address, self._broken = address, broken
+        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._state = threading.Condition()
+        self._waiting_bytes = 0
+        self.error: Exception | None = None
+        self._connection: PsConnection | None = None
+        self._thread = threading.Thread(target=self._run, name=f"elastane-link-{ps_id}", daemon=True)
+        self._thread.start()
+
+    def send(
+        self, header: Header, body: Sequence[Piece] = (), done: Callable[[Header | None], None] | None = None
+    ) -> None:
+        """Send something. done: called with the answer, or None if the link breaks before; never under a lock
+        of the caller's. Memory must not change until then."""
+        item = _Item(header, body, sum(map(len, body)), done)
+        with self._state:
+            if self.error is None:
+                self._waiting_bytes += item.size
+                self._items.put(item)
+                return
+        if done is not None:
+            # Elsewhere: the caller holds a slot's lock, which `done` takes.
+            threading.Thread(target=done, args=(None,), daemon=True).start()
+
+    def wait_for_room(self) -> bool:
+        """Wait until few enough bytes are waiting; False if the link is broken."""
+        with self._state:
+            self._state.wait_for(lambda: self.error is not None or self._waiting_bytes < ROOM_BYTES)
+            return self.error is None
+
+    def close(self) -> None:
+        """End the link; nobody is told."""
+        self._fail(SlotFrameError(f"the link to {self.ps_id} was closed"), tell=False)
+
+    def _run(self) -> None:
+        try:
+            told = self._address(self.ps_id)
+            if told is None:
+                raise SlotFrameError(f"the map does not say where {self.ps_id} is")
+            connection = PsConnection(*told, broken=self._fail)
+        except (OSError, ValueError, ElastaneError) as error:
+            self._fail(error)
+            return
+        with self._state:
+            self._connection = connection
+            ended = self.error is not None
+        if ended:
+            connection.close()
+        while (item := self._items.get()) is not None:
+            self._write(connection, item)
+
+    def _write(self, connection: PsConnection, item: _Item) -> None:
+        done = item.done
+        if self.error is not None:
+            if done is not None:
+                done(None)
+            return
+        if done is None:
+            try:
+                connection.tell(item.header, item.body)
+            except ElastaneError as error:
+                self._fail(error)
+        else:
+            connection.send(item.header, item.body).add_done_callback(lambda future: done(_answer(future)))
+        with self._state:
+            self._waiting_bytes -= item.size
+            self._state.notify_all()
+
+    def _fail(self, error: Exception, *, tell: bool = True) -> None:
+        with self._state:
+            if self.error is not None:
+                return
+            self.error = error
+            connection = self._connection
+            self._state.notify_all()
+        if connection is not None:
+            connection.close()
+        if tell:
+            _log.warning("the link to another parameter server broke", ps=self.ps_id, error=str(error))
+            self._broken(self, error)
+        self._drop_waiting()
+
+    def _drop_waiting(self) -> None:
+        """Whoever waits for something that was not sent hears so."""
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
+            self._items.put(None)
+            self._thread.join(0.5)
+        while True:
+            try:
+                item = self._items.get_nowait()
+            except queue.Empty:
+                return
+            if item is not None and item.done is not None:
+                item.done(None)
+
+
+class Links:
+    """Links by process. Thread-safe. broken: called with a link that broke, and the error."""
+
+    def __init__(self, address: Address, broken: Callable[[PeerLink, Exception], None]) -> None:
+        self._address, self._broken = address, broken
+        self._lock = threading.Lock()
+        self._links: dict[str, PeerLink] = {}
+
+    def to(self, ps_id: str, *, anew: bool = False) -> PeerLink:
+        """Return the link to a process. anew: another one in the place of a broken one."""
+        with self._lock:
+            link = self._links.get(ps_id)
+            if link is None or (anew and link.error is not None):
+                link = self._links[ps_id] = PeerLink(ps_id, self._address, self._broken)
+            return link
+
+    def close(self) -> None:
+        """End all links."""
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.close()
+
+
+def _answer(future: Future[Reply]) -> Header | None:
+    return None if future.exception() is not None else future.result().header

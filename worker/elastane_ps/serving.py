@@ -1,0 +1,257 @@
+"""The data port: a listener, and a thread for each connection.
+
+A stranger has a handshake's time and no memory of ours. A frame's length is compared with what its header
+asks for before there is memory for it; whoever sends another is told so, and closed. Requests are done in
+their order on the connection's thread; an answer that waits for a backup is given by a second one, so that
+the next request need not wait for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from elastane.slots import frames
+from elastane.slots.connection import prepare
+from elastane.slots.frames import CopyBegin, CopyEnd, CopyPart, Error, Header, SlotFrameError
+from elastane.slots.handshake import admit
+from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
+from elastane_common.errors import ElastaneError, RefusedError
+from elastane_ps.copying import Receiving
+from elastane_ps.figures import Figures
+from elastane_ps.replication import Replication
+from elastane_ps.requests import Answer, PsFault, Requests, timed
+from elastane_ps.staging import Staging
+from elastane_shards.errors import ShardsError
+
+_log = structlog.get_logger(__name__)
+
+CONNECTIONS_MAX: Final = 256
+#: Callers that have not proved the secret yet.
+STRANGERS_MAX: Final = 128
+_BACKLOG: Final = 256
+#: How long the rest of a refused frame is read.
+_REFUSED_SECONDS: Final = 1.0
+
+
+class DataPort:
+    """Listens on a free port of `host`. secret: of this process for its job. fault: called when the process
+    must end."""
+
+    def __init__(
+        self,
+        host: str,
+        secret: bytes,
+        *,
+        requests: Requests,
+        replication: Replication,
+        receiving: Receiving,
+        figures: Figures,
+        fault: Callable[[BaseException], None],
+        staging: Staging | None = None,
+    ) -> None:
+        self.secret = secret
+        self._requests, self._replication, self._receiving = requests, replication, receiving
+        self._figures, self._fault = figures, fault
+        self._staging = staging or Staging()
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._strangers = 0
+        self._listener = _listen(host)
+        bracketed = f"[{host}]" if ":" in host else host
+        self.address = f"{bracketed}:{self._listener.getsockname()[1]}"
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept, name="elastane-ps-port", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening and end all connections. Idempotent."""
+        self._closing = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closing:
+                    return
+                time.sleep(0.05)  # no descriptors are left; the caller tries again
+                continue
+            with self._lock:
+                full = len(self._connections) >= CONNECTIONS_MAX + STRANGERS_MAX
+                full = full or self._strangers >= STRANGERS_MAX
+                if not full:
+                    self._connections.add(connection)
+                    self._strangers += 1
+            if full:
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        answers = _Answers(connection, self._figures)
+        try:
+            with connection:
+                try:
+                    prepare(connection)
+                    admit(connection, self.secret)
+                finally:
+                    with self._lock:
+                        self._strangers -= 1
+                self._listen_to(connection, answers)
+        except (OSError, ElastaneError, ShardsError) as error:
+            if not self._closing:
+                _log.debug("a connection to the data port ended", error=str(error))
+        finally:
+            answers.close()
+            with self._lock:
+                self._connections.discard(connection)
+
+    def _listen_to(self, connection: socket.socket, answers: _Answers) -> None:
+        while (prefix := read_prefix(connection)) is not None:
+            began = time.monotonic()
+            number = prefix.number
+            try:
+                header = read_header(connection, prefix)
+                if self._body_bytes(header) != prefix.body_bytes:
+                    raise SlotFrameError(f"a {prefix.kind.name} with a body of {prefix.body_bytes} bytes")
+            except (ElastaneError, ShardsError) as error:
+                answers.refuse(number, error)
+                raise
+            body = self._staging.take(prefix.body_bytes)
+            given_back = False
+            try:
+                read_into(connection, body)
+                answer = self._do(header, body)
+                if answer is not None:
+                    received = prefix.body_bytes + prefix.header_bytes
+                    given_back = answers.give(
+                        number, answer, header, began, received, self._staging, len(body)
+                    )
+            except (ElastaneError, ShardsError) as error:
+                answers.refuse(number, error)
+                raise
+            except (PsFault, MemoryError, RuntimeError) as error:
+                self._fault(error)
+                raise SlotFrameError("this parameter server ends") from error
+            finally:
+                if not given_back:
+                    self._staging.give_back(len(body))
+
+    def _body_bytes(self, header: Header) -> int:
+        if isinstance(header, frames.Replicate | frames.ReplicateInit | frames.ReplicateClose):
+            return self._replication.body_bytes(header)
+        if isinstance(header, CopyBegin | CopyPart | CopyEnd):
+            return self._receiving.body_bytes(header)
+        return self._requests.body_bytes(header)
+
+    def _do(self, header: Header, body: memoryview) -> Answer | None:
+        if isinstance(header, frames.Replicate | frames.ReplicateInit | frames.ReplicateClose):
+            replicated = self._replication.do(header, body)
+            return Answer(lambda: (replicated, ()))
+        if isinstance(header, CopyBegin | CopyPart | CopyEnd):
+            done = self._receiving.do(header, body)
+            return None if done is None else Answer(lambda: (done, ()))
+        return self._requests.do(header, body)
+
+
+class _Answers:
+    """Answers of one connection, in the order of its requests."""
+
+    def __init__(self, connection: socket.socket, figures: Figures) -> None:
+        self._connection, self._figures = connection, figures
+        self._sending = threading.Lock()
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._count = 0
+        self._thread: threading.Thread | None = None
+
+    def give(
+        self,
+        number: int,
+        answer: Answer,
+        header: Header,
+        began: float,
+        received: int,
+        staging: Staging,
+        staged: int,
+    ) -> bool:
+        """Answer a request. True if that happens later, and gives the request's memory back then."""
+
+        def now() -> None:
+            said, body = answer.make()
+            sent = self._write(said, number, body)
+            timed(self._figures, header, began, received, sent)
+
+        if self._thread is None and not answer.waits:
+            now()
+            return False
+
+        def later() -> None:
+            try:
+                now()
+            finally:
+                staging.give_back(staged)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="elastane-ps-answers", daemon=True)
+            self._thread.start()
+        self._waiting.put(later)
+        return True
+
+    def refuse(self, number: int, error: Exception) -> None:
+        """Say what was wrong, before the connection is closed."""
+        code = error.code if isinstance(error, ElastaneError) else SlotFrameError.code
+        with suppress(OSError, ElastaneError):
+            self._write(Error(code, str(error)[:2000]), number, ())
+            # The rest is read: the kernel would answer it by a reset, which takes the error away.
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.settimeout(_REFUSED_SECONDS)
+            until = time.monotonic() + _REFUSED_SECONDS
+            while time.monotonic() < until and self._connection.recv(1 << 16):
+                pass
+
+    def close(self) -> None:
+        self._waiting.put(None)
+
+    def _write(self, header: Header, number: int, body: Sequence[Piece]) -> int:
+        with self._sending:
+            return write_frame(self._connection, header, number, body)
+
+    def _run(self) -> None:
+        while (later := self._waiting.get()) is not None:
+            with suppress(OSError, ElastaneError):
+                later()
+
+
+def _listen(host: str) -> socket.socket:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind(place)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise RefusedError(
+            f"this parameter server cannot listen at {host}: {error.strerror or error}",
+            hint="set ELASTANE_PS_HOST to the address of this machine at which workers reach it",
+            host=host,
+        ) from error
+    return listener

@@ -147,7 +147,9 @@ class FakePs:
         self.read[slot] = place.life, place.since
         stored, names = self.disk.get(slot, (b"", []))
         record = SlotRecord.decode(stored, place.since) if stored else SlotRecord()
-        record.restored(place.life, place.fence, place.since)
+        snapshot_life = record.life if stored else -1
+        if snapshot_life < place.life:
+            record.restored(place.life, place.fence, place.since)
         self.held.hold(slot, record)
         self.names[slot] = list(names)
         restored = ps_pb2.SlotRestored(
@@ -157,6 +159,7 @@ class FakePs:
             applied=record.applied.encode(),
             snapshot="disk" if stored else "",
             since=place.since,
+            snapshot_life=snapshot_life,
         )
         self.say(restored=restored)
 

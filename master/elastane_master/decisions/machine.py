@@ -160,7 +160,7 @@ class JobMachine:
         try:
             _HANDLERS.get(type(event), operators.request)(ctx, event)
             if type(event) in _ABOUT_SLOTS or self.state.slots.map is not slot_map:
-                settling.settle(ctx, slot_map)
+                settling.settle(ctx, slot_map, joined=isinstance(event, slot_events.PsJoined))
             step_boundary.release(ctx)
             deadline_on_spot.settle(ctx)
             budget.settle(ctx)

@@ -55,7 +55,8 @@ class PsStreamLost(Event, frozen=True, tag=True):
 class SlotRestored(Event, frozen=True, tag=True):
     """A slot was read from its newest snapshot. applied: the names in it (AppliedSet.encode).
 
-    since: generation of the map that gave the slot to this process in this life.
+    since: generation of the map that gave the slot to this process in this life. snapshot_life: of the slot
+    in the snapshot.
     """
 
     ps: str
@@ -67,6 +68,7 @@ class SlotRestored(Event, frozen=True, tag=True):
     snapshot: str = ""
     rejected: tuple[str, ...] = ()
     since: int = 0
+    snapshot_life: int = 0
 
 
 class SlotCopied(Event, frozen=True, tag=True):

@@ -216,7 +216,7 @@ class PsHello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., ps_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldSlot, _Mapping]]] = ..., generation: _Optional[int] = ..., lease_seen: _Optional[int] = ...) -> None: ...
 
 class SlotRestored(_message.Message):
-    __slots__ = ("slot", "life", "version", "applied", "snapshot", "rejected", "since")
+    __slots__ = ("slot", "life", "version", "applied", "snapshot", "rejected", "since", "snapshot_life")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,7 @@ class SlotRestored(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_LIFE_FIELD_NUMBER: _ClassVar[int]
     slot: int
     life: int
     version: int
@@ -231,7 +232,8 @@ class SlotRestored(_message.Message):
     snapshot: str
     rejected: _containers.RepeatedScalarFieldContainer[str]
     since: int
-    def __init__(self, slot: _Optional[int] = ..., life: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[bytes] = ..., snapshot: _Optional[str] = ..., rejected: _Optional[_Iterable[str]] = ..., since: _Optional[int] = ...) -> None: ...
+    snapshot_life: int
+    def __init__(self, slot: _Optional[int] = ..., life: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[bytes] = ..., snapshot: _Optional[str] = ..., rejected: _Optional[_Iterable[str]] = ..., since: _Optional[int] = ..., snapshot_life: _Optional[int] = ...) -> None: ...
 
 class SlotCopied(_message.Message):
     __slots__ = ("slot", "ps_id", "begun", "version")

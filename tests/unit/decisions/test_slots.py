@@ -265,6 +265,34 @@ def test_a_snapshot_is_taken_once_for_a_life() -> None:
         job.do(msgspec.structs.replace(event, slot=1, applied=b"\xff"))
 
 
+def test_a_snapshot_of_a_later_life_is_followed_by_a_life_of_its_own() -> None:
+    """As where a job begins with the snapshots of another."""
+    job = SlotsDriver()
+    job.ps("ps-0")
+    job.do(said.ModelRegistered("w", MODEL))
+    place = job.map.places[0]
+    event = said.SlotRestored(
+        "ps-0", job.sessions["ps-0"], 0, 0, 1, names(0), "s", since=place.since, snapshot_life=3
+    )
+    job.do(event)
+    assert (job.map.places[0].life, job.map.places[0].restoring) == (4, True)
+    again = msgspec.structs.replace(event, life=4, since=job.map.places[0].since)
+    job.do(again)
+    assert job.map.places[0].served and job.map.places[0].life == 4
+
+
+def test_what_was_asked_is_asked_again_of_who_returns() -> None:
+    job = begun(dataset={"max_attempts": 1})
+    [task] = job.lease()
+    job.report(task, "bad")
+    before = job.map
+    held = [said.HeldSlot(s, 0, since=p.since) for s, p in enumerate(before.places) if p.owner == "ps-1"]
+    job.lose("ps-1")
+    job.heard(told.CloseTasks)
+    job.ps("ps-1", held=held, generation=before.generation)
+    assert job.map == before and "ps-1" in dict(job.heard(told.CloseTasks))
+
+
 def test_a_slot_without_any_snapshot_waits_if_something_is_done() -> None:
     job = begun("ps-0")
     [task] = job.lease()

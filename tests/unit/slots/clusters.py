@@ -196,7 +196,9 @@ class ClusterRun(Run):
         except IllegalTransition:
             return
 
-    def _was_restored(self, slot: int, name: str, life: int, applied: list[TaskName], since: int) -> None:
+    def _was_restored(
+        self, slot: int, name: str, life: int, applied: list[TaskName], since: int, snapshot_life: int
+    ) -> None:
         place = self.map.places[slot]
         if not place.restoring or (place.owner, place.life, place.since) != (name, life, since):
             return
@@ -305,10 +307,12 @@ class ClusterRun(Run):
             if self.stored[slot]:
                 stored, names = self.rng.choice(self.stored[slot][-3:])
             record = SlotRecord.decode(stored, since=place.since)
-            record.restored(place.life, place.fence if self.plan.fences else 0, place.since)
-            server.copies[slot] = Replica(record, list(names))
-            told = list(names)
-            self._tell(server, lambda: self._was_restored(slot, server.name, place.life, told, place.since))
+            told, snapshot_life = list(names), record.life if self.stored[slot] else -1
+            if snapshot_life < place.life:
+                record.restored(place.life, place.fence if self.plan.fences else 0, place.since)
+                server.copies[slot] = Replica(record, list(names))
+            news = slot, server.name, place.life, told, place.since, snapshot_life
+            self._tell(server, lambda: self._was_restored(*news))
             return
         if slot not in server.held:
             replica = server.copies.pop(slot, None)

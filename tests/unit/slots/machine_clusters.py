@@ -197,8 +197,9 @@ class MachineRun(ClusterRun):
         )
         for slot, (life, since) in server.read.items():
             place = server.map.places[slot]
-            if place.restoring and (place.owner, place.life, place.since) == (name, life, since):
-                again = slot, name, life, list(server.copies[slot].names), since
+            given = (place.owner, place.life, place.since) == (name, life, since)
+            if place.restoring and given and slot in server.copies:
+                again = slot, name, life, list(server.copies[slot].names), since, -1
                 self._tell(server, lambda again=again: self._was_restored(*again))
 
     def _forget(self, name: str) -> None:
@@ -262,14 +263,25 @@ class MachineRun(ClusterRun):
         if teller in self.sessions:
             self.do(slot_events.SlotCopied(teller, self.sessions[teller], slot, name, begun))
 
-    def _was_restored(self, slot: int, name: str, life: int, applied: list[TaskName], since: int) -> None:
+    def _was_restored(
+        self, slot: int, name: str, life: int, applied: list[TaskName], since: int, snapshot_life: int
+    ) -> None:
         names = AppliedSet()
         for task in applied:
             names.add(task)
-        snapshot = "snapshot" if life or applied else ""
+        snapshot = "snapshot" if life or applied or snapshot_life >= 0 else ""
         self.do(
             slot_events.SlotRestored(
-                name, self.sessions[name], slot, life, names.count, names.encode(), snapshot, since=since
+                name,
+                self.sessions[name],
+                slot,
+                life,
+                names.count,
+                names.encode(),
+                snapshot,
+                (),
+                since,
+                snapshot_life,
             )
         )
 

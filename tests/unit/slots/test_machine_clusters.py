@@ -27,6 +27,8 @@ FAULTS: dict[str, dict[str, Any]] = {
     "epochs": {"epochs": 5, "kills": 5},
     "a store that loses writes": {"losses": 3, "restarts": 1},
     "a store that loses writes, backups": {"losses": 3, "copies": 2},
+    "all": {"restarts": 2, "losses": 1, "cuts": 2, "kills": 4, "attempts": 3, "epochs": 2},
+    "all, backups": {"restarts": 2, "losses": 1, "cuts": 2, "kills": 4, "attempts": 3, "copies": 2},
 }
 
 

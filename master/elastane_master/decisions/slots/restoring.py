@@ -8,7 +8,7 @@ from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.slot_book import PsRecord
 from elastane_master.decisions.slot_events import SlotRestored
-from elastane_master.decisions.slots import closing, finishing, processes
+from elastane_master.decisions.slots import closing, finishing, processes, returning
 from elastane_proto.history import events as history
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
@@ -48,6 +48,11 @@ def restored(ctx: DecisionContext, event: SlotRestored) -> None:
     place = book.map.places[event.slot]
     told = (event.ps, event.life, event.since)
     if not place.restoring or (place.owner, place.life, place.since) != told:
+        return
+    if event.snapshot and event.snapshot_life >= event.life:
+        # Answers of the snapshot's life, or of one that followed it, must not count for this one.
+        ctx.touch()
+        returning.begin_life(book, event.slot, event.ps, event.snapshot_life + 1)
         return
     pushing = [(name, queue) for name, queue in ctx.queues.dynamic.items() if queue.pushes]
     if not event.snapshot and any(_has_done(queue) for _, queue in pushing):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from elastane_master.decisions.decision_context import DecisionContext
+from elastane_master.decisions.slot_book import SlotBook
 from elastane_master.decisions.slot_events import PsJoined
 from elastane_slots.slot_map import SlotMap, SlotPlace
 
@@ -47,6 +48,14 @@ def lift(ctx: DecisionContext, event: PsJoined) -> None:
             places[held.slot] = SlotPlace(event.ps, life=place.life, fence=place.fence, since=held.since)
     if tuple(places) != book.map.places or event.generation > book.map.generation:
         book.map = SlotMap(generation, tuple(places))
+
+
+def begin_life(book: SlotBook, slot: int, owner: str, life: int) -> None:
+    """Have a slot be restored in a life that is later than all that are known."""
+    assert book.map is not None
+    generation, places = book.map.generation + 1, list(book.map.places)
+    places[slot] = SlotPlace(owner, life=life, fence=book.leases, since=generation, restoring=True)
+    book.map = SlotMap(generation, tuple(places))
 
 
 def settle_claims(ctx: DecisionContext) -> None:

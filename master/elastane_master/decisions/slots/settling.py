@@ -8,10 +8,11 @@ from elastane_master.decisions.slots import checkpoints, closing, copies, finish
 from elastane_slots.slot_map import SlotMap
 
 
-def settle(ctx: DecisionContext, before: SlotMap | None) -> None:
+def settle(ctx: DecisionContext, before: SlotMap | None, *, joined: bool) -> None:
     """Give slots without owners to processes, begin copies, and tell everybody of another map.
 
-    before: the map before the event. What was asked of owners is asked again of the new ones.
+    before: the map before the event. joined: a process has come, which may not have heard what it was asked.
+    What was asked of owners is asked again after both.
     """
     book = ctx.state.slots
     if book.map is None:
@@ -26,6 +27,7 @@ def settle(ctx: DecisionContext, before: SlotMap | None) -> None:
         copies.begin(ctx)
     if book.map is not before:
         ctx.emit(SendMap(processes.told_map(book)))
+    if joined or book.map is not before:
         closing.ask_again(ctx)
         finishing.ask(ctx)
         checkpoints.ask_again(ctx)

@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from elastane.slots.map_message import map_from_proto
 from elastane.tables.spec_proto import to_proto
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ps_pb2, ps_pb2_grpc, shard_pb2, shard_pb2_grpc
 from elastane_ps.environment import PsEnvironment
 from elastane_ps.process import PsProcess
-from elastane_ps.translate import map_from_proto
 from elastane_slots.slot_map import SlotMap
 from integration.master_support import serving_master
 from unit.ps.cluster import DIGEST, Returned, Worker

@@ -24,6 +24,7 @@ from elastane_common.errors import (
 
 if TYPE_CHECKING:
     from elastane.runtime.job import Job
+    from elastane.runtime.slots.row_optimizer import RowOptimizer
 
 # A loader that the script creates later, as for validation, forks its data workers while this process talks
 # to the master. gRPC's fork handlers are not made for that: they can abort the child, or block in it for
@@ -61,6 +62,15 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
     return open_job(seed, distributed_calls=distributed_calls)
 
 
+def __getattr__(name: str) -> object:
+    """RowOptimizer is loaded when it is used: it needs torch."""
+    if name == "RowOptimizer":
+        from elastane.runtime.slots.row_optimizer import RowOptimizer
+
+        return RowOptimizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def save_model(path: str | os.PathLike[str]) -> str:
     """Upload the trained model to the folder that the variable MODEL_URL names, and return its URL there.
 
@@ -88,6 +98,7 @@ __all__ = [
     "ElastaneError",
     "MasterUnreachableError",
     "RefusedError",
+    "RowOptimizer",
     "StepError",
     "UnsupportedError",
     "__version__",

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 import structlog
 
 from elastane.slots.frames import ReplicateClose
+from elastane.slots.map_message import ToldMap, map_from_proto, wire_of
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.spec import ModelSpec
 from elastane.tables.spec_proto import from_proto
@@ -36,7 +37,6 @@ from elastane_ps.replication import Replication
 from elastane_ps.requests import PsFault, Requests, Settings
 from elastane_ps.saving import Saving
 from elastane_ps.serving import DataPort
-from elastane_ps.translate import ToldMap, map_from_proto, wire_of
 from elastane_shards.errors import ShardsError
 from elastane_slots.held_slots import HeldSlots, SlotRecord
 from elastane_slots.slot_map import SlotPlace

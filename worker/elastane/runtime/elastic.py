@@ -37,6 +37,12 @@ from elastane.runtime.prepared_objects import (
 from elastane.runtime.report import write_elastic_report, write_pipeline_report
 from elastane.runtime.rng_watch import OutsideRank, RngWatch, refuse_rank_seed
 from elastane.runtime.sampler_epoch import watch_set_epoch
+from elastane.runtime.slots.errors import PsModeError
+from elastane.runtime.slots.model import PsArguments
+from elastane.runtime.slots.prepared import PreparedPs
+from elastane.runtime.slots.remote import prepare_remote
+from elastane.runtime.slots.reports import PushingTasks
+from elastane.runtime.slots.task import PushTask
 from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskSession, lease_tasks
 from elastane.runtime.trainer import Trainer
@@ -228,6 +234,11 @@ class ElasticJob(Job):
     def _check_unprepared(self, name: str) -> None:
         if self._trainer is not None:
             raise prepared_already(name)
+        if self._ps is not None:
+            raise PsModeError(
+                f"job.{name} was called beside prepare_ps",
+                hint="call one of them",
+            )
         if self._task_session is not None:
             raise StepError(
                 f"job.{name} was called after job.tasks", hint="a job either trains or leases tasks, not both"
@@ -346,7 +357,15 @@ class ElasticJob(Job):
             raise StepError("job.log was called before job.prepare")
         self._trainer.steps.log(values)
 
-    def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LeasedTask]:
+    def _prepare_ps(self, given: PsArguments) -> PreparedPs:
+        if self._trainer is not None:
+            raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
+        self._watch.stop()
+        return prepare_remote(self._environment, given, self._seed or 0)
+
+    def tasks(
+        self, dataset: str, *, size: int, task_size: int, **settings: Any
+    ) -> Iterator[LeasedTask | PushTask]:
         if self._trainer is not None:
             raise StepError(
                 "job.tasks was called after job.prepare", hint="a job either trains or leases tasks, not both"
@@ -360,5 +379,6 @@ class ElasticJob(Job):
             size=size,
             task_size=task_size,
             seed=self._seed or 0,
+            pushes=PushingTasks(self._ps) if self._ps is not None else None,
             **settings,
         )

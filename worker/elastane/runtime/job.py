@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -18,6 +19,9 @@ from elastane.runtime.carried import Carried, CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.pipelines.arguments import PipelineArguments
 from elastane.runtime.schedules import Lengths, schedule_warnings
+from elastane.runtime.slots.errors import NotPushedError, PsModeError
+from elastane.runtime.slots.model import Initial, PsArguments, RowsOf
+from elastane.runtime.slots.prepared import PreparedPs, Push
 from elastane.tracking.tracker import parse_specs
 from elastane_common import determinism
 from elastane_common.errors import StepError
@@ -51,6 +55,7 @@ class Job(abc.ABC):
         self._trackers = parse_specs(environment.log_to or "")
         self._training = False
         self._schedules: tuple[list[Any], Lengths] | None = None
+        self._ps: PreparedPs | None = None
         torch.set_num_threads(environment.torch_threads)
         determinism.apply(environment.determinism)
         if self._seed is not None:
@@ -114,6 +119,74 @@ class Job(abc.ABC):
     @abc.abstractmethod
     def _prepare_pipeline(self, given: PipelineArguments) -> Any:
         """Carry out `prepare_pipeline`."""
+
+    def prepare_ps(
+        self,
+        net: Any,
+        optimizer: Any,
+        *,
+        rows: RowsOf | None = None,
+        initial: Initial | Mapping[str, Initial] | None = None,
+    ) -> Any:
+        """Train asynchronously, with weights and optimizer at parameter servers: in place of `prepare`, once.
+
+            model, optimizer = job.prepare_ps(model, optimizer)
+            for task in job.tasks("clicks", size=..., task_size=...):
+                with job.push(task):
+                    loss_of(model, task.indices).backward()
+
+        Every task's gradients are applied once in every part of the model, whoever joins, leaves or dies.
+        Returns model and optimizer, as they were passed. nn.Embedding and nn.EmbeddingBag with sparse=True
+        become remote in place: only the rows that a task uses are pulled, and they are no parameters any
+        more, so they may be built on the meta device. Without a master everything is in this process, with
+        the bits of one worker. There is no optimizer.step().
+
+        optimizer: torch.optim.SGD, Adagrad, Adam or AdamW, or a list; embeddings need elastane.RowOptimizer,
+        SparseAdam or plain SGD. Rates are read at every push: schedulers are stepped as ever. rows: function
+        of a task's positions that returns, by name of an embedding, the ids that it will use: they are
+        pulled with the dense weights, in one request; others are pulled when they are used. initial:
+        ("uniform" | "normal" | "zeros", scale) of new rows, or by name of the embedding; scale is the bound
+        or the standard deviation. Default: normal, 1.0. Raises PsModelError, PsOptimizerError, PsModeError.
+        """
+        if self._ps is not None:
+            raise prepared_already("prepare_ps")
+        self._ps = self._prepare_ps(PsArguments(net, optimizer, rows, initial))
+        if self._seed is not None:
+            seed_all(self._seed)
+        return net, optimizer
+
+    def _prepare_ps(self, given: PsArguments) -> PreparedPs:
+        """Carry out `prepare_ps`; hook for the mode."""
+        raise PsModeError(
+            f"{type(self).__name__} knows no parameter servers",
+            hint="start the script with `elastane run --ps 2`, or alone with python",
+        )
+
+    def push(self, task: Any) -> Push:
+        """Return the block in which a task's gradients are computed; they are pushed where it ends.
+
+        Weights are pulled where it begins, and gradients are None then. Several backward() add up. After the
+        block: `push.applied`, `push.staleness`. A task that is given back, as after the death of a parameter
+        server, comes again later, and `applied` is False. Raises NotPushedError, NonFiniteGradientError,
+        PsUnreachableError.
+        """
+        return self._require_ps("push").push(task)
+
+    def skip(self, task: Any) -> None:
+        """Count a task as done without gradients. Raises NotPushedError, PsUnreachableError."""
+        self._require_ps("skip").skip(task)
+
+    def evaluate(self) -> AbstractContextManager[None]:
+        """Return a block without gradients in which the model has the parameter servers' newest weights.
+
+        Between tasks, or after the last; other workers go on pushing meanwhile. Raises PsUnreachableError.
+        """
+        return self._require_ps("evaluate").evaluate()
+
+    def _require_ps(self, name: str) -> PreparedPs:
+        if self._ps is None:
+            raise NotPushedError(f"job.{name} was called before job.prepare_ps")
+        return self._ps
 
     def register(self, name: str, value: Any) -> None:
         """Keep a separate state of `value` for every EST, as stock ranks do; call it before `prepare`.

@@ -33,6 +33,12 @@ from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
 from elastane.runtime.report import write_pipeline_report, write_stock_report
+from elastane.runtime.slots.dense import DenseMemory
+from elastane.runtime.slots.errors import PsModeError
+from elastane.runtime.slots.local import LocalSlots
+from elastane.runtime.slots.model import PsArguments, model_parts
+from elastane.runtime.slots.prepared import PreparedPs
+from elastane.runtime.slots.task import PushTask
 from elastane.runtime.step_trace import StepTrace, open_trace
 from elastane.state.unit_fingerprint import pieces
 from elastane.state.unit_state import UnitState
@@ -236,6 +242,11 @@ class LocalJob(Job):
         """Raise StepError if the script has been prepared, as in a ring."""
         if self._calls is not None:
             raise prepared_already(name)
+        if self._ps is not None:
+            raise PsModeError(
+                f"job.{name} was called beside prepare_ps",
+                hint="call one of them",
+            )
 
     def _log_loss(self, name: str, value: torch.Tensor) -> None:
         self._pending.setdefault(name, value)
@@ -261,14 +272,30 @@ class PlainJob(LocalJob):
             seed_all(self._seed)
         return _replaced(objects, {id(prepared.loader): loader})
 
-    def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
+    def _prepare_ps(self, given: PsArguments) -> PreparedPs:
+        if self._calls is not None:
+            raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
+        parts = model_parts(given, seed=self._seed or 0)
+        memory = DenseMemory(parts.spec, parts.dense)
+        return PreparedPs(given, parts, memory, LocalSlots(parts.spec, memory), "refuse")
+
+    def tasks(
+        self, dataset: str, *, size: int, task_size: int, **settings: Any
+    ) -> Iterator[LocalTask | PushTask]:
         if size < 1 or task_size < 1:
             raise UnsupportedError(
                 f"dataset {dataset!r}: size {size}, task_size {task_size}: both at least 1"
             )
-        for _ in range(int(settings.get("epochs", 1))):
+        for epoch in range(int(settings.get("epochs", 1))):
             for index, start in enumerate(range(0, size, task_size)):
-                yield LocalTask(index, range(start, min(start + task_size, size)))
+                indices = range(start, min(start + task_size, size))
+                if self._ps is None:
+                    yield LocalTask(index, indices)
+                    continue
+                task = PushTask(epoch, index, indices, dataset=dataset)
+                self._ps.begin(task)
+                yield task
+                self._ps.end()
 
 
 class DdpJob(LocalJob):

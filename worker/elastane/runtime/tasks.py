@@ -22,6 +22,8 @@ from elastane.runtime.leased_ahead import LeasedAhead
 from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.session import MasterSession
+from elastane.runtime.slots.reports import PushingTasks
+from elastane.runtime.slots.task import PushTask
 from elastane.task_stream import TaskStream
 from elastane_common.client import MasterClient
 from elastane_common.errors import ElastaneError, StepError, WorkerReplacedError
@@ -56,12 +58,13 @@ def lease_tasks(
     max_attempts: int = DEFAULTS.max_attempts,
     prefetch: int = 0,
     seed: int = 0,
-) -> Iterator[LeasedTask]:
+    pushes: PushingTasks | None = None,
+) -> Iterator[LeasedTask | PushTask]:
     """Yield the tasks this worker gets of `dataset`, until every one is done (see `Job.tasks`).
 
     The first worker creates the dataset; a worker with other settings is refused. A repeated task draws the
     random numbers of its first attempt. seed: base of the tasks' seeds when they are leased in advance.
-    Raises StepError if tasks were parked as FAILED.
+    pushes: of tasks whose gradients are pushed. Raises StepError if tasks were parked as FAILED.
     """
     if not 0 <= prefetch <= PREFETCH_MAX:
         raise StepError(
@@ -71,13 +74,16 @@ def lease_tasks(
         range=shard_pb2.RangeSource(size=size), task_size=task_size, epochs=epochs, max_attempts=max_attempts
     )
     settings.lease.FromNanoseconds(int(lease_seconds * 1e9))
+    settings.pushes = pushes is not None
     worker_session.exits.finished = False
     client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
     stream = TaskStream(client)
     try:
         client.create_dataset(environment.job, dataset, settings)
         source = _Source(environment, dataset, client, stream, worker_session)
-        if prefetch:
+        if pushes is not None:
+            yield from _pushed_one_by_one(source, pushes)
+        elif prefetch:
             yield from _leased_ahead(source, LeasedAhead(prefetch, task_size, lease_seconds), seed)
         else:
             yield from _leased_one_by_one(source)
@@ -144,6 +150,30 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
                 generators.restore(states)
             yield LeasedTask(task.epoch, task.index, range(task.range.start, task.range.end), task.attempt)
             finished.append(shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt))
+
+
+def _pushed_one_by_one(source: _Source, pushes: PushingTasks) -> Iterator[PushTask]:
+    """Lease each task when every slot has said what becomes of the previous one."""
+    generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
+    worker_session = source.worker_session
+    finished: list[shard_pb2.TaskReport] = []
+    while True:
+        worker_session.require_newest()
+        most = 0 if worker_session.leaving else 1
+        source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
+        response = source.stream.receive()
+        finished = []
+        if worker_session.leaving:
+            worker_session.exits.sent_away(worker_session.done, worker_session.drain)
+        if response.complete:
+            return
+        for leased in response.tasks:
+            # The states of the first lease, so that a task that is leased again draws the same augmentation.
+            if states := rng_from_proto(leased.rng):
+                generators.restore(states)
+            task = pushes.begin(source.dataset, leased)
+            yield task
+            finished += pushes.end(task)
 
 
 def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[LeasedTask]:

@@ -19,7 +19,9 @@ OWN_PACKAGES: Final = (
     "elastane_common",
     "elastane_master",
     "elastane_proto",
+    "elastane_ps",
     "elastane_shards",
+    "elastane_slots",
 )
 
 

@@ -114,7 +114,9 @@ class PsConnection:
             while (prefix := read_prefix(self._socket)) is not None:
                 header = read_header(self._socket, prefix)
                 if isinstance(header, Error):
-                    raise SlotFrameError(f"{self.address} refused a frame: {header.message}")
+                    raise SlotFrameError(
+                        f"{self.address} refused a frame: {header.message}", refused=header.code
+                    )
                 with self._state:
                     future, into = self._pending.get(prefix.number, (None, anywhere))
                 if future is None:

@@ -1,4 +1,4 @@
-"""Slot maps and settings of the master's messages."""
+"""Slot maps and settings in the master's messages."""
 
 from __future__ import annotations
 

@@ -1,0 +1,129 @@
+"""A script with prepare_ps at a real master, with parameter servers and workers as processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastane_common.client import MasterClient
+from elastane_proto.v1 import job_pb2
+from integration.master_support import serving_master
+from integration.ps_runs import PsRun, plain, ps_run
+
+
+async def with_master(folder: Path, script: list[str], scenario: Callable[[PsRun], None]) -> None:
+    async with serving_master(folder / "state") as (master, _):
+
+        def run() -> None:
+            with ps_run(master.address, folder, script) as found:
+                scenario(found)
+
+        await asyncio.to_thread(run)
+
+
+def counted_once(run: PsRun, result: dict[str, Any], tasks: int, epochs: int = 1) -> None:
+    """Every gradient is in the weights once, and every slot has every name."""
+    assert result["dense"] == [-float(tasks * epochs)]
+    assert result["wrong_rows"] == [] and result["columns"] == 1
+    names = {(epoch, task) for epoch in range(epochs) for task in range(tasks)}
+    assert all(applied == names for applied in run.applied())
+
+
+@pytest.mark.parametrize("ps", [1, 3])
+async def test_one_worker_has_the_bits_of_plain_mode(tmp_path: Path, ps: int) -> None:
+    script = ["--model", "deep", "--tasks", "12"]
+
+    def scenario(run: PsRun) -> None:
+        run.create()
+        for number in range(ps):
+            run.start_ps(f"ps-{number}")
+        run.start_worker("w0")
+        assert run.wait("w0") == 0
+        assert run.result("w0")["digest"] == plain(run.folder, script)["digest"]
+
+    await with_master(tmp_path, script, scenario)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+async def test_every_gradient_counts_once_while_servers_and_workers_are_killed(
+    tmp_path: Path, copies: int
+) -> None:
+    tasks, epochs = 60, 2
+    script = ["--tasks", str(tasks), "--epochs", str(epochs), "--busy-seconds", "0.15", "--ahead"]
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_replicas=copies - 1, ps_slots=16, ps_staleness=7, workers_max=4)
+        for number in range(2):
+            run.start_ps(f"ps-{number}")
+        for number in range(2):
+            run.start_worker(f"w{number}")
+        run.done_reaches(5)
+        run.settled(copies)
+        run.kill_ps("ps-0")
+        run.start_ps("ps-2")
+        run.done_reaches(25)
+        run.kill_worker("w0")
+        run.start_worker("w2")
+        run.settled(copies)
+        run.kill_ps("ps-1")
+        run.start_ps("ps-3")
+        run.done_reaches(70)
+        run.settled(copies)
+        run.processes["ps-2"].terminate()
+        assert [run.wait(name) for name in ("w1", "w2")] == [0, 0]
+        counted_once(run, run.result("w1"), tasks, epochs)
+        counted_once(run, run.result("w2"), tasks, epochs)
+        found = run.until(lambda found: True)
+        assert not found.gate.outstanding and not found.gate.returned and not found.left
+        if copies == 2:
+            assert not any(place.life for place in found.map.places)
+
+    await with_master(tmp_path, script, scenario)
+
+
+async def test_a_gradient_that_is_not_finite_fails_the_attempt_and_nothing_of_it_is_applied(
+    tmp_path: Path,
+) -> None:
+    script = ["--tasks", "6", "--not-finite", "3"]
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=4)
+        run.start_ps("ps-0")
+        run.start_worker("w0")
+        assert run.wait("w0") == 82
+        assert all(applied == {(0, task) for task in range(6) if task != 3} for applied in run.applied())
+
+    await with_master(tmp_path, script, scenario)
+
+
+async def test_a_gradient_that_is_not_finite_is_skipped_where_the_job_says_so(tmp_path: Path) -> None:
+    script = ["--tasks", "6", "--not-finite", "3", "--skip", "4"]
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=4, ps_nonfinite=job_pb2.PS_NONFINITE_SKIP)
+        run.start_ps("ps-0")
+        run.start_worker("w0")
+        assert run.wait("w0") == 0
+        assert run.result("w0")["dense"] == [-4.0]
+        assert all(applied == {(0, task) for task in range(6)} for applied in run.applied())
+
+    await with_master(tmp_path, script, scenario)
+
+
+async def test_a_gradient_that_is_not_finite_ends_the_job_where_it_says_so(tmp_path: Path) -> None:
+    script = ["--tasks", "6", "--not-finite", "3"]
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=4, ps_nonfinite=job_pb2.PS_NONFINITE_FAIL)
+        run.start_ps("ps-0")
+        run.start_worker("w0")
+        assert run.wait("w0") == 82
+        with MasterClient(run.address) as client:
+            job = client.get_job("job")
+        assert job.phase == job_pb2.JOB_PHASE_FAILED and "'dense'" in job.reason
+
+    await with_master(tmp_path, script, scenario)

@@ -1,0 +1,72 @@
+"""Parameter servers of a job at a master."""
+
+from __future__ import annotations
+
+import torch
+
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.slots.dense import DenseMemory
+from elastane.runtime.slots.errors import PsModeError
+from elastane.runtime.slots.model import ModelParts, PsArguments, model_parts
+from elastane.runtime.slots.prepared import NonFinite, PreparedPs
+from elastane.slots.map_message import wire_of
+from elastane.slots.map_watch import MapWatch
+from elastane.slots.slot_client import SlotClient
+from elastane.tables.spec_proto import to_proto
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
+from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
+
+_NONFINITE: dict[int, NonFinite] = {job_pb2.PS_NONFINITE_SKIP: "skip", job_pb2.PS_NONFINITE_FAIL: "fail"}
+
+
+def prepare_remote(environment: WorkerEnvironment, given: PsArguments, seed: int) -> PreparedPs:
+    """Register a model with the master, and return it with its weights at parameter servers.
+
+    Raises PsModelError, PsOptimizerError; PsModeError if the job's model is another one;
+    MasterUnreachableError.
+    """
+    client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
+    try:
+        slots = client.get_job(environment.job).settings.ps_slots
+        parts = model_parts(given, slots=slots, seed=seed)
+        memory = DenseMemory(parts.spec, parts.dense)
+        answer = _register(client, environment, parts, memory)
+    except BaseException:
+        client.close()
+        raise
+    spec = parts.spec
+    if wire_of(answer.settings) != spec.wire:
+        parts = model_parts(given, slots=slots, seed=seed, wire=wire_of(answer.settings))
+        memory = DenseMemory(parts.spec, parts.dense)
+    access = SlotClient(
+        parts.spec,
+        MapWatch(client, environment.job, environment.worker_id, answer.map),
+        digest=memory.digest,
+        initial=memory.initial,
+        timeout_seconds=environment.master_timeout_seconds,
+        journal=answer.settings.journal,
+    )
+    return PreparedPs(given, parts, memory, access, _NONFINITE.get(answer.settings.nonfinite, "refuse"))
+
+
+def _register(
+    client: MasterClient, environment: WorkerEnvironment, parts: ModelParts, memory: DenseMemory
+) -> ps_pb2.RegisterModelResponse:
+    model = to_proto(
+        parts.spec,
+        dense_digest=memory.digest,
+        environment={"torch": torch.__version__, "local": parts.local},
+    )
+    request = ps_pb2.RegisterModelRequest(job=environment.job, worker_id=environment.worker_id, model=model)
+    try:
+        answer: ps_pb2.RegisterModelResponse = client.call(
+            ps_pb2_grpc.SlotServiceStub, "RegisterModel", request
+        )
+        return answer
+    except RequestRefusedError as error:
+        raise PsModeError(
+            f"the master refuses the model: {error.args[0]}",
+            hint=error.hint or "every worker must build the same model: elastane.init(seed=...)",
+            **error.facts,
+        ) from error

@@ -1,0 +1,137 @@
+"""Embeddings whose rows are pulled when they are used.
+
+A module of the script becomes one in place: its class changes, so that everything that refers to it goes on,
+and its weight is no parameter any more. The values of a row begin as `elastane_slots.initial_rows` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from elastane.runtime.slots.errors import RowIdError
+from elastane.tables.layout import Ids
+from elastane.tables.spec import PsModelError
+
+#: Returns the rows of ascending ids of a table, as a leaf whose gradient is taken at the end of the task.
+Rows = Callable[[int, Ids], Tensor]
+
+
+class RemoteEmbedding(nn.Embedding):
+    """An nn.Embedding whose rows are at parameter servers."""
+
+    _table: int
+    _name: str
+    _rows: Rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        ids, inverse = _unique(self, input)
+        rows = self._rows(self._table, ids).to(input.device)
+        return functional.embedding(inverse, rows, _place(ids, self.padding_idx))
+
+
+class RemoteEmbeddingBag(nn.EmbeddingBag):
+    """An nn.EmbeddingBag whose rows are at parameter servers."""
+
+    _table: int
+    _name: str
+    _rows: Rows
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        ids, inverse = _unique(self, input)
+        rows = self._rows(self._table, ids).to(input.device)
+        if not len(ids):
+            # torch refuses bags of an empty table
+            rows = torch.cat([rows, rows.new_zeros(1, self.embedding_dim)])
+        return functional.embedding_bag(
+            inverse,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=_place(ids, self.padding_idx),
+        )
+
+
+_REMOTE: Final[dict[type[nn.Module], type[nn.Module]]] = {
+    nn.Embedding: RemoteEmbedding,
+    nn.EmbeddingBag: RemoteEmbeddingBag,
+}
+
+
+def is_sparse(module: nn.Module) -> bool:
+    """True for an embedding whose rows are to be pulled one by one: with sparse=True."""
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag) and bool(module.sparse)
+
+
+def check_embedding(name: str, module: nn.Module) -> None:
+    """Raise PsModelError for an embedding whose rows cannot be remote."""
+    if type(module) not in _REMOTE:
+        raise PsModelError(
+            f"{name!r} is a {type(module).__name__} with sparse=True",
+            hint="rows of nn.Embedding and nn.EmbeddingBag themselves can be remote, not of classes made of"
+            " them",
+            module=name,
+        )
+    assert isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    if module.max_norm is not None:
+        raise PsModelError(
+            f"{name!r} has max_norm={module.max_norm}",
+            hint="it changes rows that are used; leave it out, or use sparse=False",
+            module=name,
+        )
+    if module.scale_grad_by_freq:
+        raise PsModelError(f"{name!r} has scale_grad_by_freq=True", hint="leave it out", module=name)
+    if not module.weight.requires_grad:
+        raise PsModelError(
+            f"{name!r} is frozen", hint="a frozen embedding needs no server: sparse=False", module=name
+        )
+
+
+def make_remote(module: nn.Module, name: str, table: int, rows: Rows) -> None:
+    """Turn an embedding into a remote one, in place; its weight is dropped."""
+    module.__class__ = _REMOTE[type(module)]
+    del module._parameters["weight"]
+    remote = cast(Any, module)
+    remote._table, remote._name = table, name
+    object.__setattr__(module, "_rows", rows)
+
+
+def _unique(module: RemoteEmbedding | RemoteEmbeddingBag, given: Tensor) -> tuple[Ids, Tensor]:
+    """Return the ids, ascending, each once, and the place of every element of `given` among them."""
+    if given.dtype not in (torch.int64, torch.int32):
+        raise RowIdError(
+            f"{module._name!r} was given ids of {given.dtype}", hint="int64 or int32", table=module._name
+        )
+    flat = given.detach().cpu().reshape(-1).to(torch.int64).numpy()
+    wrong = np.flatnonzero((flat < 0) | (flat >= module.num_embeddings))
+    if len(wrong):
+        position, row = int(wrong[0]), int(flat[wrong[0]])
+        raise RowIdError(
+            f"{module._name!r} has no row {row} (element {position} of the ids): it has"
+            f" {module.num_embeddings}",
+            table=module._name,
+            row=row,
+            position=position,
+        )
+    ids, inverse = np.unique(flat, return_inverse=True)
+    return ids, torch.from_numpy(inverse).view(given.shape).to(given.device)
+
+
+def _place(ids: Ids, padding: int | None) -> int | None:
+    """Place of the padding row among `ids`; None if it is not there."""
+    if padding is None:
+        return None
+    place = int(np.searchsorted(ids, padding))
+    return place if place < len(ids) and ids[place] == padding else None

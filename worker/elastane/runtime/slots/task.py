@@ -1,0 +1,32 @@
+"""A leased task whose gradients are pushed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """What is reported of a task. closed: nothing, it is FAILED already.
+
+    lives_sum: of a done one. error: of a failed one, and why one is given back.
+    """
+
+    kind: Literal["done", "returned", "closed", "failed"]
+    lives_sum: int = 0
+    error: str = ""
+
+
+@dataclass
+class PushTask:
+    """Positions `indices` of epoch `epoch`. attempt: 1, or more if the task failed before."""
+
+    epoch: int
+    index: int
+    indices: range
+    attempt: int = 1
+    dataset: str = field(default="", repr=False)
+    lease: int = field(default=0, repr=False)
+    #: Of the oldest slot map that will do.
+    generation: int = field(default=0, repr=False)

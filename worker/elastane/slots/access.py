@@ -1,0 +1,85 @@
+"""What a task asks of slots, wherever they are: at parameter servers, or in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from elastane.tables.layout import Ids, PushPart
+from elastane_slots.pushes import Pulled
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is pulled of a slot. dense: all its blocks. rows: (table, ids), tables ascending."""
+
+    dense: bool = True
+    rows: tuple[tuple[int, Ids], ...] = ()
+
+
+@dataclass(frozen=True)
+class PulledSlot:
+    """What was pulled of a slot. sections: as `SlotLayout.pulled_sections` has them."""
+
+    seen: Pulled
+    sections: Sequence[memoryview]
+
+
+@dataclass(frozen=True)
+class PulledSlots:
+    """returned: why the task is given back; its lease is not served any more. Empty: it is not."""
+
+    slots: dict[int, PulledSlot]
+    returned: str = ""
+
+
+@dataclass(frozen=True)
+class PushedTask:
+    """A task's gradients for all slots; the same bytes whenever it is sent again.
+
+    parts: of all slots; an empty one is a name alone. seen: by slot, as first pulled for the task. rates: by
+    group of the optimizer.
+    """
+
+    dataset: str
+    epoch: int
+    index: int
+    attempt: int
+    lease: int
+    generation: int
+    rates: list[list[float]]
+    parts: dict[int, PushPart]
+    seen: dict[int, Pulled] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PushOutcome:
+    """What became of a task. done: every slot has it; returned: it is given back, uncounted, and leased
+    again; closed: it is FAILED, and nothing of it is applied any more.
+
+    lives_sum: of the lives in the answers, where it is done. staleness: the highest of any slot. versions: by
+    slot, after the push.
+    """
+
+    kind: Literal["done", "returned", "closed"]
+    reason: str = ""
+    lives_sum: int = 0
+    staleness: int = 0
+    versions: dict[int, int] = field(default_factory=dict)
+
+
+class SlotAccess(Protocol):
+    """Thread-safe."""
+
+    def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
+        """Pull slots. lease: of the task; 0 for an evaluation. generation: of the oldest map that will do.
+
+        Raises PsUnreachableError.
+        """
+
+    def push(self, task: PushedTask) -> PushOutcome:
+        """Push a task to all slots, by name, until each has said what becomes of it.
+
+        Raises PsUnreachableError.
+        """

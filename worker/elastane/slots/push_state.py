@@ -1,0 +1,88 @@
+"""What a worker does after a slot's answer to a push or a pull. Pure.
+
+A task is done when every slot has said that it has it, and is reported with the sum of the lives in those
+answers. The same bytes are sent again, under the same name, to whoever the newest map names, as long as a
+slot's answer is not final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from elastane.slots.access import PushOutcome
+from elastane.slots.frames import CODE_OK, CODE_UNINITIALISED, VERDICTS, SlotFrameError
+from elastane_slots.pushes import AGAIN_VERDICTS, DONE_VERDICTS, RETURNED_VERDICTS, Verdict
+
+#: Between two tries, without a newer map: doubles from the first to the last.
+AGAIN_SECONDS_MIN: Final = 0.005
+AGAIN_SECONDS_MAX: Final = 0.1
+_REASONS: Final = {
+    Verdict.RESTORED: "slot {} went back to a snapshot after the lease",
+    Verdict.TOO_OLD: "slot {} has applied too many tasks since the pull",
+}
+
+
+def pause_seconds(rounds: int) -> float:
+    """Return how long to wait for a newer map before the same is asked again. rounds: without an answer."""
+    return float(min(AGAIN_SECONDS_MAX, AGAIN_SECONDS_MIN * 2 ** min(rounds, 10)))
+
+
+def verdict_of(code: int) -> Verdict | None:
+    """Return the verdict of a number; None for CODE_OK and CODE_UNINITIALISED. Raises SlotFrameError."""
+    if code in (CODE_OK, CODE_UNINITIALISED):
+        return None
+    if not 1 <= code <= len(VERDICTS):
+        raise SlotFrameError(f"an answer of number {code}")
+    return VERDICTS[code - 1]
+
+
+class PushState:
+    """A push on its way to `slots`, all slots of the model.
+
+    open: slots without a final answer. uninitialised: those of them that need their initial values first.
+    """
+
+    def __init__(self, slots: Iterable[int]) -> None:
+        self.open = set(slots)
+        self.uninitialised: set[int] = set()
+        self._lives: dict[int, int] = {}
+        self._versions: dict[int, int] = {}
+        self._staleness = 0
+        self._returned = ""
+        self._closed = False
+
+    @property
+    def outcome(self) -> PushOutcome | None:
+        """What becomes of the task; None while it is not known.
+
+        A task that any slot refuses is over: what others still say changes nothing.
+        """
+        if self._closed:
+            return PushOutcome("closed")
+        if self._returned:
+            return PushOutcome("returned", self._returned)
+        if self.open:
+            return None
+        lives, versions = sum(self._lives.values()), dict(self._versions)
+        return PushOutcome("done", lives_sum=lives, staleness=self._staleness, versions=versions)
+
+    def answered(self, slot: int, code: int, life: int, version: int, staleness: int) -> None:
+        """Take a slot's answer. Raises SlotFrameError for one that no parameter server gives."""
+        if code == CODE_UNINITIALISED:
+            self.uninitialised.add(slot)
+            return
+        verdict = verdict_of(code)
+        if verdict is None:
+            raise SlotFrameError(f"a push was answered with {code}")
+        if verdict in AGAIN_VERDICTS or slot not in self.open:
+            return
+        if verdict in DONE_VERDICTS:
+            self.open.discard(slot)
+            self._lives[slot], self._versions[slot] = life, version
+            self._staleness = max(self._staleness, staleness)
+        elif verdict in RETURNED_VERDICTS:
+            self._returned = self._returned or _REASONS[verdict].format(slot)
+        else:
+            self._closed = True
+

@@ -95,9 +95,13 @@ class PsRun:
             )
         )
 
+    def saved(self) -> None:
+        """Wait until there is a snapshot of every slot."""
+        self.until(lambda found: len(found.snapshots) == len(found.map.places))
+
     def done(self) -> int:
         with MasterClient(self.address) as client:
-            return sum(progress.done for progress in client.get_progress("job"))
+            return sum(one.epoch * one.total + one.done for one in client.get_progress("job"))
 
     def done_reaches(self, count: int) -> None:
         waited = threading.Event()
@@ -114,7 +118,8 @@ class PsRun:
             call = stub.WatchMap(ps_pb2.WatchMapRequest(job="job", worker_id="test"))
             told = map_from_proto(next(iter(call)).map)
             call.cancel()
-        connections = {owner: PsConnection(*address) for owner, address in told.addresses.items()}
+        owners = {place.owner for place in told.map.places}
+        connections = {owner: PsConnection(*told.addresses[owner]) for owner in owners}
         found = []
         for slot, place in enumerate(told.map.places):
             inspected = connections[place.owner].send(Inspect(slot)).result(WAIT_SECONDS).header

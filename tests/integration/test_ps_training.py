@@ -63,6 +63,7 @@ async def test_every_gradient_counts_once_while_servers_and_workers_are_killed(
             run.start_worker(f"w{number}")
         run.done_reaches(5)
         run.settled(copies)
+        run.saved()
         run.kill_ps("ps-0")
         run.start_ps("ps-2")
         run.done_reaches(25)
@@ -125,5 +126,22 @@ async def test_a_gradient_that_is_not_finite_ends_the_job_where_it_says_so(tmp_p
         with MasterClient(run.address) as client:
             job = client.get_job("job")
         assert job.phase == job_pb2.JOB_PHASE_FAILED and "'dense'" in job.reason
+
+    await with_master(tmp_path, script, scenario)
+
+
+async def test_tasks_are_pulled_and_pushed_while_others_run(tmp_path: Path) -> None:
+    script = ["--tasks", "60", "--prefetch", "3", "--busy-seconds", "0.01", "--ahead"]
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=16, ps_staleness=5, workers_max=2)
+        for number in range(2):
+            run.start_ps(f"ps-{number}")
+            run.start_worker(f"w{number}")
+        assert [run.wait(name) for name in ("w0", "w1")] == [0, 0]
+        for name in ("w0", "w1"):
+            result = run.result(name)
+            counted_once(run, result, 60)
+            assert all(applied and staleness <= 5 for *_, applied, staleness in result["tasks"])
 
     await with_master(tmp_path, script, scenario)

@@ -357,6 +357,9 @@ class ElasticJob(Job):
             raise StepError("job.log was called before job.prepare")
         self._trainer.steps.log(values)
 
+    def _pushing(self, ahead: int) -> PushingTasks | None:
+        return None if self._ps is None else PushingTasks(self._ps, ahead, own_seeds=self._ps.journal)
+
     def _prepare_ps(self, given: PsArguments) -> PreparedPs:
         if self._trainer is not None:
             raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
@@ -379,6 +382,6 @@ class ElasticJob(Job):
             size=size,
             task_size=task_size,
             seed=self._seed or 0,
-            pushes=PushingTasks(self._ps) if self._ps is not None else None,
+            pushes=self._pushing(settings.get("prefetch", 0)),
             **settings,
         )

@@ -13,13 +13,18 @@ from elastane_proto.v1 import shard_pb2
 
 @dataclass(frozen=True)
 class HeldTask:
-    """A leased task. until: time on the caller's clock up to which the lease is certainly still held."""
+    """A leased task. until: time on the caller's clock up to which the lease is certainly still held.
+
+    lease, generation: number of the lease and generation of the slot map, of a task that pushes.
+    """
 
     epoch: int
     index: int
     indices: range
     attempt: int
     until: float
+    lease: int = 0
+    generation: int = 0
 
 
 class LeasedAhead:
@@ -57,8 +62,8 @@ class LeasedAhead:
         return sum(count for count, _ in self._asked)
 
     def finish(self, task: HeldTask, now: float) -> None:
-        """Note that the script has finished the task taken last."""
-        self._longest_seconds = max(self._longest_seconds or 0.0, now - self._begun_at)
+        """Note that the script has finished the task taken last, and that it is done."""
+        self.ended(now)
         last = self._finished[-1] if self._finished else None
         follows = last is not None and (last.epoch, last.attempt) == (task.epoch, task.attempt)
         if last is not None and follows and last.index + last.count == task.index:
@@ -67,6 +72,19 @@ class LeasedAhead:
             self._finished.append(
                 shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt, count=1)
             )
+
+    def ended(self, now: float) -> None:
+        """Note that the script has finished the task taken last; it is reported by `add` once it is done."""
+        self._longest_seconds = max(self._longest_seconds or 0.0, now - self._begun_at)
+
+    def add(self, report: shard_pb2.TaskReport) -> None:
+        """Send a report with the next request."""
+        self._finished.append(report)
+
+    @property
+    def next(self) -> HeldTask | None:
+        """The task that `take` will return, unless its lease runs out before."""
+        return self._held[0] if self._held else None
 
     def ask(self, now: float, in_hand: bool) -> tuple[int, list[shard_pb2.TaskReport]] | None:
         """Return the number of tasks to request now and the reports to send, or None to wait.
@@ -95,7 +113,17 @@ class LeasedAhead:
                 indices = range(start, min(start + self._task_size, task.range.end))
                 # From the request, not the answer: the master's lease begins later than that.
                 until = asked_at + self._lease_seconds
-                self._held.append(HeldTask(task.epoch, task.index + number, indices, task.attempt, until))
+                self._held.append(
+                    HeldTask(
+                        task.epoch,
+                        task.index + number,
+                        indices,
+                        task.attempt,
+                        until,
+                        task.lease,
+                        task.map_generation,
+                    )
+                )
 
     def take(self, now: float) -> HeldTask | None:
         """Return the next task, or None; tasks whose lease has run out meanwhile are dropped."""

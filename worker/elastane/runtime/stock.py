@@ -295,7 +295,7 @@ class PlainJob(LocalJob):
                 task = PushTask(epoch, index, indices, dataset=dataset)
                 self._ps.begin(task)
                 yield task
-                self._ps.end()
+                self._ps.end().result()
 
 
 class DdpJob(LocalJob):

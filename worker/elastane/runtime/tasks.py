@@ -22,7 +22,7 @@ from elastane.runtime.leased_ahead import LeasedAhead
 from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.session import MasterSession
-from elastane.runtime.slots.reports import PushingTasks
+from elastane.runtime.slots.reports import PushingTasks, held_task, task_of
 from elastane.runtime.slots.task import PushTask
 from elastane.task_stream import TaskStream
 from elastane_common.client import MasterClient
@@ -81,8 +81,10 @@ def lease_tasks(
     try:
         client.create_dataset(environment.job, dataset, settings)
         source = _Source(environment, dataset, client, stream, worker_session)
-        if pushes is not None:
-            yield from _pushed_one_by_one(source, pushes)
+        if pushes is not None and not prefetch:
+            yield from _pushed_one_by_one(source, pushes, seed)
+        elif pushes is not None:
+            yield from _pushed(source, pushes, LeasedAhead(prefetch, task_size, lease_seconds), seed)
         elif prefetch:
             yield from _leased_ahead(source, LeasedAhead(prefetch, task_size, lease_seconds), seed)
         else:
@@ -152,7 +154,7 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
             finished.append(shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt))
 
 
-def _pushed_one_by_one(source: _Source, pushes: PushingTasks) -> Iterator[PushTask]:
+def _pushed_one_by_one(source: _Source, pushes: PushingTasks, seed: int) -> Iterator[PushTask]:
     """Lease each task when every slot has said what becomes of the previous one."""
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
     worker_session = source.worker_session
@@ -168,10 +170,13 @@ def _pushed_one_by_one(source: _Source, pushes: PushingTasks) -> Iterator[PushTa
         if response.complete:
             return
         for leased in response.tasks:
-            # The states of the first lease, so that a task that is leased again draws the same augmentation.
-            if states := rng_from_proto(leased.rng):
+            task = task_of(source.dataset, leased)
+            if pushes.own_seeds:
+                seed_all(_seed_of(seed, source.dataset, task.epoch, task.index))
+            elif states := rng_from_proto(leased.rng):
+                # Of the first lease, so that a task that is leased again draws the same augmentation.
                 generators.restore(states)
-            task = pushes.begin(source.dataset, leased)
+            pushes.begin(task)
             yield task
             finished += pushes.end(task)
 
@@ -207,10 +212,48 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
     worker_session.exits.sent_away(worker_session.done, worker_session.drain)
 
 
-def _tell_rest(source: _Source, tasks: LeasedAhead) -> None:
+def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int) -> Iterator[PushTask]:
+    """Lease tasks, pull for them and push them while others are running."""
+    stream, worker_session = source.stream, source.worker_session
+    while not worker_session.leaving:
+        worker_session.require_newest()
+        held = tasks.take(time.monotonic())
+        # With nothing to do, all answers are waited for: others may wait for these reports.
+        for report in pushes.reports(0 if held is not None else -1):
+            tasks.add(report)
+        if (asked := tasks.ask(time.monotonic(), held is not None)) is not None:
+            most, finished = asked
+            stream.send(source.request(finished, most))
+        if held is None:
+            response = stream.receive()
+            tasks.answered(list(response.tasks))
+            if response.complete:
+                return
+            continue
+        task = held_task(source.dataset, held)
+        pushes.begin(task)
+        if (following := tasks.next) is not None:
+            pushes.pull_ahead(held_task(source.dataset, following))
+        seed_all(_seed_of(seed, source.dataset, task.epoch, task.index))
+        try:
+            yield task
+        except GeneratorExit:
+            _tell_rest(source, tasks, pushes)
+            raise
+        tasks.ended(time.monotonic())
+        for report in pushes.end_later(task):
+            tasks.add(report)
+    _tell_rest(source, tasks, pushes)
+    worker_session.exits.sent_away(worker_session.done, worker_session.drain)
+
+
+def _tell_rest(source: _Source, tasks: LeasedAhead, pushes: PushingTasks | None = None) -> None:
     """Report finished tasks when the loop ends before the dataset does, including unacknowledged reports."""
     reports = [report for request in source.stream.unanswered for report in request.completed]
     reports += tasks.take_finished()
+    if pushes is not None:
+        with contextlib.suppress(ElastaneError):
+            reports += pushes.reports(-1)
     source.stream.close()
     if reports:
         with contextlib.suppress(ElastaneError):  # on failure the tasks are leased again, and repeated

@@ -85,4 +85,3 @@ class PushState:
             self._returned = self._returned or _REASONS[verdict].format(slot)
         else:
             self._closed = True
-

@@ -8,8 +8,9 @@ end         what became of it, for the report
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import structlog
@@ -23,26 +24,22 @@ from elastane.runtime.slots.model import ModelParts, PsArguments
 from elastane.runtime.slots.pulls import Pulls
 from elastane.runtime.slots.remote_embedding import make_remote
 from elastane.runtime.slots.task import PushTask, TaskEnd
-from elastane.slots.access import PushedTask, PushOutcome, SlotAccess
+from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, SlotAccess
 from elastane.tables.layout import Ids
 
 _log = structlog.get_logger(__name__)
 
 NonFinite = Literal["refuse", "skip", "fail"]
+#: Pulls and pushes in the background at the same time.
+THREADS: Final = 8
 
 
 class Push:
-    """One task's block, `with job.push(task) as push`. After it:
-
-    applied: every slot has the gradients; else the task is given back or FAILED, and the loop goes on.
-    staleness: most tasks that any slot applied between the pull and this push.
-    """
+    """One task's block, `with job.push(task) as push`."""
 
     def __init__(self, prepared: PreparedPs, task: PushTask) -> None:
         self._prepared, self.task = prepared, task
-        self.applied = False
-        self.staleness = 0
-        self.versions: dict[int, int] = {}
+        self._end: Future[TaskEnd] | None = None
 
     def __enter__(self) -> Push:
         self._prepared._enter(self.task)
@@ -52,10 +49,30 @@ class Push:
         if kind is not None:
             self._prepared._leave()
             return
-        outcome = self._prepared._finish(self.task)
-        if outcome is not None:
-            self.applied = outcome.kind == "done"
-            self.staleness, self.versions = outcome.staleness, outcome.versions
+        self._end = self._prepared._finish(self.task)
+
+    @property
+    def applied(self) -> bool:
+        """True if every slot has the gradients; else the task is given back or FAILED, and the loop goes on.
+
+        With prefetch, the first reading of this or of the others waits for the answers.
+        """
+        return self._answer().kind == "done"
+
+    @property
+    def staleness(self) -> int:
+        """Most tasks that any slot applied between the pull and this push; 0 if it was not applied."""
+        return self._answer().staleness
+
+    @property
+    def versions(self) -> dict[int, int]:
+        """By slot, the number of tasks applied in it when this one was."""
+        return self._answer().versions
+
+    def _answer(self) -> TaskEnd:
+        if self._end is None:
+            raise NotPushedError(f"task {self.task.index} is not pushed yet", hint="read it after the block")
+        return self._end.result()
 
 
 class PreparedPs:
@@ -68,10 +85,18 @@ class PreparedPs:
         memory: DenseMemory,
         access: SlotAccess,
         nonfinite: NonFinite,
+        *,
+        journal: bool = False,
     ) -> None:
         self._parts, self._memory, self._access = parts, memory, access
         self._rows_of = given.rows
         self._nonfinite = nonfinite
+        self.journal = journal
+        #: Pushes are answered while the script works on.
+        self.in_background = False
+        self._threads = ThreadPoolExecutor(THREADS, "elastane-push")
+        #: Pulls of a task that the script has not got yet.
+        self._ahead: tuple[PushTask, Pulls, Future[PulledSlots]] | None = None
         self._names = [tensor.name for tensor in parts.spec.tensors]
         self._tables = {table.name: number for number, table in enumerate(parts.spec.tables)}
         self._pulls: Pulls | None = None
@@ -79,7 +104,7 @@ class PreparedPs:
         self._used: dict[int, list[tuple[Ids, Tensor]]] = {}
         self._evaluating = False
         self._in_hand: PushTask | None = None
-        self._end: TaskEnd | None = None
+        self._end: Future[TaskEnd] | None = None
         weights = {id(module.weight): name for name, module in parts.tables.items()}
         parts.groups.release(weights)
         for name, module in parts.tables.items():
@@ -91,8 +116,14 @@ class PreparedPs:
         """The script gets a task."""
         self._in_hand, self._end = task, None
 
-    def end(self) -> TaskEnd:
-        """Return what became of the task in hand. Raises NotPushedError."""
+    def pull_ahead(self, task: PushTask) -> None:
+        """Begin to pull what a task needs that the script gets later."""
+        if self._ahead is None:
+            pulls, ids = self._new_pulls(task), self._ids_of(task)
+            self._ahead = task, pulls, self._threads.submit(pulls.ask, self._memory, ids)
+
+    def end(self) -> Future[TaskEnd]:
+        """Return what becomes of the task in hand. Raises NotPushedError."""
         task, end = self._in_hand, self._end
         assert task is not None
         if end is None:
@@ -112,7 +143,7 @@ class PreparedPs:
     def skip(self, task: Any) -> None:
         """Count a task as done without gradients: its name alone goes to all slots."""
         self._require_in_hand(task, "skip")
-        self._outcome(self._access.push(self._pushed(task, {}, {})))
+        self._end = self._send(self._pushed(task, {}, {}))
 
     @contextmanager
     def evaluate(self) -> Iterator[None]:
@@ -137,31 +168,43 @@ class PreparedPs:
             raise NotPushedError("blocks of tasks cannot be nested")
         for parameter in self._parts.dense:
             parameter.grad = None
-        pulls = Pulls(self._access, self._parts.spec, task.lease, task.generation)
-        pulls.dense(self._memory, self._ids_of(task))
-        self._pulls = pulls
+        self._pulls = self._pulled(task)
 
-    def _finish(self, task: PushTask) -> PushOutcome | None:
+    def _pulled(self, task: PushTask) -> Pulls:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == task:
+            _, pulls, asked = ahead
+            pulls.take(self._memory, asked.result())
+            return pulls
+        pulls = self._new_pulls(task)
+        pulls.dense(self._memory, self._ids_of(task))
+        return pulls
+
+    def _new_pulls(self, task: PushTask) -> Pulls:
+        return Pulls(self._access, self._parts.spec, task.lease, task.generation)
+
+    def _finish(self, task: PushTask) -> Future[TaskEnd]:
         pulls, used = self._pulls, self._used
         assert pulls is not None
         dense = self._memory.gradients()
         self._leave()
-        spec = self._parts.spec
         if pulls.returned:
-            self._end = TaskEnd("returned", error=pulls.returned)
-            return None
+            self._end = _ended(TaskEnd("returned", error=pulls.returned))
+            return self._end
+        spec = self._parts.spec
         tables = {table: row_gradients(spec, table, uses) for table, uses in used.items()}
         named = {spec.tables[table].name: found for table, found in tables.items()}
         wrong = non_finite(self._names, dense, named)
         if wrong and self._nonfinite != "skip":
-            self._refuse(task, wrong)
-            return None
+            self._end = self._refused(task, wrong)
+            return self._end
         if wrong:
             _log.warning("a task has a gradient that is not finite: skipped", task=task.index, name=wrong)
         parts = {} if wrong else parts_of(spec, self._memory, dense, tables)
-        return self._outcome(self._access.push(self._pushed(task, parts, pulls.seen)))
+        self._end = self._send(self._pushed(task, parts, pulls.seen))
+        return self._end
 
-    def _refuse(self, task: PushTask, name: str) -> None:
+    def _refused(self, task: PushTask, name: str) -> Future[TaskEnd]:
         error = NonFiniteGradientError(
             f"the gradient of {name!r} has a NaN or an infinity in task {task.index}",
             hint="look at the learning rate and at the data of this task; --non-finite skip leaves it out",
@@ -171,7 +214,12 @@ class PreparedPs:
         if not task.lease:
             raise error
         _log.warning(str(error))
-        self._end = TaskEnd("failed", error=str(error))
+        return _ended(TaskEnd("failed", error=str(error)))
+
+    def _send(self, pushed: PushedTask) -> Future[TaskEnd]:
+        if self.in_background:
+            return self._threads.submit(lambda: _end_of(self._access.push(pushed)))
+        return _ended(_end_of(self._access.push(pushed)))
 
     def _pushed(self, task: PushTask, parts: Any, seen: Any) -> PushedTask:
         return PushedTask(
@@ -185,10 +233,6 @@ class PreparedPs:
             parts,
             dict(seen),
         )
-
-    def _outcome(self, outcome: PushOutcome) -> PushOutcome:
-        self._end = TaskEnd(outcome.kind, outcome.lives_sum, outcome.reason)
-        return outcome
 
     def _leave(self) -> None:
         self._pulls, self._used = None, {}
@@ -236,3 +280,13 @@ class PreparedPs:
             )
         if self._end is not None:
             raise NotPushedError(f"task {task.index} was pushed or skipped already", task=task.index)
+
+
+def _end_of(outcome: PushOutcome) -> TaskEnd:
+    return TaskEnd(outcome.kind, outcome.lives_sum, outcome.reason, outcome.staleness, outcome.versions)
+
+
+def _ended(end: TaskEnd) -> Future[TaskEnd]:
+    future: Future[TaskEnd] = Future()
+    future.set_result(end)
+    return future

@@ -47,7 +47,8 @@ def prepare_remote(environment: WorkerEnvironment, given: PsArguments, seed: int
         timeout_seconds=environment.master_timeout_seconds,
         journal=answer.settings.journal,
     )
-    return PreparedPs(given, parts, memory, access, _NONFINITE.get(answer.settings.nonfinite, "refuse"))
+    nonfinite = _NONFINITE.get(answer.settings.nonfinite, "refuse")
+    return PreparedPs(given, parts, memory, access, nonfinite, journal=answer.settings.journal)
 
 
 def _register(

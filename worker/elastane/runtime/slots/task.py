@@ -10,12 +10,15 @@ from typing import Literal
 class TaskEnd:
     """What is reported of a task. closed: nothing, it is FAILED already.
 
-    lives_sum: of a done one. error: of a failed one, and why one is given back.
+    lives_sum: of a done one. error: of a failed one, and why one is given back. staleness: the highest of
+    any slot; versions: by slot, after the push.
     """
 
     kind: Literal["done", "returned", "closed", "failed"]
     lives_sum: int = 0
     error: str = ""
+    staleness: int = 0
+    versions: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import elastane
+from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.slots.errors import PsOptimizerError
 from elastane.runtime.slots.model import PsArguments, model_parts
 from elastane.runtime.slots.row_optimizer import RowOptimizer
+from elastane.runtime.stock import PlainJob
 from elastane.tables.spec import PsModelError
 from elastane_common.errors import EXIT_REFUSED
 
@@ -120,3 +122,29 @@ def test_the_optimizer_does_not_step_any_more() -> None:
 
 def test_the_row_optimizer_is_public() -> None:
     assert elastane.RowOptimizer is RowOptimizer
+
+
+def test_torch_clips_no_gradients_of_a_model_with_remote_rows() -> None:
+    net = net_with_rows()
+    own = PlainJob(WorkerEnvironment(mode="plain"), 7)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for clip in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
+        with pytest.raises(PsOptimizerError, match="dense gradients alone"):
+            clip(net.parameters(), 1.0)
+    other = nn.Linear(1, 1)
+    other.weight.sum().backward()
+    assert torch.nn.utils.clip_grad_norm_(other.parameters(), 0.5) == 1
+    assert other.weight.grad.item() == pytest.approx(0.5)
+
+
+def test_torch_clips_a_model_that_is_dense() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    before = net.weight.item()
+    own = PlainJob(WorkerEnvironment(mode="plain"), 7)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    for task in own.tasks("data", size=1, task_size=1):
+        with own.push(task):
+            net.weight.sum().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    with own.evaluate():
+        assert net.weight.item() == pytest.approx(before - 0.5, abs=1e-5)

@@ -17,6 +17,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from elastane.runtime.slots.clips import refuse_clips
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import NonFiniteGradientError, NotPushedError, PsModeError, RowIdError
 from elastane.runtime.slots.gradients import non_finite, parts_of, row_gradients
@@ -95,8 +96,8 @@ class PreparedPs:
         #: Pushes are answered while the script works on.
         self.in_background = False
         self._threads = ThreadPoolExecutor(THREADS, "elastane-push")
-        #: Pulls of a task that the script has not got yet.
-        self._ahead: tuple[PushTask, Pulls, Future[PulledSlots]] | None = None
+        #: Pulls of tasks that the script has not begun yet, by lease.
+        self._ahead: dict[int, tuple[Pulls, Future[PulledSlots]]] = {}
         self._names = [tensor.name for tensor in parts.spec.tensors]
         self._tables = {table.name: number for number, table in enumerate(parts.spec.tables)}
         self._pulls: Pulls | None = None
@@ -107,6 +108,8 @@ class PreparedPs:
         self._end: Future[TaskEnd] | None = None
         weights = {id(module.weight): name for name, module in parts.tables.items()}
         parts.groups.release(weights)
+        if parts.tables:
+            refuse_clips(parts.dense)
         for name, module in parts.tables.items():
             make_remote(module, name, self._tables[name], self._use)
 
@@ -118,9 +121,11 @@ class PreparedPs:
 
     def pull_ahead(self, task: PushTask) -> None:
         """Begin to pull what a task needs that the script gets later."""
-        if self._ahead is None:
+        in_hand = self._in_hand.lease if self._in_hand is not None else 0
+        self._ahead = {lease: pulls for lease, pulls in self._ahead.items() if lease in (in_hand, task.lease)}
+        if task.lease not in self._ahead:
             pulls, ids = self._new_pulls(task), self._ids_of(task)
-            self._ahead = task, pulls, self._threads.submit(pulls.ask, self._memory, ids)
+            self._ahead[task.lease] = pulls, self._threads.submit(pulls.ask, self._memory, ids)
 
     def end(self) -> Future[TaskEnd]:
         """Return what becomes of the task in hand. Raises NotPushedError."""
@@ -171,9 +176,8 @@ class PreparedPs:
         self._pulls = self._pulled(task)
 
     def _pulled(self, task: PushTask) -> Pulls:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] == task:
-            _, pulls, asked = ahead
+        if (ahead := self._ahead.pop(task.lease, None)) is not None:
+            pulls, asked = ahead
             pulls.take(self._memory, asked.result())
             return pulls
         pulls = self._new_pulls(task)

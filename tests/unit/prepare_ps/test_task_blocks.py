@@ -1,0 +1,192 @@
+"""A task's block, with slots that say what a test tells them to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastane.runtime.slots.dense import DenseMemory
+from elastane.runtime.slots.errors import NotPushedError
+from elastane.runtime.slots.local import LocalSlots
+from elastane.runtime.slots.model import PsArguments, model_parts
+from elastane.runtime.slots.prepared import NonFinite, PreparedPs
+from elastane.runtime.slots.reports import PushingTasks, report_of
+from elastane.runtime.slots.task import PushTask, TaskEnd
+from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
+from elastane_common.errors import ElastaneError
+from elastane_slots.pushes import Pulled
+
+DONE = PushOutcome("done", lives_sum=5, staleness=2)
+
+
+class Slots:
+    """Each pull sees a later version. returned: of pulls under a lease. outcomes: of the next pushes."""
+
+    def __init__(self, inner: LocalSlots) -> None:
+        self._inner = inner
+        self.pulls: list[tuple[int, int, dict[int, Wanted]]] = []
+        self.pushes: list[PushedTask] = []
+        self.returned = ""
+        self.outcomes: list[PushOutcome | ElastaneError] = []
+
+    def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
+        self.pulls.append((lease, generation, dict(wanted)))
+        version = len(self.pulls)
+        found = self._inner.pull(lease, generation, wanted).slots
+        seen = {slot: PulledSlot(Pulled(1, version), one.sections) for slot, one in found.items()}
+        return PulledSlots(seen, self.returned if lease else "")
+
+    def push(self, task: PushedTask) -> PushOutcome:
+        self.pushes.append(task)
+        outcome = self.outcomes.pop(0) if self.outcomes else DONE
+        if isinstance(outcome, ElastaneError):
+            raise outcome
+        return outcome
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.table = nn.Embedding(100, 2, sparse=True)
+
+
+def prepared(
+    nonfinite: NonFinite = "refuse", count: int = 4, **options: Any
+) -> tuple[Net, PreparedPs, Slots]:
+    net = Net()
+    given = PsArguments(net, torch.optim.SGD(net.parameters(), lr=0.1), **options)
+    parts = model_parts(given, slots=count)
+    memory = DenseMemory(parts.spec, parts.dense)
+    slots = Slots(LocalSlots(parts.spec, memory))
+    return net, PreparedPs(given, parts, memory, slots, nonfinite), slots
+
+
+def task(index: int = 0, **fields: Any) -> PushTask:
+    return replace(PushTask(0, index, range(1), 1, "data", 7, 3), **fields)
+
+
+def run(net: Net, model: PreparedPs, own: PushTask, scale: float = 1.0) -> TaskEnd:
+    model.begin(own)
+    with model.push(own):
+        (net.layer(net.table(torch.tensor([1, 2]))).sum() * scale).backward()
+        net.table(torch.tensor([2, 3])).sum().backward()
+    return model.end().result()
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_of_several_pulls_of_a_slot_the_first_counts_and_rows_are_pulled_once(count: int) -> None:
+    net, model, slots = prepared(count=count)
+    assert run(net, model, task()) == TaskEnd("done", 5, staleness=2)
+    assert {(lease, generation) for lease, generation, _ in slots.pulls} == {(7, 3)}
+    rows = [int(row) for *_, wanted in slots.pulls for w in wanted.values() for _, r in w.rows for row in r]
+    assert sorted(rows) == [1, 2, 3]
+    first: dict[int, int] = {}
+    for number, (*_, wanted) in enumerate(slots.pulls, 1):
+        for slot in wanted:
+            first.setdefault(slot, number)
+    (pushed,) = slots.pushes
+    assert {slot: seen.version for slot, seen in pushed.seen.items()} == first
+    assert sorted(pushed.parts) == list(range(count))
+    assert (pushed.lease, pushed.generation, pushed.index, pushed.dataset) == (7, 3, 0, "data")
+
+
+def test_rows_said_in_advance_come_with_the_dense_weights() -> None:
+    net, model, slots = prepared(rows=lambda indices: {"table": [3, 1, 2, 1]})
+    run(net, model, task())
+    assert len(slots.pulls) == 1
+
+
+@pytest.mark.parametrize(("said", "error"), [({"table": [100]}, "no row 100"), ({"other": [1]}, "'other'")])
+def test_wrong_rows_said_in_advance_are_refused(said: dict[str, Any], error: str) -> None:
+    net, model, slots = prepared(rows=lambda indices: said)
+    with pytest.raises(ElastaneError, match=error):
+        run(net, model, task())
+    assert not slots.pulls
+
+
+def test_a_task_whose_lease_is_not_served_runs_to_its_end_and_is_given_back() -> None:
+    net, model, slots = prepared()
+    slots.returned = "slot 2 went back"
+    end = run(net, model, task())
+    assert end == TaskEnd("returned", error="slot 2 went back") and not slots.pushes
+    assert slots.pulls[0][0] == 7 and {lease for lease, *_ in slots.pulls[1:]} == {0}
+    (report,) = report_of(task(), end)
+    assert report.returned and report.error == "slot 2 went back" and not report.HasField("lives_sum")
+    slots.returned = ""
+    assert run(net, model, task(lease=8)).kind == "done"
+
+
+def test_what_is_reported_of_each_end() -> None:
+    (done,) = report_of(task(4, epoch=2, attempt=3), TaskEnd("done", 0))
+    assert (done.epoch, done.index, done.attempt) == (2, 4, 3)
+    assert done.HasField("lives_sum") and done.lives_sum == 0 and not done.error
+    assert report_of(task(), TaskEnd("closed")) == []
+    (failed,) = report_of(task(), TaskEnd("failed", error="NaN"))
+    assert failed.error == "NaN" and failed.non_finite and not failed.returned
+
+
+@pytest.mark.parametrize("nonfinite", ["refuse", "fail"])
+def test_a_gradient_that_is_not_finite_is_reported_and_never_sent(nonfinite: NonFinite) -> None:
+    net, model, slots = prepared(nonfinite)
+    end = run(net, model, task(), torch.inf)
+    assert end.kind == "failed" and "layer.weight" in end.error and not slots.pushes
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_as_names() -> None:
+    net, model, slots = prepared("skip")
+    assert run(net, model, task(), torch.nan).kind == "done"
+    assert slots.pushes[0].parts == {}
+
+
+def test_an_evaluation_has_no_lease_and_leaves_no_gradients() -> None:
+    net, model, slots = prepared()
+    with model.evaluate():
+        loss = net.layer(net.table(torch.tensor([1]))).sum()
+    assert not loss.requires_grad and {lease for lease, *_ in slots.pulls} == {0}
+    assert run(net, model, task()).kind == "done"
+
+
+def test_pushes_in_the_background_are_reported_when_they_are_answered() -> None:
+    net, model, slots = prepared()
+    pushing = PushingTasks(model, ahead=2)
+    reports = []
+    for index in range(5):
+        own, later = task(index, lease=index + 1), task(index + 1, lease=index + 2)
+        pushing.begin(own)
+        pushing.pull_ahead(later)
+        with model.push(own) as push:
+            net.layer(net.table(torch.tensor([index]))).sum().backward()
+        reports += pushing.end_later(own)
+        assert push.applied and push.staleness == 2
+    reports += pushing.reports(-1)
+    assert sorted(report.index for report in reports) == [0, 1, 2, 3, 4]
+    # Dense weights of all but the first were pulled before their block.
+    assert sum(any(w.dense for w in wanted.values()) for *_, wanted in slots.pulls) == 6
+
+
+def test_an_error_of_a_push_in_the_background_is_raised_in_the_script() -> None:
+    net, model, slots = prepared()
+    pushing = PushingTasks(model, ahead=1)
+    slots.outcomes = [ElastaneError("no server")]
+    own = task()
+    pushing.begin(own)
+    with model.push(own):
+        net.layer(net.table(torch.tensor([1]))).sum().backward()
+    with pytest.raises(ElastaneError, match="no server"):
+        pushing.end_later(own)
+        pushing.reports(-1)
+
+
+def test_what_is_read_too_early_is_refused() -> None:
+    _, model, _ = prepared()
+    own = task()
+    model.begin(own)
+    push = model.push(own)
+    with pytest.raises(NotPushedError, match="not pushed yet"):
+        _ = push.applied

@@ -1,0 +1,217 @@
+"""A worker's client at parameter servers that move, die and are not there yet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from elastane.slots import slot_client
+from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, Wanted
+from elastane.slots.frames import SlotFrameError
+from elastane.slots.map_message import ToldMap
+from elastane.slots.slot_client import PsUnreachableError, SlotClient
+from elastane.tables.layout import Ids, PushPart, RowGradients
+from elastane_slots.pushes import Pulled
+from unit.ps.cluster import DATASET, DIGEST, FakeMaster, cluster
+from unit.tables.models import ids_of, initial, rates, small
+
+SPEC = small(slots=6, dense="sgd", row="row_sgd")
+
+
+class Watch:
+    """The newest map of a master of this process."""
+
+    def __init__(self, master: FakeMaster) -> None:
+        self._master = master
+
+    @property
+    def newest(self) -> ToldMap:
+        with self._master.changed:
+            return ToldMap(self._master.map, (), dict(self._master.addresses))
+
+    def beyond(self, generation: int, seconds: float) -> ToldMap:
+        with self._master.changed:
+            self._master.changed.wait_for(lambda: self._master.map.generation > generation, seconds)
+            return self.newest
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def client_of(master: FakeMaster, timeout_seconds: float = 60.0) -> Iterator[SlotClient]:
+    client = SlotClient(
+        master.spec,
+        Watch(master),  # type: ignore[arg-type]
+        digest=DIGEST,
+        initial=lambda slot: initial(master.spec, slot),
+        timeout_seconds=timeout_seconds,
+    )
+    yield client
+    client.close()
+
+
+def everything() -> Mapping[int, Wanted]:
+    return {slot: Wanted(True, ids_in(slot)) for slot in range(SPEC.slots)}
+
+
+def ids_in(slot: int) -> tuple[tuple[int, Ids], ...]:
+    return tuple((table, ids_of(SPEC, table, slot, 10)) for table in range(len(SPEC.tables)))
+
+
+def pushed(task: int, lease: int, seen: Mapping[int, Pulled], value: float = 1.0) -> PushedTask:
+    parts = {}
+    for slot in range(SPEC.slots):
+        layout = SPEC.layout(slot)
+        blocks = {
+            position: torch.full((block.end - block.start,), value)
+            for position, block in enumerate(layout.blocks)
+        }
+        rows = [
+            RowGradients(table, ids, torch.full((len(ids), SPEC.tables[table].width), value))
+            for table, ids in ids_in(slot)
+        ]
+        parts[slot] = PushPart(blocks, tuple(rows))
+    return PushedTask(DATASET, 0, task, 1, lease, 0, rates(SPEC), parts, dict(seen))
+
+
+def train(client: SlotClient, master: FakeMaster, task: int) -> PushOutcome:
+    with master.changed:
+        master.leases += 1
+        lease = master.leases
+    pulled = client.pull(lease, 0, everything())
+    if pulled.returned:
+        return PushOutcome("returned", pulled.returned)
+    return client.push(pushed(task, lease, {slot: one.seen for slot, one in pulled.slots.items()}))
+
+
+def values(pulled: PulledSlots) -> bytes:
+    return b"".join(bytes(part) for slot in sorted(pulled.slots) for part in pulled.slots[slot].sections)
+
+
+def test_slots_get_their_initial_values_with_the_first_pull() -> None:
+    master = FakeMaster(SPEC)
+    master.add("ps-0")
+    master.settled()
+    with client_of(master) as client:
+        pulled = client.pull(1, 0, everything())
+        for slot, found in pulled.slots.items():
+            blocks = [bytes(part) for part in found.sections[: len(SPEC.layout(slot).blocks)]]
+            assert blocks == [bytes(part) for part in initial(SPEC, slot)]
+        assert train(client, master, 0).kind == "done"
+    master.close()
+
+
+def test_many_tasks_while_servers_come_and_die_with_backups_are_applied_once() -> None:
+    with cluster(SPEC, 3, copies=2) as (master, worker), client_of(master) as client:
+        stop = threading.Event()
+
+        def faults() -> None:
+            for number in range(3):
+                stop.wait(0.3)
+                master.kill(f"ps-{number}")
+                master.add(f"ps-{number + 3}")
+                master.settled()
+
+        with ThreadPoolExecutor(1) as pool:
+            faulty = pool.submit(faults)
+            tasks = 0
+            while not faulty.done() or tasks < 20:
+                assert train(client, master, tasks).kind == "done"
+                tasks += 1
+            faulty.result()
+        worker.refresh()
+        assert worker.applied() == [set(range(tasks))] * SPEC.slots
+
+
+def test_the_same_push_again_is_answered_and_changes_nothing() -> None:
+    with cluster(SPEC, 2) as (master, _), client_of(master) as client:
+        master.leases = 1
+        pulled = client.pull(1, 0, everything())
+        task = pushed(0, 1, {slot: one.seen for slot, one in pulled.slots.items()})
+        assert client.push(task).kind == "done"
+        before = values(client.pull(0, 0, everything()))
+        again = client.push(task)
+        assert again.kind == "done" and again.lives_sum == 0
+        assert values(client.pull(0, 0, everything())) == before
+        assert before != values(pulled)
+
+
+def test_a_slot_that_went_back_gives_the_task_back(tmp_path: object) -> None:
+    with (
+        cluster(SPEC, 1, url=f"file://{tmp_path}", seconds=0.05) as (master, _),
+        client_of(master) as client,
+    ):
+        assert train(client, master, 0).kind == "done"
+        master.leases += 1
+        lease = master.leases
+        pulled = client.pull(lease, 0, everything())
+        with master.changed:
+            saved = master.changed.wait_for(
+                lambda: {s.slot for note in master.saved for s in note.slots} == set(range(SPEC.slots)), 60
+            )
+        assert saved
+        master.kill("ps-0")
+        master.add("ps-1")
+        master.served()
+        task = pushed(1, lease, {slot: one.seen for slot, one in pulled.slots.items()})
+        outcome = client.push(task)
+        assert outcome.kind == "returned" and "snapshot" in outcome.reason
+        # A pull under the old lease says so, too, and the script can go on to the end of its block.
+        late = client.pull(lease, 0, everything())
+        assert late.returned and len(late.slots) == SPEC.slots
+        assert train(client, master, 1).kind == "done"
+
+
+def test_a_pull_waits_for_a_server_and_for_the_map_of_its_lease() -> None:
+    master = FakeMaster(SPEC)
+    with client_of(master) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.pull, 1, 1, everything())
+        time.sleep(0.2)
+        assert not asked.done()
+        master.add("ps-0")
+        assert len(asked.result(60).slots) == SPEC.slots
+    master.close()
+
+
+def test_slots_that_nobody_serves_are_told_after_the_limit() -> None:
+    master = FakeMaster(SPEC)
+    with client_of(master, timeout_seconds=0.3) as client:
+        with pytest.raises(PsUnreachableError, match=r"were not served for 0\.3 s") as raised:
+            client.pull(0, 0, everything())
+        assert raised.value.facts["slots"] == list(range(SPEC.slots))
+        with pytest.raises(PsUnreachableError, match="generation 99"):
+            client.pull(0, 99, everything())
+    master.close()
+
+
+def test_what_a_server_refuses_is_told_and_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_client, "REFUSED_SECONDS", 0.2)
+    with cluster(SPEC, 1) as (master, _), client_of(master) as client:
+        wrong = np.array([SPEC.tables[0].rows + 1])
+        with pytest.raises(SlotFrameError, match=r"refused a frame: .*has no row"):
+            client.pull(0, 0, {0: Wanted(False, ((0, wrong),))})
+
+
+def test_large_requests_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_client, "REQUEST_BYTES_MAX", 1000)
+    with cluster(SPEC, 2) as (master, worker), client_of(master) as client:
+        assert train(client, master, 0).kind == "done"
+        worker.refresh()
+        assert worker.applied() == [{0}] * SPEC.slots
+
+
+def test_two_threads_share_a_client() -> None:
+    with cluster(SPEC, 2) as (master, worker), client_of(master) as client:
+        with ThreadPoolExecutor(4) as pool:
+            outcomes = list(pool.map(lambda task: train(client, master, task), range(24)))
+        assert {outcome.kind for outcome in outcomes} == {"done"}
+        worker.refresh()
+        assert worker.applied() == [set(range(24))] * SPEC.slots

@@ -275,7 +275,8 @@ class PlainJob(LocalJob):
     def _prepare_ps(self, given: PsArguments) -> PreparedPs:
         if self._calls is not None:
             raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
-        parts = model_parts(given, seed=self._seed or 0)
+        # Nothing depends on the number of slots; one takes the least time.
+        parts = model_parts(given, slots=1, seed=self._seed or 0)
         memory = DenseMemory(parts.spec, parts.dense)
         return PreparedPs(given, parts, memory, LocalSlots(parts.spec, memory), "refuse")
 

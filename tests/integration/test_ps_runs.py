@@ -12,11 +12,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
 import pytest
+import torch
+from typer.testing import CliRunner
 
+from elastane_cli.commands.main import build_app
 from elastane_proto.v1 import ps_pb2, ring_pb2, ring_pb2_grpc
 from integration.ps_support import SPEC, WAIT_SECONDS, PushingJob
 from integration.test_agent import PATH, Line, Run
@@ -200,7 +204,7 @@ def test_a_second_interrupt_leaves_nothing_behind(start: Start, lock: Path) -> N
         gone(there)
 
 
-def test_they_stay_for_workers_of_other_agents(start: Start, lock: Path) -> None:
+def test_they_stay_for_workers_of_other_agents(start: Start, lock: Path, tmp_path: Path) -> None:
     leave = threading.Event()
     with held(lock):
         run = start()
@@ -220,10 +224,39 @@ def test_they_stay_for_workers_of_other_agents(start: Start, lock: Path) -> None
     stay: Line = run.until("ps_stay")
     assert "other" in stay["message"] and not run.of("ps_left")
     run.wait(0.5)
+    looked_at(address(run), tmp_path)
     leave.set()
     assert run.end() == 0, run.said()
     channel.close()
     assert len(run.of("ps_left")) == 2
+
+
+def looked_at(master: str, folder: Path) -> None:
+    """`elastane ps` of a job whose tasks are all DONE."""
+
+    def ps(*arguments: str) -> Any:
+        done = CliRunner().invoke(build_app(), ["ps", *arguments, "--master", master, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    shown = ps("j", "--slots")
+    assert {one["ps_id"] for one in shown["processes"]} == {"ps-0", "ps-1"}
+    assert shown["datasets"] == ["clicks"] and len(shown["map"]["places"]) == SPEC.slots
+    audited = ps("audit", "j")
+    assert audited["ok"] and audited["tasks"] == TASKS
+    assert [slot["version"] for slot in audited["slots"]] == [TASKS] * SPEC.slots
+    saved = ps("checkpoint", "j")
+    assert saved["tasks"] == TASKS and not saved["surplus"]
+    exported = ps("export", "j", str(folder / "model.pt"), "--checkpoint", saved["checkpoint"])
+    state = torch.load(folder / "model.pt")
+    assert exported["parameters"] == len(state) == len(SPEC.tensors) + len(SPEC.tables)
+    assert {name: tuple(values.shape) for name, values in state.items()} == {
+        **{tensor.name: tensor.shape for tensor in SPEC.tensors},
+        **{table.name: (table.rows, table.width) for table in SPEC.tables},
+    }
+    assert all(values.abs().sum() > 0 for values in state.values())
+    plain = CliRunner().invoke(build_app(), ["ps", "--master", master])
+    assert plain.exit_code == 0 and "ps-0" in plain.stdout and "staleness" in plain.stdout
 
 
 @slow

@@ -16,6 +16,7 @@
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
 # make service-sim    the training service under faults: SEED, SEEDS, FIRST as above; make service-mutants: known bugs in it
+# make slot-sim    pushes to parameter servers under faults: SEED, SEEDS, FIRST as above; make slot-mutants: known bugs in it
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # make chaos   about ten minutes of real faults of all kinds on one job after the other; root can inject more; PIPELINE=2:3 of a
 #              model in stages, each on two workers
@@ -51,9 +52,10 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
+SLOT_SIM     := PYTHONPATH=tests $(BIN)/python -m slot_sim
 
 .PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
-    service-sim service-mutants fuzz \
+    service-sim service-mutants slot-sim slot-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
@@ -146,6 +148,12 @@ service-sim: $(VENV)/.installed
 
 service-mutants: $(VENV)/.installed
 	$(SERVICE_SIM).mutants $(if $(ONLY),--only "$(ONLY)")
+
+slot-sim: $(VENV)/.installed
+	$(SLOT_SIM) $(if $(SEED),--seed $(SEED),--first $(FIRST) $(if $(SEEDS),--seeds $(SEEDS)))
+
+slot-mutants: $(VENV)/.installed
+	$(SLOT_SIM).mutants $(if $(ONLY),--only "$(ONLY)")
 
 # Each rpc of a real master with nonsense, other nonsense every time; EXAMPLES of each.
 fuzz: $(VENV)/.installed

@@ -14,9 +14,18 @@ from typing import Any
 
 from google.protobuf import duration_pb2
 
-from elastane_common.client_errors import RequestRefusedError
+from elastane_common.client_errors import ClientClosedError, RequestRefusedError
 from elastane_common.connection import ATTEMPT_SECONDS, MasterConnection, new_request_id
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2, shard_pb2_grpc
+from elastane_proto.v1 import (
+    job_pb2,
+    job_pb2_grpc,
+    ps_pb2,
+    ps_pb2_grpc,
+    ring_pb2,
+    ring_pb2_grpc,
+    shard_pb2,
+    shard_pb2_grpc,
+)
 
 #: Page size of a list: half a megabyte, since a master of 100,000 jobs also has other callers.
 JOBS_IN_A_PAGE = 2000
@@ -310,6 +319,48 @@ class MasterClient(MasterConnection):
         request = shard_pb2.GetAuditLogRequest(job=job, dataset=dataset, page_size=1000)
         for page in self._pages("GetAuditLog", request):
             yield from page.entries
+
+    # ------------------------------------------------------------------ parameter servers
+
+    def get_slots(self, job: str) -> ps_pb2.GetSlotsResponse:
+        """Return the slots of a job's model, its parameter servers, and what leases depend on."""
+        return self.call(ps_pb2_grpc.SlotServiceStub, "GetSlots", ps_pb2.GetSlotsRequest(job=job))
+
+    def slot_map(self, job: str) -> ps_pb2.SlotMap:
+        """Return the map of slots, with the secrets of the parameter servers' data ports."""
+        request = ps_pb2.WatchMapRequest(job=job)
+        for response in self.subscribe(ps_pb2_grpc.SlotServiceStub, "WatchMap", lambda: request):
+            return response.map
+        raise ClientClosedError("the connection to the master was closed")
+
+    def checkpoint_slots(
+        self, job: str, *, in_flight: bool = False, request_id: str | None = None, wait_seconds: float = 600.0
+    ) -> ps_pb2.CheckpointSlotsResponse:
+        """Save all slots as one checkpoint; returns when it is complete, within `wait_seconds`.
+
+        in_flight: do not wait for tasks in flight; they are listed.
+        """
+        request = ps_pb2.CheckpointSlotsRequest(
+            job=job, in_flight=in_flight, request_id=request_id or new_request_id()
+        )
+        return self.call(
+            ps_pb2_grpc.SlotServiceStub, "CheckpointSlots", request, attempt_seconds=wait_seconds
+        )
+
+    def rewind_slots(self, job: str, checkpoint: str, request_id: str | None = None) -> int:
+        """Take all slots back to a checkpoint; return the generation of the map that says so."""
+        request = ps_pb2.RewindSlotsRequest(
+            job=job, checkpoint=checkpoint, request_id=request_id or new_request_id()
+        )
+        response = self.call(ps_pb2_grpc.SlotServiceStub, "RewindSlots", request)
+        return int(response.generation)
+
+    def drain_ps(self, job: str, ps_id: str, *, reason: str = "", request_id: str | None = None) -> None:
+        """Ask one parameter server to leave, once its slots have moved."""
+        request = ps_pb2.DrainPsRequest(
+            job=job, ps_id=ps_id, reason=reason, request_id=request_id or new_request_id()
+        )
+        self.call(ps_pb2_grpc.SlotServiceStub, "DrainPs", request)
 
     def _pages(self, method: str, request: Any) -> Iterator[Any]:
         while True:

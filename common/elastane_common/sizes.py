@@ -18,3 +18,13 @@ def parse_size(text: str) -> int:
     if found is None:
         raise ValueError(f"{text!r} is not a size such as 512M or 8G")
     return int(found[1]) * _UNITS[found[2].upper()]
+
+
+def size_text(size: int) -> str:
+    """Return a number of bytes in the largest unit that it fills, such as "3.1 MiB" or "812 B"."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

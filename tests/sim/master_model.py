@@ -28,6 +28,7 @@ from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
+from elastane_master.servers.slot_service import SlotServicer
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, JobDamaged, JobTooNew, StoreError, StoreRefused
 from elastane_master.store.leader_lease import LeaderLease, LeaseCandidate
@@ -35,7 +36,7 @@ from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import ring_pb2
 from sim.checkers import Checkers
 from sim.closings import Closings, check_served_once
-from sim.network import CallContext, Ended, Network, Stream, unavailable
+from sim.network import ATTEND, CallContext, Ended, Network, Stream, unavailable
 from sim.process import Process
 from sim.store_model import StoreClient, StoreServer
 from sim.takeovers import Takeovers, check_whole, inject
@@ -43,7 +44,6 @@ from sim.world import World
 
 JOB = "job"
 LIMITS = Limits()
-ATTEND = "/elastane.v1.RingService/Attend"
 HEALTH = "/grpc.health.v1.Health/Check"
 FAULTS_OF_OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
@@ -143,6 +143,7 @@ class MasterModel:
             RingServicer(self.jobs),
             ContextServicer(self.jobs),
             MetricServicer(self.jobs),
+            SlotServicer(self.jobs),
         )
         described = services()[: len(servicers)]  # those of runs have a simulation of their own
         self._handlers = [
@@ -244,7 +245,32 @@ class MasterModel:
         check_whole(self.world, self._server, self)
         self.streams = [known for known in self.streams if known.open_down]
         self.streams.append(stream)
-        stream.serving = self.process.spawn(self._attend(stream))
+        serve = self._attend if stream.method == ATTEND else self._serve
+        stream.serving = self.process.spawn(serve(stream))
+
+    async def _serve(self, stream: Stream) -> None:
+        """Serve a stream that no checker of the ring looks at."""
+        handler = self._handler(stream.method)
+
+        def write(message: Any) -> None:
+            stream.send(handler.response_serializer(message))
+
+        async def requests() -> Any:
+            async for payload in stream:
+                yield handler.request_deserializer(payload)
+
+        try:
+            if handler.request_streaming:
+                await handler.stream_stream(requests(), CallContext(write))
+            else:
+                await handler.unary_stream(await anext(requests()), CallContext(write))
+        except Ended as ended:
+            self._look_at(stream.method, ended)
+            stream.end(ended)
+        except StopAsyncIteration:
+            stream.end(unavailable("no request came"))
+        else:
+            stream.end(None)
 
     async def _attend(self, stream: Stream) -> None:
         handler = self._handler(ATTEND)

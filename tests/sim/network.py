@@ -113,10 +113,14 @@ class CallContext:
         raise Ended.of(code, details, trailing_metadata)
 
 
+ATTEND = "/elastane.v1.RingService/Attend"
+
+
 class Stream:
-    """One Attend stream: bytes in both directions, in order.
+    """One stream, as that of a worker that attends: bytes in both directions, in order.
 
     on_message, on_end: called in the worker's process; on_end gets None if the stream ended regularly.
+    method: of the master; of one that takes a single request, that is the first message.
     """
 
     def __init__(
@@ -126,7 +130,9 @@ class Stream:
         master: MasterModel,
         on_message: Callable[[bytes], None],
         on_end: Callable[[Ended | None], None],
+        method: str = ATTEND,
     ) -> None:
+        self.method = method
         self._network, self._worker, self.master = network, worker, master
         self._on_message, self._on_end = on_message, on_end
         self._up_at = self._down_at = network.world.now

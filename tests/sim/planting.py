@@ -58,7 +58,7 @@ class Mutant:
         """Return the module's file without importing it."""
         return next(
             path
-            for root in SOURCES
+            for root in (*SOURCES, str(TESTS))
             if (path := Path(root, *self.module.split(".")).with_suffix(".py")).exists()
         )
 

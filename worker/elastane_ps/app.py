@@ -37,7 +37,6 @@ from elastane_ps.replication import Replication
 from elastane_ps.requests import PsFault, Requests, Settings
 from elastane_ps.saving import Saving
 from elastane_ps.serving import DataPort
-from elastane_shards.errors import ShardsError
 from elastane_slots.held_slots import HeldSlots, SlotRecord
 from elastane_slots.slot_map import SlotPlace
 from elastane_slots.tasks import TaskName
@@ -254,7 +253,15 @@ class PsServer:
     @property
     def is_alone(self) -> bool:
         """True if there is no other process that its slots could move to."""
-        return set(self._told.addresses) <= {self.ps_id}
+        return set(self._told.addresses) - self._told.draining <= {self.ps_id}
+
+    @property
+    def copies(self) -> bool:
+        """True if a slot is on its way from here, or to here."""
+        return any(
+            place.begun and self.ps_id in (place.owner, place.target, place.joining)
+            for place in self.holdings.map.places
+        )
 
     # ------------------------------------------------------------------ following the map
 
@@ -379,16 +386,14 @@ class PsServer:
         assert self._saving is not None
         began = time.monotonic()
         held, name, rejected = self._saving.restore(spec, slot, source)
-        try:
-            if held is not None:
-                held.record.restored(place.life, place.fence, place.since)
-        except ShardsError as error:
-            # The master's store has lost it: whether the slot may begin anew is for the master to say.
-            held, rejected = None, (*rejected, f"{name}: the master does not know its life: {error}")
-            name = ""
+        snapshot_life = -1
         if held is None:
             record = SlotRecord(place.life, place.fence, place.since)
             held = HeldSlot(slot, record, SlotWeights(spec, slot))
+        else:
+            snapshot_life = held.record.life
+            if snapshot_life < place.life:
+                held.record.restored(place.life, place.fence, place.since)
         note = ps_pb2.SlotRestored(
             slot=slot,
             life=place.life,
@@ -397,11 +402,14 @@ class PsServer:
             snapshot=name,
             rejected=rejected,
             since=place.since,
+            snapshot_life=snapshot_life,
         )
         with self.holdings.lock:
             if not self._is_restoring(slot, place.life, place.since):
                 return
-            self.holdings.others[slot] = held
+            # A snapshot of this life or a later one: the master begins one after it, and it is read again.
+            if snapshot_life < place.life:
+                self.holdings.others[slot] = held
             self._restored[slot] = note
         _log.info("a slot was restored", slot=slot, snapshot=name, seconds=round(time.monotonic() - began, 3))
         self._tell(restored=note)

@@ -205,7 +205,9 @@ class PsProcess:
             self._changed.notify_all()
 
     def _may_leave(self) -> bool:
-        return self._draining and (self._server.holds_nothing or self._server.is_alone)
+        server = self._server
+        # Where all drain, slots that are still moving are waited for: whoever has them then saves them.
+        return self._draining and (server.holds_nothing or (server.is_alone and not server.copies))
 
     def _save_all(self) -> None:
         """Nobody takes the slots: what is applied must be in snapshots."""

@@ -11,11 +11,12 @@ from elastane_slots.tasks import TaskRun
 
 
 class PsAddress(Message, frozen=True, tag=True):
-    """Where a process listens. key: of which its secret is made."""
+    """Where a process listens. key: of which its secret is made. draining: no slot moves to it any more."""
 
     ps: str
     address: str
     key: bytes
+    draining: bool = False
 
 
 class ToldMap(Message, frozen=True, tag=True):

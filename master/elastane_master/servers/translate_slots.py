@@ -142,7 +142,7 @@ def map_message(told: effects.ToldMap, job: str, *, secrets: bool = True) -> ps_
     message = ps_pb2.SlotMap()
     fill_map(message, told.map, told.sources)
     for one in told.processes:
-        address = message.processes.add(ps_id=one.ps, address=one.address)
+        address = message.processes.add(ps_id=one.ps, address=one.address, draining=one.draining)
         if secrets:
             address.secret = group_secret(one.key, job)
     return message
@@ -233,7 +233,10 @@ def slots_message(
 ) -> ps_pb2.GetSlotsResponse:
     """Return what is shown of the slots of a job."""
     response = ps_pb2.GetSlotsResponse(
-        settings=settings_message(settings), reopened=view.reopened, checkpoint=view.checkpoint
+        settings=settings_message(settings),
+        reopened=view.reopened,
+        checkpoint=view.checkpoint,
+        datasets=view.datasets,
     )
     if told is not None:
         response.map.CopyFrom(map_message(told, "", secrets=False))

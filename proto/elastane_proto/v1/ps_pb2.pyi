@@ -134,14 +134,16 @@ class SlotPlace(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., backup: _Optional[str] = ..., target: _Optional[str] = ..., joining: _Optional[str] = ..., begun: _Optional[int] = ..., life: _Optional[int] = ..., fence: _Optional[int] = ..., since: _Optional[int] = ..., restoring: _Optional[bool] = ..., source: _Optional[str] = ...) -> None: ...
 
 class PsAddress(_message.Message):
-    __slots__ = ("ps_id", "address", "secret")
+    __slots__ = ("ps_id", "address", "draining", "secret")
     PS_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     ps_id: str
     address: str
+    draining: bool
     secret: bytes
-    def __init__(self, ps_id: _Optional[str] = ..., address: _Optional[str] = ..., secret: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, ps_id: _Optional[str] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., secret: _Optional[bytes] = ...) -> None: ...
 
 class SlotMap(_message.Message):
     __slots__ = ("generation", "places", "processes")
@@ -623,7 +625,7 @@ class SlotSnapshot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., life: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
 
 class GetSlotsResponse(_message.Message):
-    __slots__ = ("map", "model", "settings", "processes", "gate", "left", "snapshots", "reopened", "checkpoint")
+    __slots__ = ("map", "model", "settings", "processes", "gate", "left", "snapshots", "reopened", "checkpoint", "datasets")
     MAP_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
@@ -633,6 +635,7 @@ class GetSlotsResponse(_message.Message):
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     REOPENED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    DATASETS_FIELD_NUMBER: _ClassVar[int]
     map: SlotMap
     model: SlotModel
     settings: PsSettings
@@ -642,7 +645,8 @@ class GetSlotsResponse(_message.Message):
     snapshots: _containers.RepeatedCompositeFieldContainer[SlotSnapshot]
     reopened: int
     checkpoint: str
-    def __init__(self, map: _Optional[_Union[SlotMap, _Mapping]] = ..., model: _Optional[_Union[SlotModel, _Mapping]] = ..., settings: _Optional[_Union[PsSettings, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[PsState, _Mapping]]] = ..., gate: _Optional[_Union[LeaseGate, _Mapping]] = ..., left: _Optional[_Iterable[_Union[TaskParts, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SlotSnapshot, _Mapping]]] = ..., reopened: _Optional[int] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+    datasets: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, map: _Optional[_Union[SlotMap, _Mapping]] = ..., model: _Optional[_Union[SlotModel, _Mapping]] = ..., settings: _Optional[_Union[PsSettings, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[PsState, _Mapping]]] = ..., gate: _Optional[_Union[LeaseGate, _Mapping]] = ..., left: _Optional[_Iterable[_Union[TaskParts, _Mapping]]] = ..., snapshots: _Optional[_Iterable[_Union[SlotSnapshot, _Mapping]]] = ..., reopened: _Optional[int] = ..., checkpoint: _Optional[str] = ..., datasets: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckpointSlotsRequest(_message.Message):
     __slots__ = ("job", "in_flight", "request_id")

@@ -26,6 +26,14 @@ def test_what_was_kept_and_what_was_not() -> None:
     assert "nothing is lost" in what_was_kept(job(step=0), state_dir="")
 
 
+def test_what_parameter_servers_have_kept() -> None:
+    told = what_was_kept(job(step=0, url="/saved"), state_dir="/tmp/x", has_slots=True)
+    assert told.startswith("kept: the slots of the model, as last saved in /saved")
+    assert "the same command with --state-dir /tmp/x continues" in told
+    told = what_was_kept(job(step=0), state_dir="", has_slots=True)
+    assert told.startswith("not kept: the slots") and "--checkpoint" in told
+
+
 def test_where_others_go_on_nothing_is_lost() -> None:
     there = [job_pb2.WorkerInfo(worker_id="other", state=job_pb2.WORKER_STATE_MEMBER)]
     assert "kept: everything; other workers continue" in what_was_kept(job(workers=there), state_dir="")

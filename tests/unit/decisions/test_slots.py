@@ -293,10 +293,27 @@ def test_what_was_asked_is_asked_again_of_who_returns() -> None:
     assert job.map == before and "ps-1" in dict(job.heard(told.CloseTasks))
 
 
-def test_a_slot_without_any_snapshot_waits_if_something_is_done() -> None:
+def test_a_slot_that_was_never_saved_begins_anew_and_all_is_done_again() -> None:
     job = begun("ps-0")
     [task] = job.lease()
     job.done(task)
+    job.lose("ps-0")
+    job.tick_due()
+    job.ps("ps-0", process="another")
+    job.restore(0)
+    assert job.map.places[0].served and job.states["done"] == 0
+    assert not job.noted("slots_unrestored") and len(job.noted("tasks_reopened")) == 1
+    job.restore_all()
+    [again] = job.lease()
+    assert again.index == task.index and job.done(again) == "accepted"
+
+
+def test_a_slot_without_the_snapshot_that_was_saved_waits_if_something_is_done() -> None:
+    job = begun("ps-0")
+    [task] = job.lease()
+    job.done(task)
+    saved = said.SlotsSaved("ps-0", job.sessions["ps-0"], "", (said.SavedPart(0, 0, 1),))
+    job.do(saved)
     job.lose("ps-0")
     job.tick_due()
     job.ps("ps-0", process="another")
@@ -306,6 +323,26 @@ def test_a_slot_without_any_snapshot_waits_if_something_is_done() -> None:
     assert len(job.noted("slots_unrestored")) == 1
     job.restore_all([0])
     assert job.map.places[0].served and job.lease()
+
+
+def test_a_backup_that_drains_does_not_wait_for_another_where_there_is_none() -> None:
+    job = begun("ps-0", "ps-1", ps_replicas=1)
+    assert all(place.backup for place in job.map.places)
+    job.do(said.PsLeaving("ps-1", job.sessions["ps-1"], "asked"))
+    job.settle_copies()
+    assert {(place.owner, place.backup) for place in job.map.places} == {("ps-0", "")}
+    # Where another can take its place, no slot is without its backup meanwhile.
+    job.ps("ps-2")
+    job.ps("ps-3")
+    job.settle_copies()
+    leaver = job.map.places[0].backup
+    backed_up = [slot for slot, place in enumerate(job.map.places) if place.backup == leaver]
+    assert all(place.backup for place in job.map.places)
+    job.do(said.PsLeaving(leaver, job.sessions[leaver], "asked"))
+    while found := [slot for slot, place in enumerate(job.map.places) if place.begun]:
+        job.copy(found[0])
+        assert all(job.map.places[slot].backup for slot in backed_up)
+    assert not job.map.held_by(leaver)
 
 
 def test_a_process_that_comes_back_in_time_has_its_slots() -> None:

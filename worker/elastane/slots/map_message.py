@@ -16,12 +16,13 @@ _WIRES: Final[dict[int, Wire]] = {job_pb2.PS_WIRE_BFLOAT16: "bfloat16"}
 class ToldMap:
     """A map with where its processes are. sources: by slot, the checkpoint that it goes back to, or "".
 
-    addresses: by process, where it listens and its secret.
+    addresses: by process, where it listens and its secret. draining: processes that are to go.
     """
 
     map: SlotMap
     sources: tuple[str, ...]
     addresses: dict[str, tuple[str, bytes]]
+    draining: frozenset[str] = frozenset()
 
 
 def map_from_proto(message: ps_pb2.SlotMap) -> ToldMap:
@@ -44,6 +45,7 @@ def map_from_proto(message: ps_pb2.SlotMap) -> ToldMap:
         SlotMap(message.generation, places),
         tuple(place.source for place in message.places),
         {process.ps_id: (process.address, process.secret) for process in message.processes},
+        frozenset(process.ps_id for process in message.processes if process.draining),
     )
 
 

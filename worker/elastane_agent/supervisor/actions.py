@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start this worker."""
+    """Start this worker, or this parameter server."""
 
     worker: str
 
@@ -49,10 +49,18 @@ class Say:
 
 
 @dataclass(frozen=True)
+class Fail:
+    """Nothing here can go on, for the reason in `text`: workers leave, and the agent exits with `code`."""
+
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Finish:
-    """Exit with this code; no worker runs any more."""
+    """Exit with this code; nothing runs any more of what the policy decides about."""
 
     code: int
 
 
-Action = Spawn | Announce | Terminate | Kill | Say | Finish
+Action = Spawn | Announce | Terminate | Kill | Say | Fail | Finish

@@ -36,9 +36,10 @@ from elastane_agent.supervisor.master_process import MasterStartError
 from elastane_agent.supervisor.notices.node import NodeNotices
 from elastane_agent.supervisor.notices.notice import Notice
 from elastane_agent.supervisor.placement import Placement
-from elastane_agent.supervisor.policy import SupervisorPolicy
+from elastane_agent.supervisor.policy import OVER, SupervisorPolicy
 from elastane_agent.supervisor.price_feed import PriceListFeed, feed_of
 from elastane_agent.supervisor.price_table import PriceFeed
+from elastane_agent.supervisor.ps_children import PsChildren
 from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
 from elastane_agent.supervisor.worker_command import CAPACITY, local_start, remote_start, worker_variables
@@ -78,6 +79,12 @@ class _WorkerExited:
 
 
 @dataclass(frozen=True)
+class _PsExited:
+    ps: str
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
 class _MasterExited:
     status: ExitStatus
 
@@ -113,7 +120,15 @@ class _HostsFound:
 
 
 _Event = (
-    _WorkerExited | _MasterExited | _JobNews | _JobLost | _MasterAway | _Signalled | _Noticed | _HostsFound
+    _WorkerExited
+    | _PsExited
+    | _MasterExited
+    | _JobNews
+    | _JobLost
+    | _MasterAway
+    | _Signalled
+    | _Noticed
+    | _HostsFound
 )
 
 
@@ -142,6 +157,11 @@ class Agent:
         self._notices = NodeNotices(
             settings.notices, settings.notices_url, settings.notices_poll_seconds, settings.capacity
         )
+        self._ps = PsChildren(
+            settings, output, self._notices, lambda ps, status: self._events.put(_PsExited(ps, status))
+        )
+        self._workers_over = False
+        self._signals = 0
         self._discovery: Discovery | None = None
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
@@ -183,6 +203,8 @@ class Agent:
                 self._watch_job()
                 self._feed_prices()
                 self._watch_notices()
+                if view.phase not in OVER:
+                    self._perform(self._ps.start(self._address))
                 self._perform(self._policy.start(time.monotonic(), view))
                 self._watch_hosts()
                 while self._code is None:
@@ -215,28 +237,28 @@ class Agent:
         self._address = self._embedded.start()
 
     def _enter_job(self) -> JobView:
-        settings = self._settings
+        settings, asked = self._settings, self._asked_settings()
         with MasterClient(
             self._address,
             timeout_seconds=settings.master_timeout_seconds,
             on_wait=lambda _, error: self._absence.at_start(self._address, error),
         ) as client:
-            if settings.settings is None:
+            if asked is None:
                 job, created = (
                     wait_for_job(client, settings.job, settings.job_timeout_seconds, self._output),
                     False,
                 )
             else:
-                job, created = client.create_job(settings.job, settings.settings)
+                job, created = client.create_job(settings.job, asked)
             if not created and self._embedded is not None and job.phase in _RESUMABLE:
                 # The master of this job lives in this command, so no other command can resume it.
                 job = client.resume_job(settings.job)
         self._absence.over_at_start()
         self._job = job
-        if settings.settings is None:
+        if asked is None:
             self._try_checkpoints(job.settings)
         else:
-            report_unused_settings(job, settings.settings, self._output)
+            report_unused_settings(job, asked, self._output)
         view = self._view_of(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"
@@ -247,6 +269,17 @@ class Agent:
             job=job.name,
         )
         return view
+
+    def _asked_settings(self) -> job_pb2.JobSettings | None:
+        """Return the settings of the job to create. Slots are saved beside the state of an embedded master,
+        unless there is a folder for checkpoints."""
+        asked = self._settings.settings
+        if asked is None or asked.checkpoint_url or not self._settings.ps or self._embedded is None:
+            return asked
+        completed = job_pb2.JobSettings()
+        completed.CopyFrom(asked)
+        completed.checkpoint_url = str(self._embedded.model_dir)
+        return completed
 
     def _watch_job(self) -> None:
         client = self._watch_client = MasterClient(
@@ -298,7 +331,7 @@ class Agent:
         embedded = self._embedded
         disk_due = embedded.look_at_disk() if embedded is not None else None
         restart_due = embedded.restart_due if embedded is not None else None
-        every = (self._policy.next_due(), restart_due, places_due, disk_due)
+        every = (self._policy.next_due(), self._ps.policy.next_due(), restart_due, places_due, disk_due)
         dues = [due for due in every if due is not None]
         timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
         try:
@@ -314,6 +347,7 @@ class Agent:
         if places_due is not None and now >= places_due:
             self._perform(self._places_changed(now))
         self._perform(self._policy.tick(now))
+        self._perform(self._ps.tick())
 
     def _handle(self, now: float, event: _Event) -> list[Action]:
         match event:
@@ -322,9 +356,12 @@ class Agent:
             case _JobNews(job):
                 self._absence.over()
                 self._job = job
-                return self._policy.job_changed(now, self._view_of(job))
+                view = self._view_of(job)
+                return [*self._policy.job_changed(now, view), *self._attending(now, view)]
+            case _PsExited(ps, status):
+                return self._ps.perform(self._ps.policy.exited(now, ps, status))
             case _Signalled(number):
-                return self._policy.signalled(now, number)
+                return self._signalled(now, number)
             case _Noticed(notice):
                 return self._noticed(now, notice)
             case _HostsFound(hosts):
@@ -337,7 +374,7 @@ class Agent:
             case _JobLost(error):
                 if isinstance(error, ClientClosedError):
                     return []
-                return self._policy.fatal(now, CODE_REFUSED, f"the job is lost: {error}")
+                return self._fatal(now, CODE_REFUSED, f"the job is lost: {error}")
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -353,8 +390,36 @@ class Agent:
                 case act.Say(text, kind, event, worker):
                     facts = {"worker": worker} if worker else {}
                     self._output.say(text, kind, event, **facts)
+                case act.Fail(code, text):
+                    self._perform(self._fatal(time.monotonic(), code, text))
+                case act.Finish(code) if not self._workers_over:
+                    self._workers_over = True
+                    self._perform(self._end_of_workers(code))
                 case act.Finish(code):
                     self._code = code
+
+    def _signalled(self, now: float, number: int) -> list[Action]:
+        self._signals += 1
+        if self._workers_over:
+            return self._ps.perform(self._ps.policy.signalled(now, number))
+        actions = self._policy.signalled(now, number)
+        if self._signals > 1:
+            actions += self._ps.perform(self._ps.policy.kill())
+        return actions
+
+    def _fatal(self, now: float, code: int, text: str) -> list[Action]:
+        if self._workers_over:  # only parameter servers are left, and nobody needs them any more
+            self._output.say(text, "error", "failed")
+            return self._ps.perform(self._ps.policy.attending(now, ()))
+        return self._policy.fatal(now, code, text)
+
+    def _attending(self, now: float, view: JobView) -> list[Action]:
+        return self._ps.perform(self._ps.policy.attending(now, view.task_workers - self._workers.keys()))
+
+    def _end_of_workers(self, code: int) -> list[Action]:
+        """No worker runs any more: parameter servers go, unless others need them."""
+        others = job_view(self._job).task_workers - self._workers.keys()
+        return self._ps.perform(self._ps.policy.workers_over(time.monotonic(), code, others))
 
     def _noticed(self, now: float, notice: Notice) -> list[Action]:
         if notice.kind == "rebalance":
@@ -362,7 +427,9 @@ class Agent:
             return [act.Say(text, "warning", "spot_rebalance")]
         self._metrics.counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
-        return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
+        seconds = notice.seconds_left(time.time())
+        actions = self._policy.noticed(now, seconds, reason)
+        return [*actions, *self._ps.perform(self._ps.policy.noticed(now, seconds, reason))]
 
     # ------------------------------------------------------------------ hosts
 
@@ -507,7 +574,7 @@ class Agent:
         assert self._embedded is not None
         decision = self._embedded.died(now)
         if not decision.allowed:
-            return self._policy.fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
+            return self._fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
         return [act.Say(f"{what}; {decision.reason}", "warning", "master_died")]
 
     def _restart_master(self) -> list[Action]:
@@ -531,6 +598,7 @@ class Agent:
             child.kill_group()
         for child in self._workers.values():
             child.wait()
+        self._ps.close()
         self._say_what_was_kept()
         if self._watch_client is not None:
             self._watch_client.close()
@@ -555,7 +623,7 @@ class Agent:
             self._job = client.get_job(self._settings.job)
         temporary_dir = self._embedded.temporary_dir if self._embedded is not None else None
         state_dir = str(temporary_dir or "")
-        if text := what_was_kept(self._job, state_dir=state_dir):
+        if text := what_was_kept(self._job, state_dir=state_dir, has_slots=self._settings.ps > 0):
             self._said_what_was_kept = True
             self._output.say(text, "warning", event="what_was_kept", saved_step=self._job.saved_step)
 

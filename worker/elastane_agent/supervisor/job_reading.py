@@ -61,6 +61,9 @@ def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
             worker.worker_id for worker in attending if worker.capacity == common_pb2.CAPACITY_TYPE_ON_DEMAND
         ),
         on_demand_max=on_demand_max(job),
+        task_workers=frozenset(
+            worker.worker_id for worker in job.workers if worker.state == job_pb2.WORKER_STATE_TASKS_ONLY
+        ),
     )
 
 

@@ -27,7 +27,8 @@ class JobView:
     connected workers without ESTs. undecided: the sentinel suspended the job. datasets: number of dynamic
     ones; None: the master does not say. target: workers that a job wants that scales by itself, of all
     agents; None: it does not. attending: ids of all workers of the ring that are not leaving; on_demand: of
-    those on demand. on_demand_max: how many may be on demand; None: any number.
+    those on demand. on_demand_max: how many may be on demand; None: any number. task_workers: ids of those
+    that lease dynamic tasks only.
     """
 
     phase: Phase
@@ -42,6 +43,7 @@ class JobView:
     attending: frozenset[str] = frozenset()
     on_demand: frozenset[str] = frozenset()
     on_demand_max: int | None = None
+    task_workers: frozenset[str] = frozenset()
 
     @property
     def wanted(self) -> int:

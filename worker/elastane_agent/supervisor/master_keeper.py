@@ -54,6 +54,12 @@ class MasterKeeper:
         self._log_wanted = False
 
     @property
+    def model_dir(self) -> Path:
+        """Folder for the slots of a job without a folder for checkpoints."""
+        assert self._state_dir is not None
+        return self._state_dir.absolute() / "model"
+
+    @property
     def running(self) -> bool:
         return self._master.running
 
@@ -108,7 +114,8 @@ class MasterKeeper:
     def dispose_of_state(self, job: job_pb2.Job, code: int | None, *, said_what_was_kept: bool) -> None:
         """Remove the temporary state directory.
 
-        It is kept if the job can be resumed from it, if the job failed, or if the master's log is needed.
+        It is kept if the job can be resumed from it, if the job failed, if the master's log is needed, or if
+        slots of a model were saved in it.
         code: exit code of the agent; None: it ends with an error.
         """
         if self.temporary_dir is None:
@@ -127,5 +134,10 @@ class MasterKeeper:
                 )
             return
         if self._log_wanted:
+            return
+        if self.model_dir.exists():
+            folder = str(self.model_dir)
+            text = f"kept: the slots of the trained model, in {folder}; --checkpoint names another folder"
+            self._output.say(text, event="model_kept", folder=folder)
             return
         shutil.rmtree(self.temporary_dir, ignore_errors=True)

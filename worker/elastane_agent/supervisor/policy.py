@@ -58,7 +58,7 @@ UNTRAINED_WAIT_SECONDS: Final = 1.0
 #: Once the job is over, workers have this long to exit by themselves.
 OVER_GRACE_SECONDS: Final = 30.0
 
-_OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
+OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
 
 
 class SlotState(Enum):
@@ -129,7 +129,7 @@ class SupervisorPolicy:
     def start(self, now: float, view: JobView) -> list[Action]:
         """Start workers, unless the job is over already."""
         self._view = view
-        if view.phase in _OVER:
+        if view.phase in OVER:
             return [*self._over(now), *self._end(now)]
         return [*self._fill(), *self._unless_wanted(now)]
 
@@ -141,7 +141,7 @@ class SupervisorPolicy:
                 slot.raises = 0
         if self._code is not None:
             return []
-        if view.phase in _OVER:
+        if view.phase in OVER:
             return [*self._over(now), *self._end(now)]
         actions: list[Action] = []
         if (view.wanted, view.on_demand_max) != (before.wanted, before.on_demand_max):
@@ -565,7 +565,7 @@ class SupervisorPolicy:
         return self._finish(CODE_OK, Say("this agent's workers have finished; the job continues elsewhere"))
 
     def _finish(self, code: int, *says: Action) -> list[Action]:
-        self._finished = True
+        self._finished, self._code = True, code
         return [*says, Finish(code)]
 
 

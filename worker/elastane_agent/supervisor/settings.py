@@ -45,7 +45,8 @@ class AgentSettings:
     cloud advises. capacity: "spot", "on-demand", or "auto": ask the metadata service. hosts: where workers
     run; None: on this machine only. prices: sent to the master when each becomes due, or
     read from a feed again and again. metrics: host and port
-    where the agent serves its metrics. http: HOST:PORT of the embedded master's HTTP port.
+    where the agent serves its metrics. http: HOST:PORT of the embedded master's HTTP port. ps: number of
+    parameter servers on this machine; number k is called ps_prefix + k.
     """
 
     command: tuple[str, ...]
@@ -68,3 +69,5 @@ class AgentSettings:
     prices: PriceTable | PriceFeedSettings | None = None
     metrics: tuple[str, int] | None = None
     http: str = ""
+    ps: int = 0
+    ps_prefix: str = "ps-"

@@ -59,7 +59,12 @@ def job_variables(settings: job_pb2.JobSettings) -> dict[str, str]:
 
 def local_start(agent: AgentSettings, variables: Mapping[str, str]) -> Start:
     """Return command and environment to start a worker on this machine."""
-    return _command(agent), _inherited() | dict(variables)
+    return _command(agent), local_environment(variables)
+
+
+def local_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process of the job on this machine: its own variables, and the agent's."""
+    return _inherited() | dict(variables)
 
 
 def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], capacity: str) -> Start:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from elastane_cli.commands.run_options import (
     DEFAULT_TEMPLATE,
@@ -15,6 +15,9 @@ from elastane_cli.commands.run_options import (
     RemoteOption,
     run_option,
 )
+
+PS_MAX: Final = 64
+"""A number that was meant for something else would fill this machine's memory."""
 
 
 def _agent(name: str, metavar: str | None, text: str, **options: Any) -> Any:
@@ -41,6 +44,17 @@ class AgentOptions:
             show_default="MAX; 1 if a job is joined",
         ),
     ] = None
+    ps: Annotated[
+        int,
+        _agent(
+            "--ps",
+            "COUNT",
+            "Of a script with prepare_ps: number of parameter servers on this machine. They are restarted as "
+            "workers are, and leave once no worker needs them.",
+            min=0,
+            max=PS_MAX,
+        ),
+    ] = 0
     master: Annotated[
         str,
         _agent(

@@ -175,6 +175,11 @@ COMMANDS: Final = {
         "Look",
         "Check that every sample of every epoch counts exactly once in the history that stands.",
     ),
+    "ps": Entry(
+        "ps",
+        "Look",
+        "Show a job's parameter servers and slots; audit, checkpoint, rewind, export or drain them.",
+    ),
     "doctor": Entry(
         "doctor",
         "Run",

@@ -45,6 +45,7 @@ HELP = "\n\n".join(
         "Examples:",
         "  elastane run --ests 4 train.py --epochs 10",
         "  elastane run --ests 8 --workers 1:4 --state-dir run1 --checkpoint run1/saved train.py",
+        "  elastane run --ests 4 --ps 2 --ps-replicas 1 train.py   (a script with prepare_ps)",
         "  elastane run --ests 4 --master 10.0.0.5:50051 --local-workers 2 -m mypackage.train",
         "  elastane run --master 10.0.0.5:50051 --job digits train.py   (joins an existing job)",
         "  elastane run --ests 8 --hosts ./hosts.sh --listen 10.0.0.5 train.py   (over ssh, on the hosts "
@@ -77,6 +78,7 @@ def _run(
         _require_joinable(context, master=agent.master, job=agent.job)
     else:
         _check_on_demand(agent, settings)
+        _check_slots_are_kept(agent, settings)
         _say_what_has_no_price(agent, settings)
 
     from elastane_agent.supervisor.agent import Agent
@@ -128,6 +130,16 @@ def _check_on_demand(agent: AgentOptions, settings: JobSettings) -> None:
         )
 
 
+def _check_slots_are_kept(agent: AgentOptions, settings: JobSettings) -> None:
+    """Check that the death of a parameter server would not lose its slots. Raises BadParameter."""
+    if agent.ps and agent.master and not settings.checkpoint_url and not settings.ps_replicas:
+        raise typer.BadParameter(
+            "the death of a parameter server would lose its slots: give --checkpoint URL, a folder that all "
+            "parameter servers reach, or --ps-replicas 1",
+            param_hint="--ps",
+        )
+
+
 def _say_what_has_no_price(agent: AgentOptions, settings: JobSettings) -> None:
     """Warn of a budget that nothing is charged to."""
     is_priced = settings.spot_price_micros or settings.on_demand_price_micros
@@ -159,7 +171,10 @@ def _agent_settings(
             tuple(agent.passed or ()),
         )
         check_hosts(hosts, agent.master or address)
-    prefix = "" if hosts is not None else "w"
+    prefix, ps_prefix = "" if hosts is not None else "w", "ps-"
+    if agent.master:
+        prefix = worker_prefix()
+        ps_prefix = f"ps-{prefix}"
     return AgentSettings(
         command=("-m", *script) if module else tuple(script),
         job=agent.job or default_job_name(script[0], module=module),
@@ -176,11 +191,13 @@ def _agent_settings(
         notices_poll_seconds=agent.spot_poll or 0.0,
         capacity=agent.capacity,
         prices=_prices(agent),
-        worker_prefix=worker_prefix() if agent.master else prefix,
+        worker_prefix=prefix,
         listen=address,
         hosts=hosts,
         metrics=metrics_address(agent.metrics, insecure=agent.metrics_insecure) if agent.metrics else None,
         http="" if agent.master else agent.http,
+        ps=agent.ps,
+        ps_prefix=ps_prefix,
     )
 
 

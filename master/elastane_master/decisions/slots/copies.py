@@ -72,6 +72,7 @@ def begin(ctx: DecisionContext) -> None:
     assert book.map is not None
     if not all(record.attends for record in book.processes.values()):
         return
+    _release_backups(ctx)
     staying, slots = book.staying(), len(book.map.places)
     for slot in [slot for slot, at in book.copy_retries.items() if ctx.now >= at]:
         ctx.touch()
@@ -90,6 +91,22 @@ def begin(ctx: DecisionContext) -> None:
         if book.moved or book.copied:
             ctx.note(history.SlotsMoved(book.moved, book.copied, ctx.now - book.copy_since))
         book.copy_since, book.moved, book.copied = None, 0, 0
+
+
+def _release_backups(ctx: DecisionContext) -> None:
+    """Let processes that drain go although nobody is left to back slots up in their place.
+
+    With fewer processes than copies an owner is alone, and a process that drains would wait for another.
+    """
+    book = ctx.state.slots
+    assert book.map is not None
+    staying = set(book.staying())
+    if not staying or len(staying) > ctx.state.settings.ps_replicas:
+        return
+    for slot, place in enumerate(book.map.places):
+        if place.backup and place.backup not in staying and place.owner in staying and not place.begun:
+            ctx.touch()
+            book.map = book.map.backup_lost(slot, place.backup)
 
 
 def next_deadline(ctx: DecisionContext) -> float | None:

@@ -18,6 +18,7 @@ from elastane_master.decisions.slot_effects import (
     PsDone,
     PsDrain,
     PsWelcome,
+    SendMap,
     SendPs,
     ToldMap,
 )
@@ -56,7 +57,9 @@ def require_map(ctx: DecisionContext) -> SlotMap:
 def told_map(book: SlotBook) -> ToldMap:
     """Return the map as everybody is told."""
     assert book.map is not None, "a map is told before there is one"
-    addresses = tuple(PsAddress(one.ps, one.address, one.key) for one in book.processes.values())
+    addresses = tuple(
+        PsAddress(one.ps, one.address, one.key, one.draining) for one in book.processes.values()
+    )
     return ToldMap(book.map, addresses, dict(book.sources))
 
 
@@ -196,6 +199,8 @@ def _drain(ctx: DecisionContext, record: PsRecord, reason: str, notice_seconds: 
     record.draining, record.drain_reason = True, reason
     ctx.note(history.PsDraining(record.ps, reason, len(require_map(ctx).held_by(record.ps))))
     ctx.emit(SendPs(record.ps, PsDrain(reason, notice_seconds)))
+    # Others that drain, too, learn that nobody is left to take their slots.
+    ctx.emit(SendMap(told_map(ctx.state.slots)))
 
 
 def _without(ctx: DecisionContext, record: PsRecord) -> None:

@@ -37,8 +37,9 @@ def decoded(applied: bytes) -> AppliedSet:
 def restored(ctx: DecisionContext, event: SlotRestored) -> None:
     """The owner of a slot has read its snapshot: open again what is missing in it, then serve it.
 
-    Without any snapshot it begins with the initial values, which is accepted only while nothing is DONE:
-    else the slot waits, as the model would be another without anybody having been told.
+    Without any snapshot it begins with the initial values. If nothing of the slot was ever saved, those are
+    its newest snapshot, and all that is DONE is opened again. If something was, it is lost, and the slot
+    waits: the model would be another without anybody having been told.
     """
     book = ctx.state.slots
     record = processes.attending(ctx, event.ps, event.session)
@@ -55,7 +56,8 @@ def restored(ctx: DecisionContext, event: SlotRestored) -> None:
         returning.begin_life(book, event.slot, event.ps, event.snapshot_life + 1)
         return
     pushing = [(name, queue) for name, queue in ctx.queues.dynamic.items() if queue.pushes]
-    if not event.snapshot and any(_has_done(queue) for _, queue in pushing):
+    was_saved = event.slot in book.snapshots or bool(book.finished)
+    if not event.snapshot and was_saved and any(_has_done(queue) for _, queue in pushing):
         _refused(ctx, record, event)
         return
     ctx.touch()

@@ -31,7 +31,8 @@ class PsView:
 class SlotsView:
     """The slots of a job, their processes and the gate. waiting: why nothing is leased; empty: tasks are.
 
-    snapshots: by slot, life and version. checkpoint: the newest complete one; empty: none.
+    snapshots: by slot, life and version. checkpoint: the newest complete one; empty: none. datasets: those
+    whose tasks push.
     """
 
     model: SlotModel | None
@@ -47,6 +48,7 @@ class SlotsView:
     snapshots: tuple[tuple[int, tuple[int, int]], ...]
     reopened: int
     checkpoint: str
+    datasets: tuple[str, ...]
 
 
 def slots_view(book: SlotBook, queues: Queues) -> SlotsView:
@@ -82,4 +84,5 @@ def slots_view(book: SlotBook, queues: Queues) -> SlotsView:
         tuple(sorted(book.snapshots.items())),
         sum(queue.reopened for queue in queues.dynamic.values()),
         book.checkpoints[-1].checkpoint if book.checkpoints else "",
+        tuple(name for name, queue in queues.dynamic.items() if queue.pushes),
     )

@@ -1,0 +1,58 @@
+"""Where snapshots are: it outlives all processes, may be slow, and may lose the newest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastane_slots.tasks import TaskName
+from sim.world import World
+
+DAMAGED_MAX = 2
+
+
+@dataclass(frozen=True)
+class Image:
+    """A snapshot of a slot, as read and written in one moment. ps: who wrote it."""
+
+    life: int
+    version: int
+    since: int
+    ps: str
+    record: bytes
+    names: tuple[TaskName, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.life}-{self.since}-{self.ps}/base-{self.version}"
+
+
+@dataclass
+class Disk:
+    """Snapshots by slot; newest is the highest (life, version, since). damages: how often some were lost."""
+
+    world: World
+    images: dict[int, list[Image]] = field(default_factory=dict)
+    slow_until: float = 0.0
+    damages: int = 0
+
+    def seconds(self) -> float:
+        """Return how long a snapshot takes to be written."""
+        slow = self.world.now < self.slow_until
+        return self.world.rng.choice((0.5, 2.0) if slow else (0.001, 0.01, 0.1))
+
+    def write(self, slot: int, image: Image) -> None:
+        self.images.setdefault(slot, []).append(image)
+
+    def newest(self, slot: int) -> Image | None:
+        """Return the newest usable snapshot."""
+        there = self.images.get(slot, [])
+        return max(there, key=lambda one: (one.life, one.version, one.since)) if there else None
+
+    def damage(self, slot: int) -> None:
+        """The newest snapshots of a slot cannot be read any more; one is left."""
+        there = self.images.get(slot, [])
+        there.sort(key=lambda one: (one.life, one.version, one.since))
+        for _ in range(self.world.rng.randint(1, DAMAGED_MAX)):
+            if len(there) > 1:
+                self.damages += 1
+                there.pop()

@@ -1,0 +1,234 @@
+"""A worker that leases tasks, pulls every slot, and pushes to every slot: the rules of the client.
+
+It may have several tasks in flight, and be frozen or killed at any time: what it does after it wakes up is
+what it would have done before. Its map comes from the master; a push is sent again, under its name, as long
+as a slot's answer is not final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elastane_proto.v1 import ps_pb2, shard_pb2
+from elastane_slots.pushes import RETURNED_VERDICTS, Answer, Pulled, Push
+from elastane_slots.tasks import TaskName
+from sim.callers import Caller
+from sim.network import Ended, Stream
+from slot_sim.checkers import DATASET, JOB, SlotCheckers
+from slot_sim.ps_model import PsModel, _map_of
+from slot_sim.push_state import PushState
+from slot_sim.wire import Wire
+
+WATCH = "/elastane.v1.SlotService/WatchMap"
+ANSWER_SECONDS = 1.0
+AGAIN_SECONDS = 0.05
+STEP_SECONDS = (0.0, 0.01, 0.1)
+
+
+@dataclass(eq=False)
+class PusherModel(Caller):
+    """One process. ahead: tasks in flight at a time. errs: share of attempts that end with an error."""
+
+    wire: Wire = None  # type: ignore[assignment]
+    peers: dict[str, PsModel] = field(default_factory=dict)
+    settings: shard_pb2.DatasetSettings = field(default_factory=shard_pb2.DatasetSettings)
+    model: ps_pb2.SlotModel = field(default_factory=ps_pb2.SlotModel)
+    ahead: int = 1
+    errs: float = 0.0
+    is_through: bool = False
+
+    @property
+    def slot_checkers(self) -> SlotCheckers:
+        assert isinstance(self.checkers, SlotCheckers)
+        return self.checkers
+
+    def start(self) -> None:
+        self.map = None
+        self._generation = 0
+        self._changed: list[asyncio.Future[None]] = []
+        self._busy = 0
+        self._reports: list[shard_pb2.TaskReport] = []
+        self.process.spawn(self._main())
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.log(f"{self.name} is killed")
+        self.process.kill()
+
+    # ------------------------------------------------------------------ the map
+
+    def _watch(self) -> None:
+        masters = self.masters()
+        if not masters:
+            self.process.call_later(0.2, self._watch)
+            return
+        stream = Stream(
+            self.network,
+            self.process,
+            self.world.rng.choice(masters),
+            self._told,
+            lambda ended: self.process.call_later(0.2, self._watch),
+            method=WATCH,
+        )
+        request = ps_pb2.WatchMapRequest(job=JOB, worker_id=self.name, generation=self._generation)
+        stream.write(request.SerializeToString())
+
+    def _told(self, payload: bytes) -> None:
+        message = ps_pb2.WatchMapResponse.FromString(payload).map
+        if self.map is not None and message.generation < self.map.generation:
+            return  # of a master that has been overtaken
+        self.map = _map_of(message)
+        self.tokens = {one.ps_id: one.address.removesuffix(":1").encode() for one in message.processes}
+        self._generation = self.map.generation
+        changed, self._changed = self._changed, []
+        for future in changed:
+            if not future.done():
+                future.set_result(None)
+
+    async def _newer(self, seconds: float) -> None:
+        """Wait for a map, or for a while."""
+        future = self.process.create_future()
+        self._changed.append(future)
+        self.process.call_later(seconds, lambda: future.done() or future.set_result(None))
+        await future
+
+    # ------------------------------------------------------------------ tasks
+
+    async def _main(self) -> None:
+        create = shard_pb2.CreateDatasetRequest(
+            job=JOB, dataset=DATASET, settings=self.settings, request_id=self.request_id()
+        )
+        await self.ask("ShardService/CreateDataset", create)
+        register = ps_pb2.RegisterModelRequest(job=JOB, worker_id=self.name, model=self.model)
+        await self.ask("SlotService/RegisterModel", register)
+        self._watch()
+        rng, reports = self.world.rng, list[shard_pb2.TaskReport]()
+        while True:
+            while self._busy >= self.ahead and not self._reports:
+                await asyncio.sleep(0.02)
+            reports, self._reports = self._reports, []
+            request = shard_pb2.LeaseTasksRequest(
+                job=JOB,
+                dataset=DATASET,
+                worker_id=self.name,
+                completed=reports,
+                max_tasks=max(0, self.ahead - self._busy),
+                request_id=self.request_id(),
+            )
+            request.wait.FromMilliseconds(rng.choice((0, 200, 1000)) if not self._busy else 0)
+            try:
+                response = await self.ask("ShardService/LeaseTasks", request, rng.choice((0.5, 2.0)))
+            except Ended as ended:
+                self.world.log(f"{self.name} is refused: {ended}")
+                # A store that has lost the data set or the model.
+                await self.ask("ShardService/CreateDataset", create, may_be_wrong=True)
+                await self.ask("SlotService/RegisterModel", register, may_be_wrong=True)
+                await asyncio.sleep(0.5)
+                continue
+            if response.complete:
+                self.slot_checkers.told_of_the_end()
+                self.is_through = not self._busy
+                if self.is_through:
+                    return
+            for task in response.tasks:
+                self._busy += 1
+                self.process.spawn(self._do(task))
+            if not response.tasks:
+                await asyncio.sleep(rng.choice((0.01, 0.05)))
+
+    def _over(self, report: shard_pb2.TaskReport | None) -> None:
+        self._busy -= 1
+        if report is not None:
+            self._reports.append(report)
+
+    async def _do(self, task: shard_pb2.Task) -> None:
+        name = TaskName(DATASET, task.epoch, task.index)
+        report = shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt)
+        while self.map is None or self.map.generation < task.map_generation:
+            await self._newer(0.5)
+        slots = range(len(self.map.places))
+        pulled = await self._pull_all(slots, task)
+        if self.world.rng.random() < self.errs:
+            report.error = "the script raised"
+            if pulled is not None and self.world.rng.random() < 0.5:
+                # Between two slots: a part of it is applied.
+                await self._push_all(list(slots)[: len(slots) // 2], name, task, pulled)
+            self._over(report)
+            return
+        await asyncio.sleep(self.world.rng.choice(STEP_SECONDS))
+        if pulled is None:
+            report.returned, report.error = True, "a slot was restored"
+            self._over(report)
+            return
+        state = await self._push_all(slots, name, task, pulled)
+        if state.outcome == "done":
+            report.lives_sum = state.lives_sum
+        elif state.outcome == "returned":
+            report.returned, report.error = True, "a slot refuses it"
+        else:
+            self._over(None)
+            return
+        self._over(report)
+
+    async def _pull_all(self, slots: range, task: shard_pb2.Task) -> dict[int, Pulled] | None:
+        """The state of every slot; None if a slot was restored after the lease."""
+        found: dict[int, Pulled] = {}
+        while len(found) < len(slots):
+            for slot in slots:
+                if slot in found:
+                    continue
+                told = await self._asked(
+                    slot,
+                    lambda ps, generation, answer, slot=slot: ps.pull(slot, task.lease, generation, answer),
+                )
+                if told in RETURNED_VERDICTS:
+                    return None
+                if isinstance(told, Pulled):
+                    found[slot] = told
+            if len(found) < len(slots):
+                await self._newer(AGAIN_SECONDS)
+        return found
+
+    async def _push_all(
+        self, slots: list[int] | range, name: TaskName, task: shard_pb2.Task, pulled: dict[int, Pulled]
+    ) -> PushState:
+        state = PushState(slots)
+        while not state.outcome:
+            for slot in self.world.rng.sample(sorted(state.open), len(state.open)):
+                told = await self._asked(
+                    slot,
+                    lambda ps, generation, answer, slot=slot: ps.push(
+                        slot, Push(name, task.lease, generation, pulled[slot]), task.attempt, answer
+                    ),
+                )
+                if isinstance(told, Answer):
+                    state.answered(slot, told.verdict, told.life)
+                if state.outcome:
+                    return state
+            await self._newer(AGAIN_SECONDS)
+        return state
+
+    async def _asked(self, slot: int, ask: Callable[..., None]) -> object:
+        """Ask a slot's owner by the newest map; None without an answer in time."""
+        assert self.map is not None
+        place, generation = self.map.places[slot], self.map.generation
+        ps = self.peers.get(place.owner)
+        if ps is None or not ps.is_alive or self.tokens.get(place.owner) != ps.token:
+            return None
+        future = self.process.create_future()
+
+        def settle(value: object) -> None:
+            if not future.done():
+                future.set_result(value)
+
+        def answer(value: object) -> None:
+            self.wire.send(ps.process, self.process, lambda: settle(value))
+
+        self.wire.send(self.process, ps.process, lambda: ask(ps, generation, answer), lambda: settle(None))
+        patience = self.process.call_later(ANSWER_SECONDS, settle, None)
+        try:
+            return await future
+        finally:
+            patience.cancel()

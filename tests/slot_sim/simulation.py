@@ -1,0 +1,511 @@
+"""One seeded run: a job whose tasks push to slots, under faults, then a calm phase in which it must end.
+
+The master is the product's, unmodified, with its store, streams and takeovers (`sim`); parameter servers and
+workers are models around the product's pure code.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elastane_master.decisions.machine import JobMachine
+from elastane_master.store.log import LogOptions
+from elastane_proto.v1 import job_pb2, ps_pb2, shard_pb2
+from sim.callers import Operator
+from sim.master_model import MasterModel
+from sim.network import Ended, Network
+from sim.simulation import _seeded
+from sim.store_model import PLACE, StoreServer
+from sim.world import SimulationError, World
+from slot_sim.checkers import DATASET, JOB, SlotCheckers
+from slot_sim.disk import Disk
+from slot_sim.ps_model import PsModel
+from slot_sim.pusher_model import PusherModel
+from slot_sim.wire import Wire
+
+FAULTS_SECONDS = 12.0
+CALM_SECONDS = 300.0
+EVENTS_MAX = 600_000
+TRACE_LINES = 150
+LOOK_SECONDS = 0.05
+FREEZES_SECONDS = (0.1, 0.7, 2.5, 6.0)
+CUTS_SECONDS = (0.1, 0.6, 2.0, 6.0)
+DOWN_SECONDS = (0.02, 0.3, 2.0)
+
+FAULTS = (
+    "server killed",
+    "server killed and its backup",
+    "all servers killed",
+    "server restarted",
+    "server joins",
+    "server drained",
+    "server told to leave",
+    "server frozen",
+    "server's session reset",
+    "server cut off from the master",
+    "server cut off from workers",
+    "servers cut off from each other",
+    "worker killed",
+    "worker frozen",
+    "worker cut off",
+    "worker joins",
+    "snapshots damaged",
+    "disk slow",
+    "slot saved",
+    "checkpoint asked for",
+    "master killed",
+    "master frozen",
+    "second master",
+    "store killed",
+    "store lost writes",
+    "calls lost and doubled",
+)
+"""Names of all faults; `_Run._choices` implements them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is like. gentle: with backups; one process at a time is lost, and only where all has one.
+
+    alone: one worker with one task at a time. attempts: until a task is FAILED. lossy: the store may lose
+    writes.
+    """
+
+    slots: int
+    limit: int | None
+    copies: int
+    servers: int
+    workers: int
+    ahead: int
+    tasks: int
+    epochs: int
+    attempts: int
+    errs: float
+    gentle: bool
+    lossy: bool
+
+    @property
+    def alone(self) -> bool:
+        return self.workers == 1 and self.ahead == 1
+
+
+@dataclass
+class Outcome:
+    """Results of one run."""
+
+    seed: int
+    plan: Plan
+    checkers: SlotCheckers
+    world: World
+    injected: dict[str, int] = field(default_factory=dict)
+    reopened: int = 0
+    lives: int = 0
+    left: int = 0
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    rng = random.Random(f"slots {seed}")
+    copies = rng.choice((1, 1, 2))
+    workers = rng.choice((1, 2, 3))
+    gentle = copies == 2 and rng.random() < 0.6
+    return Plan(
+        slots=rng.choice((2, 3, 5)),
+        limit=rng.choice((0, 1, 3, None)),
+        copies=copies,
+        servers=rng.choice((2, 3)),
+        workers=workers,
+        ahead=rng.choice((1, 1, 2)),
+        tasks=rng.choice((8, 14)),
+        epochs=rng.choice((1, 2, 3)),
+        attempts=1000 if workers == 1 else rng.choice((2, 1000, 1000)),
+        errs=0.0 if workers == 1 else rng.choice((0.0, 0.1)),
+        gentle=gentle,
+        lossy=not gentle and rng.random() < 0.2,
+    )
+
+
+def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
+    """Run one seed. Raises SimulationError with the seed and the end of the trace (None: all of it)."""
+    rng = random.Random(seed)
+    world = World(rng)
+    with _seeded(world):
+        return _Run(seed, rng, world, draw(seed)).outcome(trace_lines)
+
+
+class _Run:
+    def __init__(self, seed: int, rng: random.Random, world: World, plan: Plan) -> None:
+        self.seed, self.rng, self.world, self.plan = seed, rng, world, plan
+        self.network = Network(world)
+        self.wire = Wire(world, self.network)
+        self.disk = Disk(world)
+        self.checkers = SlotCheckers(world, plan.limit, plan.copies, self.disk, plan.lossy)
+        self.checkers.machine = self._machine
+        self.checkers.servers = lambda: list(self.peers.values())
+        self.server = StoreServer(world, self.network)
+        self.options = LogOptions(rng.choice((0.0, 0.2, 3600.0)), rng.choice((1.0, 5.0)))
+        self.masters: list[MasterModel] = []
+        self.peers: dict[str, PsModel] = {}
+        self.all_servers: list[PsModel] = []
+        self.workers: dict[str, PusherModel] = {}
+        self.all_workers: list[PusherModel] = []
+        self.injected: dict[str, int] = {}
+        self.until = world.now + FAULTS_SECONDS
+        self.rate = rng.choice((0.5, 1.5, 4.0))
+        self.operator = Operator(world, self.network, self.checkers, self._serving, "operator")  # type: ignore[arg-type]
+        self._numbers = iter(range(10**6))
+
+    def outcome(self, trace_lines: int | None) -> Outcome:
+        try:
+            self._run()
+        except SimulationError as error:
+            trace = self.world.trace if trace_lines is None else self.world.trace[-trace_lines:]
+            text = str(error).removeprefix(f"{error.checker}: ")
+            told = "\n".join([text, *trace, f"seed {self.seed}: {self.plan}", f"seed {self.seed}: {error}"])
+            raise SimulationError(error.checker, told) from error
+        finally:
+            machine = self._machine()
+            self._bury()
+        outcome = Outcome(self.seed, self.plan, self.checkers, self.world, self.injected)
+        if machine is not None and machine.state.slots.map is not None:
+            outcome.reopened = machine.queues.dynamic[DATASET].reopened
+            outcome.lives = machine.state.slots.map.lives_sum
+            outcome.left = len(machine.state.slots.left_parts)
+        return outcome
+
+    def _run(self) -> None:
+        world = self.world
+        self._start_master()
+        created = self.operator.process.spawn(self.operator.create(self._settings()))
+        if not world.run_until(created.done, world.now + 60.0, EVENTS_MAX):
+            raise SimulationError("settles", "the job could not be created")
+        self.server.sync()
+        for _ in range(self.plan.servers):
+            self._start_server()
+        for number in range(self.plan.workers):
+            world.after(self.rng.uniform(0.0, 0.5), lambda number=number: self._start_worker(f"w{number}"))
+        self._plan_fault()
+        world.after(LOOK_SECONDS, self._look)
+        world.after(0.2, self._supervise)
+        world.after(0.5, self._keep)
+        if not world.run_until(self._is_through, self.until + CALM_SECONDS, EVENTS_MAX):
+            raise SimulationError("settles", f"it does not end: {self._why()}")
+        world.run_until(lambda: False, world.now + 3.0, 20_000)
+        if not world.run_until(self._is_through, world.now + 60.0, EVENTS_MAX):
+            raise SimulationError("settles", f"it does not stay: {self._why()}")
+        self.checkers.finished(
+            self.plan.tasks, self.plan.epochs, alone=self.plan.alone, gentle=self.plan.gentle
+        )
+        if world.failure is not None:
+            raise world.failure
+
+    def _settings(self) -> job_pb2.JobSettings:
+        settings = job_pb2.JobSettings(
+            ests=1,
+            checkpoint_url="memory://slots",
+            ps_slots=self.plan.slots,
+            ps_replicas=self.plan.copies - 1,
+        )
+        if self.plan.limit is not None:
+            settings.ps_staleness = self.plan.limit
+        settings.ps_return.FromMilliseconds(self.rng.choice((200, 1000)))
+        settings.return_grace.FromSeconds(2)
+        settings.heartbeat_timeout.FromSeconds(3)
+        return settings
+
+    def _bury(self) -> None:
+        processes = [one.process for one in (*self.masters, *self.all_servers, *self.all_workers)]
+        processes.append(self.operator.process)
+        for process in processes:
+            process.alive = False
+        for process in processes:
+            process.bury()
+        self.world.heap.clear()
+
+    # ------------------------------------------------------------------ what there is
+
+    def _serving(self) -> list[MasterModel]:
+        return [master for master in self.masters if master.process.alive and master.serving]
+
+    def _machine(self) -> JobMachine | None:
+        for master in reversed(self._serving()):
+            if (host := master.host) is not None:
+                return host.machine
+        return None
+
+    @property
+    def _servers(self) -> list[PsModel]:
+        return [server for server in self.peers.values() if server.is_alive]
+
+    @property
+    def _workers(self) -> list[PusherModel]:
+        return [worker for worker in self.workers.values() if worker.process.alive]
+
+    def _is_through(self) -> bool:
+        machine = self._machine()
+        if machine is None or self.world.now < self.until:
+            return False
+        book = machine.state.slots
+        if DATASET not in book.finished or book.map is None or book.closings:
+            return False
+        staying = set(book.staying())
+        alive = {server.name for server in self._servers}
+        places = book.map.places
+        return (
+            staying == alive == set(book.processes)
+            and all(place.served and not place.begun for place in places)
+            and not book.map.wishes(staying, self.plan.copies, 1)
+            and all(server.map.generation == book.map.generation for server in self._servers)
+        )
+
+    def _why(self) -> str:
+        machine = self._machine()
+        if machine is None:
+            return "no master serves"
+        from elastane_master.decisions.slots import leasing
+
+        book, queue = machine.state.slots, machine.queues.dynamic.get(DATASET)
+        states = queue.progress(self.world.now) if queue is not None else None
+        there = [(server.name, server.map.generation) for server in self._servers]
+        return f"{leasing.waits(book)}; {states}; {book.finishing}; {book.map}; {there}; {book.processes}"
+
+    # ------------------------------------------------------------------ processes
+
+    def _start_master(self) -> None:
+        name = f"master-{len(self.masters)}"
+        self.world.log(f"{name} starts")
+        master = MasterModel(
+            self.world,
+            self.network,
+            self.server,
+            self.checkers,  # type: ignore[arg-type]
+            name,
+            self.options,
+        )
+        self.masters.append(master)
+
+    def _supervise(self) -> None:
+        if not any(master.process.alive for master in self.masters):
+            self.server.sync()
+            self._start_master()
+        self.world.after(self.rng.choice((0.1, 0.5)), self._supervise)
+
+    def _start_server(self, name: str = "") -> None:
+        number = next(self._numbers)
+        server = PsModel(
+            self.world,
+            self.network,
+            self.wire,
+            self.checkers,
+            self.disk,
+            self._serving,
+            self.peers,
+            name or f"ps-{number}",
+            number,
+            self.plan.limit,
+        )
+        self.all_servers.append(server)
+        server.start()
+
+    def _start_worker(self, name: str) -> None:
+        running = self.workers.get(name)
+        if running is not None and (running.process.alive or running.is_through):
+            return
+        settings = shard_pb2.DatasetSettings(
+            task_size=1, epochs=self.plan.epochs, max_attempts=self.plan.attempts, pushes=True
+        )
+        settings.range.size = self.plan.tasks
+        settings.lease.FromSeconds(3)
+        model = ps_pb2.SlotModel(slots=self.plan.slots)
+        model.tensors.add(name="w", shape=[1], dtype="float32", rule=ps_pb2.DENSE_RULE_SGD)
+        worker = PusherModel(
+            self.world,
+            self.network,
+            self.checkers,  # type: ignore[arg-type]
+            self._serving,
+            name,
+            wire=self.wire,
+            peers=self.peers,
+            settings=settings,
+            model=model,
+            ahead=self.plan.ahead,
+            errs=self.plan.errs,
+        )
+        # Request ids of a restarted worker are others.
+        worker.number = 1000 * next(self._numbers)
+        self.workers[name] = worker
+        self.all_workers.append(worker)
+        worker.start()
+
+    def _keep(self) -> None:
+        """Agents: workers are restarted, and parameter servers as far as they are too few."""
+        calm = self.world.now >= self.until
+        for name in [f"w{number}" for number in range(self.plan.workers)]:
+            if calm or self.rng.random() < 0.3:
+                self._start_worker(name)
+        few = len(self._servers) < (self.plan.servers if calm else 1)
+        if few and (calm or self.rng.random() < 0.5):
+            self._start_server()
+        if calm or self.rng.random() < 0.5:
+            for server in self._servers:
+                server.process.call_soon(server.save_some)
+        self.world.after(0.5, self._keep)
+
+    def _look(self) -> None:
+        self.checkers.look()
+        self.world.after(LOOK_SECONDS, self._look)
+
+    # ------------------------------------------------------------------ faults
+
+    def _plan_fault(self) -> None:
+        self.world.after(self.rng.expovariate(self.rate), self._fault)
+
+    def _fault(self) -> None:
+        if self.world.now >= self.until:
+            return
+        names, actions, weights = zip(*self._choices(), strict=True)
+        place = self.rng.choices(range(len(names)), weights)[0]
+        if actions[place]() is not False:
+            self.injected[names[place]] = self.injected.get(names[place], 0) + 1
+        self._plan_fault()
+
+    def _may_lose(self) -> bool:
+        """With a gentle plan, a process is lost only where everything has a backup that is known."""
+        if not self.plan.gentle:
+            return True
+        machine = self._machine()
+        if machine is None or machine.state.slots.map is None:
+            return False
+        book = machine.state.slots
+        assert book.map is not None
+        alive = {server.name for server in self._servers if not server.draining}
+        whole = all(place.served and place.backup and not place.begun for place in book.map.places)
+        told = all(server.map.generation == book.map.generation for server in self._servers)
+        return whole and told and len(alive) > 2 and set(book.staying()) == alive
+
+    def _server(self, act: Callable[[PsModel], object], *, loses: bool = False) -> object:
+        servers = self._servers
+        if not servers or (loses and not self._may_lose()):
+            return False
+        return act(self.rng.choice(servers))
+
+    def _worker(self, act: Callable[[PusherModel], object]) -> object:
+        workers = self._workers
+        return act(self.rng.choice(workers)) if workers else False
+
+    def _master(self, act: Callable[[MasterModel], object]) -> object:
+        masters = self._serving()
+        return act(self.rng.choice(masters)) if masters else False
+
+    def _harsh(self, act: Callable[[], object]) -> object:
+        return False if self.plan.gentle else act()
+
+    def _choices(self) -> list[tuple[str, Callable[[], object], float]]:
+        rng, server, worker, master = self.rng, self._server, self._worker, self._master
+        cut, freeze = rng.choice(CUTS_SECONDS), rng.choice(FREEZES_SECONDS)
+        masters = [one.name for one in self.masters if one.process.alive]
+        servers = [one.name for one in self._servers]
+        workers = [one.name for one in self._workers]
+        return [
+            ("server killed", lambda: server(lambda s: s.kill(), loses=True), 3),
+            ("server killed and its backup", lambda: self._harsh(self._kill_two), 1),
+            ("all servers killed", lambda: self._harsh(lambda: [s.kill() for s in self._servers]), 0.5),
+            ("server restarted", lambda: server(self._restart, loses=True), 2),
+            ("server joins", lambda: self._start_server() if len(servers) < 5 else False, 3),
+            ("server drained", lambda: server(self._drain_by_operator), 1),
+            ("server told to leave", lambda: server(lambda s: s.leave(), loses=True), 1),
+            ("server frozen", lambda: self._harsh(lambda: server(lambda s: s.process.freeze(freeze))), 2),
+            ("server's session reset", lambda: self._harsh(lambda: server(lambda s: s.blip())), 2),
+            (
+                "server cut off from the master",
+                lambda: self._harsh(lambda: server(lambda s: self.network.cut(s.name, masters, cut))),
+                3,
+            ),
+            (
+                "server cut off from workers",
+                lambda: server(lambda s: self.network.cut(s.name, workers, cut)),
+                1,
+            ),
+            (
+                "servers cut off from each other",
+                lambda: server(lambda s: self.network.cut(s.name, [o for o in servers if o != s.name], cut)),
+                2,
+            ),
+            ("worker killed", lambda: worker(lambda w: w.kill()), 3),
+            ("worker frozen", lambda: worker(lambda w: w.process.freeze(freeze)), 3),
+            ("worker cut off", lambda: worker(lambda w: self.network.cut(w.name, masters + servers, cut)), 1),
+            ("worker joins", lambda: self._start_worker(f"x{next(self._numbers)}") or None, 0.5),
+            ("snapshots damaged", lambda: self._harsh(self._damage), 1),
+            ("disk slow", lambda: setattr(self.disk, "slow_until", self.world.now + 2.0), 0.5),
+            ("slot saved", lambda: server(lambda s: s.process.call_soon(s.save_some)), 4),
+            ("checkpoint asked for", self._checkpoint, 1),
+            ("master killed", lambda: master(lambda m: m.kill()), 1),
+            ("master frozen", lambda: self._harsh(lambda: master(lambda m: m.process.freeze(freeze))), 0.5),
+            ("second master", lambda: self._harsh(self._start_master), 0.5),
+            ("store killed", lambda: self.server.crash(rng.choice(DOWN_SECONDS)), 0.5),
+            ("store lost writes", self._lose_writes, 1),
+            ("calls lost and doubled", self._trouble, 1),
+        ]
+
+    def _kill_two(self) -> object:
+        machine = self._machine()
+        if machine is None or machine.state.slots.map is None:
+            return False
+        place = self.rng.choice(machine.state.slots.map.places)
+        for server in self._servers:
+            if server.name in (place.owner, place.backup):
+                server.kill()
+        return None
+
+    def _restart(self, server: PsModel) -> None:
+        server.kill()
+        self.world.after(self.rng.choice(DOWN_SECONDS), lambda: self._start_server(server.name))
+
+    def _drain_by_operator(self, server: PsModel) -> object:
+        if len(self._servers) < 3 or not self._may_lose():
+            return False
+
+        async def ask() -> None:
+            request = ps_pb2.DrainPsRequest(job=JOB, ps_id=server.name, request_id=self.operator.request_id())
+            try:
+                await self.operator.ask("SlotService/DrainPs", request, may_be_wrong=True)
+            except Ended as ended:
+                self.world.log(f"OPERATOR is refused: {ended}")
+
+        self.operator.process.spawn(ask())
+        return None
+
+    def _damage(self) -> object:
+        if not self.disk.images:
+            return False
+        self.world.log("DISK loses snapshots")
+        self.disk.damage(self.rng.choice(sorted(self.disk.images)))
+        return None
+
+    def _checkpoint(self) -> None:
+        async def ask() -> None:
+            request = ps_pb2.CheckpointSlotsRequest(
+                job=JOB, in_flight=self.rng.random() < 0.5, request_id=self.operator.request_id()
+            )
+            try:
+                await self.operator.ask("SlotService/CheckpointSlots", request, 5.0, may_be_wrong=True)
+            except Ended as ended:
+                self.world.log(f"OPERATOR is refused: {ended}")
+
+        self.operator.process.spawn(ask())
+
+    def _lose_writes(self) -> object:
+        if not self.plan.lossy:
+            return False
+        self.server.crash(self.rng.choice(DOWN_SECONDS), lose=True)
+        for master in self._serving():
+            master.kill()
+        return None
+
+    def _trouble(self) -> None:
+        self.network.troubled_until = self.world.now + 2.0
+
+
+__all__ = ["FAULTS", "PLACE", "Outcome", "Plan", "draw", "simulate"]

@@ -1,0 +1,164 @@
+"""Parameter servers and slots of a job, in words and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from elastane_cli.views.text import counted, harmless
+from elastane_common.sizes import size_text
+
+if TYPE_CHECKING:
+    from elastane_proto.v1 import ps_pb2
+
+#: Counts of staleness that a parameter server keeps.
+_COUNTS: Final = 16
+#: Slots that are named as a server's busiest.
+_HOT_MAX: Final = 3
+#: A slot is hot if it has so many times the mean of all slots' bytes.
+_HOT_TIMES: Final = 2.0
+
+
+def staleness_text(counts: Sequence[int]) -> tuple[str, str, str]:
+    """Return median, 99th percentile and maximum of staleness; "-" without a push.
+
+    counts: pushes by staleness 0, 1, 2, 3-4, 5-8, ... (doubling); the last is unbounded. Where a count stands
+    for several values, they are all named.
+    """
+    total = sum(counts)
+    if not total:
+        return "-", "-", "-"
+    last = max(place for place, count in enumerate(counts) if count)
+    return _place_text(counts, total, 0.5), _place_text(counts, total, 0.99), _bounds_text(last)
+
+
+def ps_rows(slots: ps_pb2.GetSlotsResponse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each parameter server, by name.
+
+    Name, state, slots, backups, rows, bytes of weights and optimizer states, pushes applied, staleness
+    (median, 99 %, maximum), hot slots.
+    """
+    sizes = {
+        slot.slot: slot.weight_bytes + slot.optimizer_bytes
+        for process in slots.processes
+        for slot in process.figures.slots
+    }
+    mean = sum(sizes.values()) / len(sizes) if sizes else 0.0
+    for process in sorted(slots.processes, key=lambda one: one.ps_id):
+        figures = process.figures
+        if not process.HasField("figures"):
+            yield (process.ps_id, process.state, str(process.slots), str(process.backups), *("-",) * 7)
+            continue
+        own = {slot.slot: sizes[slot.slot] for slot in figures.slots}
+        yield (
+            process.ps_id,
+            process.state,
+            str(process.slots),
+            str(process.backups),
+            f"{sum(slot.rows for slot in figures.slots):,}",
+            size_text(sum(own.values())),
+            f"{figures.verdicts.get('applied', 0):,}",
+            *staleness_text(figures.staleness_counts),
+            _hot_text(own, mean),
+        )
+
+
+def slot_rows(slots: ps_pb2.GetSlotsResponse) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each slot: number, owner, backup, state, life, version, rows, bytes, version saved."""
+    figures = {slot.slot: slot for process in slots.processes for slot in process.figures.slots}
+    saved = {snapshot.slot: snapshot for snapshot in slots.snapshots}
+    for number, place in enumerate(slots.map.places):
+        known = figures.get(number)
+        measured = ("-", "-", "-")
+        if known is not None:
+            size = size_text(known.weight_bytes + known.optimizer_bytes)
+            measured = (f"{known.version:,}", f"{known.rows:,}", size)
+        snapshot = saved.get(number)
+        is_of_life = snapshot is not None and snapshot.life == place.life
+        yield (
+            str(number),
+            place.owner or "-",
+            place.backup or "-",
+            place_state(place),
+            str(place.life),
+            *measured,
+            f"{snapshot.version:,}" if snapshot is not None and is_of_life else "-",
+        )
+
+
+def place_state(place: ps_pb2.SlotPlace) -> str:
+    """Return what is happening to a slot, in words."""
+    if not place.owner:
+        return "waits for a parameter server"
+    if place.restoring:
+        return f"is restored from {place.source}" if place.source else "is restored"
+    if place.target:
+        return f"moves to {place.target}"
+    if place.joining:
+        return f"is copied to {place.joining}"
+    return "served"
+
+
+def summary_lines(slots: ps_pb2.GetSlotsResponse) -> Iterator[str]:
+    """Yield what is true of the whole job: model, leases, what went back, what is saved."""
+    if slots.HasField("model"):
+        model = slots.model
+        parts = [counted(len(model.tensors), "tensor"), counted(len(model.tables), "table")]
+        yield f"model: {' and '.join(parts)} in {counted(model.slots, 'slot')}; map {slots.map.generation}"
+    else:
+        yield "no worker has registered a model yet"
+    yield gate_line(slots.gate)
+    if slots.gate.waiting:
+        yield f"no task is leased: {harmless(slots.gate.waiting)}"
+    if slots.reopened:
+        yield f"{counted(slots.reopened, 'DONE task')} opened again, as slots were restored"
+    for parts_left in list(slots.left)[:_HOT_MAX]:
+        where = ", ".join(map(str, list(parts_left.slots)[:20])) or "none"
+        yield (
+            f"FAILED task {parts_left.task} of epoch {parts_left.epoch} of {harmless(parts_left.dataset)} "
+            f"has left its gradient in slots: {where}"
+        )
+    if len(slots.left) > _HOT_MAX:
+        yield f"and {len(slots.left) - _HOT_MAX} more FAILED tasks: see --json"
+    if slots.checkpoint:
+        yield f"newest checkpoint: {harmless(slots.checkpoint)}"
+    for process in slots.processes:
+        if process.figures.unsaved_error:
+            yield (
+                f"{process.ps_id} cannot save its slots since "
+                f"{process.figures.unsaved_since.ToJsonString()}: {harmless(process.figures.unsaved_error)}"
+            )
+
+
+def gate_line(gate: ps_pb2.LeaseGate) -> str:
+    """Say how stale a push can be, and what is in flight."""
+    limit = f"at most {gate.limit}" if gate.HasField("limit") else "any number"
+    line = (
+        f"staleness: {limit}, {gate.worst} possible now; {counted(gate.outstanding, 'task')} in flight, "
+        f"{gate.returned} given back"
+    )
+    return f"{line}, {gate.closing} FAILED and not closed everywhere" if gate.closing else line
+
+
+def _place_text(counts: Sequence[int], total: int, share: float) -> str:
+    seen = 0
+    for place, count in enumerate(counts):
+        seen += count
+        if seen >= share * total:
+            return _bounds_text(place)
+    raise AssertionError("all are seen")
+
+
+def _bounds_text(place: int) -> str:
+    """Name the values that one count stands for."""
+    if place <= 2:
+        return str(place)
+    low, high = 2 ** (place - 2) + 1, 2 ** (place - 1)
+    return f"{low}+" if place == _COUNTS - 1 else f"{low}-{high}"
+
+
+def _hot_text(sizes: Mapping[int, int], mean: float) -> str:
+    hot = [slot for slot, size in sizes.items() if size > _HOT_TIMES * mean]
+    hot.sort(key=lambda slot: (-sizes[slot], slot))
+    named = [f"{slot} ({size_text(sizes[slot])})" for slot in hot[:_HOT_MAX]]
+    return ", ".join([*named, f"+{len(hot) - _HOT_MAX}"] if len(hot) > _HOT_MAX else named) or "-"

@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--task-size", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--prefetch", type=int, default=0)
     args = parser.parse_args()
 

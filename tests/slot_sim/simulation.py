@@ -438,7 +438,7 @@ class _Run:
             ("worker killed", lambda: worker(lambda w: w.kill()), 3),
             ("worker frozen", lambda: worker(lambda w: w.process.freeze(freeze)), 3),
             ("worker cut off", lambda: worker(lambda w: self.network.cut(w.name, masters + servers, cut)), 1),
-            ("worker joins", lambda: self._start_worker(f"x{next(self._numbers)}") or None, 0.5),
+            ("worker joins", self._add_worker, 0.5),
             ("snapshots damaged", lambda: self._harsh(self._damage), 1),
             ("disk slow", lambda: setattr(self.disk, "slow_until", self.world.now + 2.0), 0.5),
             ("slot saved", lambda: server(lambda s: s.process.call_soon(s.save_some)), 4),
@@ -460,6 +460,9 @@ class _Run:
             if server.name in (place.owner, place.backup):
                 server.kill()
         return None
+
+    def _add_worker(self) -> object:
+        return False if self.plan.alone else self._start_worker(f"x{next(self._numbers)}")
 
     def _cut_and_kill(self, server: PsModel) -> None:
         """What it applied last reaches nobody."""

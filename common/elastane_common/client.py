@@ -326,6 +326,14 @@ class MasterClient(MasterConnection):
         """Return the slots of a job's model, its parameter servers, and what leases depend on."""
         return self.call(ps_pb2_grpc.SlotServiceStub, "GetSlots", ps_pb2.GetSlotsRequest(job=job))
 
+    def find_slots(self, job: str) -> ps_pb2.GetSlotsResponse | None:
+        """As `get_slots`; None for a job without parameter servers, or if the master has none or is held."""
+        try:
+            found = self.get_slots(job)
+        except RequestRefusedError:
+            return None
+        return found if found.processes or found.HasField("model") else None
+
     def slot_map(self, job: str) -> ps_pb2.SlotMap:
         """Return the map of slots, with the secrets of the parameter servers' data ports."""
         request = ps_pb2.WatchMapRequest(job=job)

@@ -25,6 +25,7 @@ WATCH = "/elastane.v1.SlotService/WatchMap"
 ANSWER_SECONDS = 1.0
 AGAIN_SECONDS = 0.05
 STEP_SECONDS = (0.0, 0.01, 0.1)
+READ_SECONDS = (0.0, 0.0, 0.3)
 
 
 @dataclass(eq=False)
@@ -148,6 +149,8 @@ class PusherModel(Caller):
         report = shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt)
         while self.map is None or self.map.generation < task.map_generation:
             await self._newer(0.5)
+        # The batch is read before its rows are known.
+        await asyncio.sleep(self.world.rng.choice(READ_SECONDS))
         slots = range(len(self.map.places))
         pulled = await self._pull_all(slots, task)
         if self.world.rng.random() < self.errs:

@@ -47,6 +47,7 @@ FAULTS = (
     "server cut off from the master",
     "server cut off from workers",
     "servers cut off from each other",
+    "server cut off from others and killed",
     "worker killed",
     "worker frozen",
     "worker cut off",
@@ -121,7 +122,7 @@ def draw(seed: int) -> Plan:
         tasks=rng.choice((8, 14)),
         epochs=rng.choice((1, 2, 3)),
         attempts=1000 if workers == 1 else rng.choice((2, 1000, 1000)),
-        errs=0.0 if workers == 1 else rng.choice((0.0, 0.1)),
+        errs=0.0 if workers == 1 else rng.choice((0.0, 0.1, 0.3)),
         gentle=gentle,
         lossy=not gentle and rng.random() < 0.2,
     )
@@ -433,10 +434,11 @@ class _Run:
                 lambda: server(lambda s: self.network.cut(s.name, [o for o in servers if o != s.name], cut)),
                 2,
             ),
+            ("server cut off from others and killed", lambda: server(self._cut_and_kill, loses=True), 2),
             ("worker killed", lambda: worker(lambda w: w.kill()), 3),
             ("worker frozen", lambda: worker(lambda w: w.process.freeze(freeze)), 3),
             ("worker cut off", lambda: worker(lambda w: self.network.cut(w.name, masters + servers, cut)), 1),
-            ("worker joins", lambda: self._start_worker(f"x{next(self._numbers)}") or None, 0.5),
+            ("worker joins", self._add_worker, 0.5),
             ("snapshots damaged", lambda: self._harsh(self._damage), 1),
             ("disk slow", lambda: setattr(self.disk, "slow_until", self.world.now + 2.0), 0.5),
             ("slot saved", lambda: server(lambda s: s.process.call_soon(s.save_some)), 4),
@@ -458,6 +460,16 @@ class _Run:
             if server.name in (place.owner, place.backup):
                 server.kill()
         return None
+
+    def _add_worker(self) -> object:
+        return False if self.plan.alone else self._start_worker(f"x{next(self._numbers)}")
+
+    def _cut_and_kill(self, server: PsModel) -> None:
+        """What it applied last reaches nobody."""
+        others = [other.name for other in self._servers if other is not server]
+        self.network.cut(server.name, others, 1.0)
+        seconds = self.rng.uniform(0.05, 0.9)
+        self.world.after(seconds, lambda: server.kill() if self._may_lose() else None)
 
     def _restart(self, server: PsModel) -> None:
         server.kill()

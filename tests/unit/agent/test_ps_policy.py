@@ -55,6 +55,11 @@ def test_without_parameter_servers_the_workers_end_is_the_agents() -> None:
     assert policy.next_due() is None
 
 
+def test_where_the_job_is_over_none_is_started_and_none_waited_for() -> None:
+    policy = PsPolicy(["ps-0"], RestartBudget())
+    assert policy.workers_over(1.0, CODE_OK, ["other"]) == [Finish(CODE_OK)]
+
+
 @pytest.mark.parametrize("status", [KILLED, ExitStatus(1), ExitStatus(-signal.SIGSEGV)])
 def test_one_that_dies_is_restarted_under_its_name(status: ExitStatus) -> None:
     policy = started()

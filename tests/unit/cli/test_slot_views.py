@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from elastane_cli.views.slots import gate_line, place_state, ps_rows, slot_rows, staleness_text, summary_lines
+from elastane_cli.views.slots import (
+    gate_line,
+    place_state,
+    ps_rows,
+    slot_rows,
+    staleness_text,
+    status_lines,
+    summary_lines,
+)
 from elastane_common.sizes import size_text
 from elastane_proto.v1 import ps_pb2
 
@@ -111,6 +119,12 @@ def test_the_lines_below() -> None:
     assert lines[7] == "and 1 more FAILED tasks: see --json"
     assert lines[8] == "newest checkpoint: c-2"
     assert lines[9].startswith("ps-1 cannot save its slots since") and "No space left" in lines[9]
+
+
+def test_what_status_and_why_say() -> None:
+    line, *rest = status_lines(found())
+    assert line == "parameter servers: ps-0 (draining), ps-1; 2 of 4 slots served"
+    assert rest == list(summary_lines(found()))
 
 
 def test_before_a_model_is_registered() -> None:

@@ -31,13 +31,13 @@ class PsState(Enum):
 
     RUNNING = "running"
     BACKOFF = "backoff"  # dead, restarted when due
-    AWAY = "away"  # will not be started again
+    AWAY = "away"  # not started yet, or not to be started again
 
 
 @dataclass
 class _Ps:
     name: str
-    state: PsState = PsState.RUNNING
+    state: PsState = PsState.AWAY
     due: float = 0.0
     restarts: list[float] = field(default_factory=list)
 
@@ -63,7 +63,9 @@ class PsPolicy:
         self._finished = False
 
     def start(self) -> list[Action]:
-        """Start all."""
+        """Start all; without it, there are none."""
+        for one in self._all.values():
+            one.state = PsState.RUNNING
         return [Spawn(name) for name in self._all]
 
     def exited(self, now: float, name: str, status: ExitStatus) -> list[Action]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from elastane_common.client import MasterClient
-    from elastane_proto.v1 import job_pb2, ring_pb2, training_pb2
+    from elastane_proto.v1 import job_pb2, ps_pb2, ring_pb2, training_pb2
 
 #: Runs that `elastane jobs` lists after the jobs.
 _RUNS_SHOWN: Final = 20
@@ -77,6 +77,7 @@ def status(
         return
     with connect(master, timeout) as client:
         found = client.get_job(client.only_job(name))
+        slots = client.find_slots(found.name) if found.settings.ests else None
         figures: Mapping[str, ring_pb2.WorkerFigures] = {}
         if found.HasField("pipeline"):
             figures = client.worker_figures(found.name, [worker.worker_id for worker in found.workers])
@@ -86,7 +87,7 @@ def status(
         step = {"last_step": last_step_to_plain(found, figures)} if found.HasField("pipeline") else {}
         print_json({**to_plain(found), **step})
     else:
-        _show_job(found, figures)
+        _show_job(found, figures, slots)
 
 
 def _show_run(run: training_pb2.Run) -> None:
@@ -101,11 +102,16 @@ def _show_run(run: training_pb2.Run) -> None:
         out.print(history_table(run))
 
 
-def _show_job(found: job_pb2.Job, figures: Mapping[str, ring_pb2.WorkerFigures]) -> None:
+def _show_job(
+    found: job_pb2.Job,
+    figures: Mapping[str, ring_pb2.WorkerFigures],
+    slots: ps_pb2.GetSlotsResponse | None,
+) -> None:
     from rich.markup import escape
     from rich.text import Text
 
     from elastane_cli.views.last_step import last_step_parts
+    from elastane_cli.views.slots import status_lines
     from elastane_cli.views.stages import stage_parts
 
     out = console()
@@ -128,6 +134,9 @@ def _show_job(found: job_pb2.Job, figures: Mapping[str, ring_pb2.WorkerFigures])
         out.print(worker_table(found, time.time()))
     else:
         out.print("no workers")
+    if slots is not None:
+        for line in status_lines(slots):
+            out.print(Text(line), soft_wrap=True)
 
 
 @command

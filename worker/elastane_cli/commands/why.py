@@ -83,10 +83,12 @@ def _of_job(job: str | None, last: int, master: str, timeout: float, as_json: bo
 
     from elastane_cli.explain import ring_changes
     from elastane_cli.views.scheduling import job_parts
+    from elastane_cli.views.slots import status_lines
 
     with connect(master, timeout) as client:
         found = client.get_job(client.only_job(job))
         events = list(client.events(found.name))
+        slots = client.find_slots(found.name)
     changes, complete = ring_changes(events)
     if as_json:
         document = [asdict(change) for change in changes[-last:]]
@@ -95,3 +97,6 @@ def _of_job(job: str | None, last: int, master: str, timeout: float, as_json: bo
     out = console()
     for part in job_parts(found, changes[-last:], complete=complete and len(changes) <= last):
         out.print(part)
+    if slots is not None:
+        for line in status_lines(slots):
+            out.print(line, markup=False)

@@ -130,6 +130,18 @@ def summary_lines(slots: ps_pb2.GetSlotsResponse) -> Iterator[str]:
             )
 
 
+def status_lines(slots: ps_pb2.GetSlotsResponse) -> Iterator[str]:
+    """Yield what `elastane status` and `why` say of a job with slots: its servers, and `summary_lines`."""
+    ready = sum(bool(place.owner) and not place.restoring for place in slots.map.places)
+    servers = ", ".join(
+        one.ps_id if one.state == "serving" else f"{one.ps_id} ({one.state})"
+        for one in sorted(slots.processes, key=lambda one: one.ps_id)
+    )
+    count = counted(len(slots.map.places), "slot")
+    yield f"parameter servers: {servers or 'none'}; {ready} of {count} served"
+    yield from summary_lines(slots)
+
+
 def gate_line(gate: ps_pb2.LeaseGate) -> str:
     """Say how stale a push can be, and what is in flight."""
     limit = f"at most {gate.limit}" if gate.HasField("limit") else "any number"

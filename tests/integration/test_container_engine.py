@@ -50,6 +50,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "container_engine_process.py"
 
 UP = "echo up; "
 SLEEP = UP + "exec sleep 1000"
+#: Says so once it is stopped, by a child: a SIGTERM that comes sooner ends it.
+STOPPED = "(until grep -q 'State:.T' /proc/$$/status; do sleep 0.05; done; echo up) & kill -STOP $$"
 STUBBORN = "trap 'echo term' TERM; " + UP + "while :; do sleep 0.05; done"
 
 
@@ -261,7 +263,7 @@ async def test_memory_beyond_the_limit_ends_the_rank(bench: Bench) -> None:
         (STUBBORN, 0.5, -signal.SIGKILL),
         ("trap '' TERM; (trap '' TERM; sleep 1000) & " + UP + "wait", 0.5, -signal.SIGKILL),
         (UP + "exec >&- 2>&-; exec sleep 1000", 600, -signal.SIGTERM),
-        (UP + "kill -STOP $$", 0.5, -signal.SIGKILL),
+        (STOPPED, 0.5, -signal.SIGKILL),
     ],
     ids=["polite", "plain", "ignores SIGTERM", "family", "closed output", "stopped"],
 )

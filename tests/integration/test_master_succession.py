@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +21,7 @@ from elastane_master.store.connection import Store
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import (
     ASKED_AGAIN,
+    ROOT,
     MasterProcess,
     Worker,
     master_process,
@@ -32,6 +33,7 @@ from integration.test_master_process import Leaser, create, progress_and_history
 from slow import slow, slow_except
 
 LEASE_SECONDS = 1.0
+RELAY = ROOT / "tests" / "integration" / "scripts" / "relay.py"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -273,7 +275,6 @@ async def test_a_leader_that_alone_is_cut_off_from_the_store_is_replaced(
 ) -> None:
     path = store.embedded.socket_path.with_name("relay.sock")
     async with Partition(store.embedded.socket_path, path) as partition:
-        await partition.heal()
         behind = ["--store", f"unix://{path}", "--leader-lease-seconds", str(LEASE_SECONDS)]
         async with (
             master_process(tmp_path / "a", *behind) as first,
@@ -298,47 +299,35 @@ async def test_a_leader_that_alone_is_cut_off_from_the_store_is_replaced(
 
 
 class Partition:
-    """A way to the store's socket that can be cut: connections break, new ones are refused."""
+    """A way to the store's socket that can be cut: connections break, new ones are refused.
+
+    A process of its own: the leader behind it must not lose its lease when the test's process stands still
+    for a moment, as while it starts another or looks for garbage.
+    """
 
     def __init__(self, target: Path, listen: Path) -> None:
-        self.target = target
-        self.listen = listen
-        self.server: asyncio.Server | None = None
-        self.writers: set[asyncio.StreamWriter] = set()
+        self.target, self.listen = target, listen
+        self.relay: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Partition:
+        await self.heal()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.cut()
 
     async def heal(self) -> None:
-        self.server = await asyncio.start_unix_server(self.serve, self.listen)
+        self.relay = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(RELAY), str(self.target), str(self.listen),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert await patience.wait_for(self.relay.stdout.readline(), 60) == b"listens\n"
 
     async def cut(self) -> None:
-        if self.server is not None:
-            self.server.close()
-            self.server = None
-        self.listen.unlink(missing_ok=True)
-        for writer in list(self.writers):
-            writer.transport.abort()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_unix_connection(self.target)
-        pair = {writer, up_writer}
-        self.writers |= pair
-        try:
-            await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
-        finally:
-            self.writers -= pair
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+        if self.relay is not None:
+            self.relay.kill()
+            await self.relay.wait()
+            self.relay = None
 
 
 @pytest.mark.parametrize("how", slow_except(["SIGTERM", "SIGKILL"], "SIGKILL"))

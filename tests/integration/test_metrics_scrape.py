@@ -29,6 +29,7 @@ from test_agent import Run
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_common.client import MasterClient
 from elastane_common.observe import catalogue as agents
+from elastane_common.observe.running_median import WINDOW
 from elastane_master.metrics import catalogue
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2, shard_pb2_grpc
 from integration.forked_cli import ForkedCommands
@@ -37,7 +38,6 @@ from patience import Patience
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
 SCRIPT = Path(__file__).parent / "scripts" / "steady_linear.py"
 JOB = "steady"
-MEASURED_STEPS = 8
 #: What Prometheus itself adds to everything it scrapes.
 TARGET_LABELS = {"job", "instance"}
 
@@ -102,12 +102,20 @@ def lease_some_and_ask_for_nonsense(address: str) -> None:
 
 
 def wait_for(client: MasterClient, step: int, members: int, generation: int = 0) -> job_pb2.Job:
-    """The job, once so many steps are committed by a ring of so many that is not older than `generation`."""
-    for job in client.watch_job(JOB):
-        there = sum(worker.state == job_pb2.WORKER_STATE_MEMBER for worker in job.workers)
-        if job.step >= step and there == members and job.generation >= generation:
-            return job
-    raise AssertionError("the watch ended")
+    """The job, once a ring of so many that is not older than `generation` has trained, up to `step` at least.
+
+    Its workers are members as soon as it is announced: until it has trained, one of them may be the only one
+    that holds the state.
+    """
+    formed = next(
+        event
+        for event in client.events(JOB, follow=True)
+        if event.HasField("ring_formed")
+        and event.ring_formed.workers == members
+        and event.generation >= generation
+    )
+    step = max(step, formed.ring_formed.resume_step + 1)
+    return next(job for job in client.watch_job(JOB) if job.step >= step)
 
 
 def told_by_agent(address: str, job: job_pb2.Job) -> Scrape:
@@ -126,15 +134,18 @@ def told_by_agent(address: str, job: job_pb2.Job) -> Scrape:
 def measured_by(
     client: MasterClient, workers: Iterable[str], generation: int
 ) -> Mapping[str, ring_pb2.WorkerFigures]:
-    """The figures, once each worker has measured several steps of its ring.
+    """The figures, once both medians of each worker are of the last steps of its ring.
 
-    Not the last ones: when steps have become twice as long or short, a worker counts anew.
+    Before, that of its ESTs has steps of the ring before in it, whose speed may have been another: it is
+    the device's, whatever the ring. When steps have become twice as long or short, a worker counts anew.
     """
     limit = Patience(60.0)
     while limit.left():
         figures = client.worker_figures(JOB, workers)
-        measured = [one.ring_steps for one in figures.values() if one.generation >= generation]
-        if len(measured) == 2 and min(measured) >= MEASURED_STEPS:
+        measured = [
+            min(one.ring_steps, one.est_steps) for one in figures.values() if one.generation >= generation
+        ]
+        if len(measured) == 2 and min(measured) >= WINDOW:
             return figures
         time.sleep(0.1)
     raise AssertionError("the workers did not measure the steps of their ring in a minute")
@@ -256,7 +267,7 @@ def test_each_worker_has_measured_its_device(seen: Seen) -> None:
     for figures in (survivor, replacement):
         assert (figures.ring_workers, figures.ests) == (2, 1)
         assert 0 < figures.est_seconds < figures.ring_step_seconds, "an EST's part is a part of a step"
-        assert figures.ring_steps >= MEASURED_STEPS
+        assert figures.ring_steps == figures.est_steps == WINDOW
 
 
 def test_steps_calls_and_writes_are_timed(seen: Seen) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from compared_runs import compare_runs
 from elastane.runtime.rehearsal import Gate, Rehearsal
@@ -25,7 +26,7 @@ from elastane_common.errors import EXIT_START_ANEW
 from elastane_common.processes.child import ExitStatus
 from elastane_planner.profile import Profile, UnitProfile
 from elastane_proto.v1 import job_pb2, ring_pb2
-from slow import slow
+from slow import further, slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_pipeline.py"
 SIZE, BATCH = 96, 4
@@ -87,6 +88,8 @@ class Churn:
     #: What the master has noted, and (seconds, step, workers) of each state of the job that was seen.
     events: list[ring_pb2.Event] = field(default_factory=list)
     seen: list[tuple[float, int, int]] = field(default_factory=list)
+    #: States of the job are seen up to its end, and not only while the test waits for something.
+    watched: bool = False
     #: Held while the workers evaluate after epoch 1; a newcomer comes meanwhile.
     evaluation: Gate | None = None
 
@@ -135,6 +138,8 @@ def run(folder: Path, config: Config, churn: Churn) -> LocalCluster:
             name = cluster.add_worker()
             cluster.wait_for(lambda job, n=name: n in {w.worker_id for w in job.workers}, what=name)
             churn.evaluation.open()
+        if churn.watched:
+            cluster.wait_for(lambda job: job.phase == job_pb2.JOB_PHASE_SUCCEEDED, what="the job's end")
         job = cluster.wait_for_end()
         assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, f"{job.reason}\n{cluster.last_lines()}"
         history = list(cluster.client.audit_log(cluster.job))
@@ -208,24 +213,32 @@ def test_a_profile_and_a_limit_of_memory_make_the_first_plan(tmp_path: Path) -> 
     assert {math.isfinite(step["norm"]) for step in logged} == {True, False}
 
 
-@slow
-@pytest.mark.parametrize("point", ["forward", "all_reduce", "prepared", "applied"])
-@pytest.mark.parametrize("worker", ["w0", "w1", "w2"])
+def deaths(*values: object) -> list[ParameterSet]:
+    """Each worker with each value. Each of both is once among the slow; the other pairs are further ones."""
+    workers = ["w0", "w1", "w2"]
+    pairs = [(workers[number % len(workers)], value) for number, value in enumerate(values)]
+    others = [(worker, value) for worker in workers for value in dict.fromkeys(values)]
+    return [
+        *(pytest.param(*pair, marks=slow) for pair in pairs),
+        *(pytest.param(*pair, marks=further) for pair in others if pair not in pairs),
+    ]
+
+
+@pytest.mark.parametrize(("worker", "point"), deaths("forward", "all_reduce", "prepared", "applied"))
 def test_any_stage_dies_anywhere_in_a_step(tmp_path: Path, point: str, worker: str) -> None:
     """Units that only the dead worker held come from the checkpoint."""
     run(tmp_path, Config(), Churn(stages=(3, 3), checkpoint_steps=3, kills={worker: f"{point}:10"}))
 
 
-@slow
-@pytest.mark.parametrize("point", ["forward", "all_reduce", "prepared"])
-@pytest.mark.parametrize("worker", ["w0", "w1", "w2"])
+@pytest.mark.parametrize(("worker", "point"), deaths("forward", "all_reduce", "prepared"))
 def test_with_a_shadow_no_step_is_made_again(tmp_path: Path, point: str, worker: str) -> None:
     """Prints how long the next step took to come, of which the promise is a second on a quiet machine."""
-    churn = Churn(stages=(3, 3), shadows=1, kills={worker: f"{point}:10"})
+    churn = Churn(stages=(3, 3), shadows=1, kills={worker: f"{point}:10"}, watched=True)
     run(tmp_path, Config(epochs=2), churn)
     assert not [event for event in churn.events if event.kind in ("units_lost", "checkpoint_loaded")]
-    lost = next(at for at, _, workers in churn.seen if workers < 3)
-    before = max(step for at, step, _ in churn.seen if at <= lost)
+    all_there = next(at for at, _, workers in churn.seen if workers == 3)
+    lost, before = next((at, step) for at, step, workers in churn.seen if at > all_there and workers < 3)
+    assert 9 <= before <= 11, "the watch has seen the death when it was"
     after = next(at for at, step, _ in churn.seen if at > lost and step > before)
     print(
         f"\nkill -9 {worker} at {point}: the next step is there {after - lost:.2f} s after the master knows"
@@ -286,9 +299,7 @@ def test_from_the_first_step_nothing_is_left(tmp_path: Path) -> None:
     run(tmp_path, Config(epochs=2), Churn(stages=(3, 3), kills={"w1": "prepared:1"}))
 
 
-@slow
-@pytest.mark.parametrize("worker", ["w0", "w1", "w2"])
-@pytest.mark.parametrize("shadows", [0, 1])
+@pytest.mark.parametrize(("worker", "shadows"), deaths(0, 1, 0))
 def test_a_worker_dies_while_all_evaluate(tmp_path: Path, worker: str, shadows: int) -> None:
     """With shadows the others evaluate again; without, new processes go on from the checkpoint."""
     config = Config(disturbs=("--dies", worker))

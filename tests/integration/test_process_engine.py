@@ -19,12 +19,13 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
 
 import patience
-from elastane_runner import rank_process
+from elastane_runner import process_records, rank_process
 from elastane_runner.engine import AttemptPlan, EngineError, RankEvent, RankPlan, RankState
 from elastane_runner.process_engine import ProcessEngine
 from elastane_runner.process_records import (
@@ -47,6 +48,11 @@ UP = "exec 9>$LIFE; echo up >&9; "
 SLEEP = UP + "exec sleep 1000"
 #: Leaves a child in its group, one in another session, and one whose parent is gone.
 FAMILY = UP + "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; "
+#: Says so once it is stopped, by a child: a SIGTERM that comes sooner ends it.
+STOPPED = (
+    "exec 9>$LIFE; "
+    "(until grep -q 'State:.T' /proc/$$/status; do sleep 0.01; done; echo up >&9) & kill -STOP $$"
+)
 
 
 class Life:
@@ -237,7 +243,7 @@ async def test_the_log_keeps_its_cap_while_no_runner_is_there(tmp_path: Path, li
         ("trap '' TERM; " + FAMILY + "while :; do sleep 1000; done", 0.2, -signal.SIGKILL),
         (FAMILY + "exec sleep 1000", 600, -signal.SIGTERM),
         ("exec >&- 2>&-; " + SLEEP, 600, -signal.SIGTERM),
-        (UP + "kill -STOP $$", 0.2, -signal.SIGKILL),
+        (STOPPED, 0.2, -signal.SIGKILL),
         (UP + "while :; do echo y; done", 600, -signal.SIGTERM),
     ],
     ids=["polite", "plain", "ignores SIGTERM", "family", "closed output", "stopped", "writes on"],
@@ -453,9 +459,13 @@ async def test_a_folder_has_one_engine(tmp_path: Path, engine: ProcessEngine) ->
 
 
 def shim_of(engine: ProcessEngine, rank: int = 0) -> int:
+    return process_of(engine, "shim", rank)
+
+
+def process_of(engine: ProcessEngine, name: Literal["shim", "rank"], rank: int = 0) -> int:
     record = read_record(engine.rank_folder("run", 1, rank) / PROCESS)
     assert record is not None
-    return int(record["shim"][0])
+    return int(record[name][0])
 
 
 def children_of(tmp_path: Path) -> list[psutil.Process]:
@@ -544,6 +554,36 @@ async def test_a_killed_shim_leaves_nothing_of_its_rank(
     ended = await next_end(engine.watch())
     assert (ended.state, ended.returncode) == (RankState.LOST, None)
     await life.end()
+
+
+@pytest.mark.parametrize("looks", ["at one that ends", "at one in an exec"])
+async def test_a_process_that_cannot_be_looked_at_is_not_taken_for_none(
+    tmp_path: Path, engine: ProcessEngine, life: Life, monkeypatch: pytest.MonkeyPatch, looks: str
+) -> None:
+    """The rank's last process forks and ends once all are listed, or is in an exec when it is looked at."""
+    os.mkfifo(tmp_path / "go")
+    forks = "echo $$ >&9; read _ < go; sleep 1000 & exit"
+    await engine.launch(plan_of(tmp_path, f"exec 9>$LIFE; sh -c '{forks}' & exec sleep 1000"))
+    forker = int(await life.line())
+    has_mark, handle = process_records.has_mark, os.pidfd_open(forker)
+    killed_with_shim = os.pidfd_open(process_of(engine, "rank"))
+
+    def has_mark_late(pid: int, mark: str) -> process_records.Marked:
+        select.select([killed_with_shim], [], [])
+        if pid == forker and select.select([handle], [], [], 0) == ([], [], []):
+            if looks == "at one in an exec":
+                monkeypatch.undo()
+                return process_records.Marked.UNKNOWN
+            (tmp_path / "go").write_text("\n")
+            select.select([handle], [], [])
+        return has_mark(pid, mark)
+
+    monkeypatch.setattr(process_records, "has_mark", has_mark_late)
+    os.kill(shim_of(engine), signal.SIGKILL)
+    assert (await next_end(engine.watch())).state is RankState.LOST
+    await life.end()
+    os.close(handle)
+    os.close(killed_with_shim)
 
 
 async def test_a_shim_killed_with_its_runner_leaves_nothing_of_its_rank(tmp_path: Path, life: Life) -> None:

@@ -28,7 +28,6 @@ from elastane_master.store.log import JobLog
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import open_ledger, private_store, reason_of, serving_master
 from integration.security_support import standard_tokens, token_of
-from integration.test_master_succession import Partition
 
 #: What a test waits out: long enough that a leader on a busy machine renews its own in time.
 LEASE_SECONDS = 2.0
@@ -162,6 +161,50 @@ async def test_a_master_that_is_fenced_while_it_takes_over_stands_by_and_tries_a
         assert master.leads and len(attempts) == 2
         assert attempts[1] - attempts[0] >= LEASE_SECONDS, "whoever ignores the lease is given time to finish"
         await create(channel)
+
+
+class Partition:
+    """A way to the store's socket that can be cut: connections break, new ones are refused."""
+
+    def __init__(self, target: Path, listen: Path) -> None:
+        self.target = target
+        self.listen = listen
+        self.server: asyncio.Server | None = None
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Partition:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.cut()
+
+    async def heal(self) -> None:
+        self.server = await asyncio.start_unix_server(self.serve, self.listen)
+
+    async def cut(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        self.listen.unlink(missing_ok=True)
+        for writer in list(self.writers):
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_unix_connection(self.target)
+        pair = {writer, up_writer}
+        self.writers |= pair
+        try:
+            await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
+        finally:
+            self.writers -= pair
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 class CutAt(Partition):

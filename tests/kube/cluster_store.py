@@ -177,8 +177,11 @@ class ClusterStore:
             return self.objects[key]
         if not meta.get("finalizers"):
             await self._remove_when_due(key, grace)
-        elif grace < meta.get("deletionGracePeriodSeconds", 0):  # a later deletion may only be sooner
-            due = datetime.now(UTC) + timedelta(seconds=grace)
+        elif grace < meta.get(
+            "deletionGracePeriodSeconds", 0
+        ):  # a later one shortens the grace since the first
+            due = datetime.fromisoformat(meta["deletionTimestamp"])
+            due += timedelta(seconds=grace - meta["deletionGracePeriodSeconds"])
             marks = {"deletionTimestamp": _stamp(due), "deletionGracePeriodSeconds": grace}
             self.objects[key] = item | {"metadata": meta | marks}
             await self._tell(key, "MODIFIED")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import datetime
+
 import pytest
 
 from kube.api import CORE, JOBS, ApiError
@@ -67,6 +70,29 @@ async def test_a_bound_pod_waits_for_its_kubelet_and_an_unbound_or_ended_one_doe
         assert await refusal(api.delete(f"{path}/elastane-test-bound", wrong)) == 409
         await api.delete(f"{path}/elastane-test-bound", {"gracePeriodSeconds": 0})
         await mirror.wait(lambda: not mirror.pods, "none")
+
+
+async def test_a_second_deletion_counts_its_grace_from_the_time_of_the_first(cluster: Cluster) -> None:
+    """A kubelet ends each deletion by one without grace: when it was asked for is still to be seen."""
+    api, path = cluster.api, f"{CORE}/namespaces/default/pods"
+    name = "elastane-test-deleted"
+    await api.create(path, {"metadata": {"name": name, "finalizers": ["elastane.io/test"]}} | POD)
+    try:
+        target = {"apiVersion": "v1", "kind": "Node", "name": cluster.node}
+        await api.create(
+            f"{path}/{name}/binding",
+            {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target},
+        )
+        asked_at = set()
+        for grace_seconds in (30, 20, 0):
+            await api.delete(f"{path}/{name}", {"gracePeriodSeconds": grace_seconds})
+            meta = (await api.get(f"{path}/{name}"))["metadata"]
+            assert meta["deletionGracePeriodSeconds"] == grace_seconds
+            asked_at.add(datetime.fromisoformat(meta["deletionTimestamp"]).timestamp() - grace_seconds)
+            await asyncio.sleep(1.1)  # its times have whole seconds
+        assert len(asked_at) == 1
+    finally:
+        await api.patch(f"{path}/{name}", {"metadata": {"finalizers": None}})
 
 
 async def test_status_and_scale_are_subresources(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from parity.pipeline_controls import CONTROLS, NOTHING_BROKEN, Control
 from parity.pipeline_matrix import ORDERS, Case, cases, run
 from parity.pipeline_models import MODELS
 from parity.pipeline_runs import LocalJob, Trace, stock
-from slow import slow
+from slow import further
 
 #: Every so many cases of a model are run.
 QUICK_EVERY, SLOW_EVERY = 50, 11
@@ -33,7 +33,7 @@ def test_cut_anyhow_the_model_has_the_bits_of_stock_ddp(stocks: dict[str, Trace]
     _compare(stocks, list(cases(model))[3::QUICK_EVERY])
 
 
-@slow
+@further  # the first cuts: the test above; all of them: `make pipeline-parity`
 @pytest.mark.parametrize("model", MODELS)
 def test_cut_in_more_ways_too(stocks: dict[str, Trace], model: str) -> None:
     _compare(stocks, list(cases(model))[::SLOW_EVERY])

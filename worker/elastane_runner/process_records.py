@@ -11,6 +11,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Set as AbstractSet
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,9 +26,16 @@ LOCK: Final = "lock"
 #: Variable that marks every process of a rank, so that they are found when its shim was killed.
 MARK: Final = "ELASTANE_RANK_PROCESS"
 
-_START_TIME: Final = 19  # of the fields of /proc/PID/stat after the name in brackets: field 22 of proc(5)
+#: Of the fields of /proc/PID/stat after the name in brackets: proc(5) counts from 3 there.
+_STATE: Final = 0
 _PARENT: Final = 1
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_FLAGS: Final = 6
+_START_TIME: Final = 19
+_END_OF_CODE: Final = 24
+_ENVIRONMENT: Final = slice(47, 49)
+_KERNEL_THREAD: Final = 0x200000
+_PROC: Final = Path("/proc")
+_BOOT: Final = _PROC / "sys" / "kernel" / "random" / "boot_id"
 
 
 class Identity(NamedTuple):
@@ -60,23 +69,62 @@ def open_process(identity: Identity) -> int | None:
 
 def parents() -> dict[int, int]:
     """Return the parent of each process of this machine by pid."""
-    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return {pid: int(fields[_PARENT]) for pid in pids if (fields := _stat_fields(pid))}
+    return {pid: int(fields[_PARENT]) for pid in _pids() if (fields := _stat_fields(pid))}
 
 
-def marked(mark: str) -> list[int]:
-    """Return the processes that were started with this mark, zombies left out."""
-    pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return [pid for pid in pids if has_mark(pid, mark)]
+class Marked(Enum):
+    """Whether a process was started with a mark. OVER: it has ended, or is the kernel's own.
+
+    UNKNOWN: it is in an exec, and shows no variables until that is done.
+    """
+
+    YES = auto()
+    NO = auto()
+    OVER = auto()
+    UNKNOWN = auto()
 
 
-def has_mark(pid: int, mark: str) -> bool:
-    """True if a process was started with this mark; False for those of other users and for zombies."""
+class Survey(NamedTuple):
+    """One look at all processes for a mark.
+
+    found: those that bear it. others: those that do not, or are over. is_whole: no process that bears it can
+    have been missed.
+    """
+
+    found: list[int]
+    others: frozenset[int]
+    is_whole: bool
+
+
+def survey(mark: str, others: AbstractSet[int] = frozenset()) -> Survey:
+    """Look for the processes that were started with a mark. others: of the look before.
+
+    A process that was listed and is over when it is looked at may have left a child that was not listed. So
+    a look is whole if all listed ones have shown their variables, but for those that the look before knew.
+    """
+    looks = {pid: has_mark(pid, mark) for pid in _pids()}
+    return Survey(
+        found=[pid for pid, one in looks.items() if one is Marked.YES],
+        others=frozenset(pid for pid, one in looks.items() if one in (Marked.NO, Marked.OVER)),
+        is_whole=all(one in (Marked.YES, Marked.NO) or pid in others for pid, one in looks.items()),
+    )
+
+
+def has_mark(pid: int, mark: str) -> Marked:
+    """Return whether a process was started with this mark; NO for those of other users."""
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variables = (_PROC / str(pid) / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return Marked.OVER
     except OSError:
-        return False
-    return f"{MARK}={mark}".encode() in variables
+        return Marked.NO
+    if variables:
+        return Marked.YES if f"{MARK}={mark}".encode() in variables.split(b"\0") else Marked.NO
+    fields = _stat_fields(pid)
+    if not fields or fields[_STATE] in "ZX" or int(fields[_FLAGS]) & _KERNEL_THREAD:
+        return Marked.OVER
+    start, end = fields[_ENVIRONMENT]
+    return Marked.NO if start == end and fields[_END_OF_CODE] != "0" else Marked.UNKNOWN
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
@@ -115,9 +163,13 @@ def lock(folder: Path) -> int | None:
     return file
 
 
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()]
+
+
 def _stat_fields(pid: int) -> list[str]:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return []
     return text[text.rindex(")") + 2 :].split()

@@ -23,12 +23,13 @@ from elastane_runner.process_records import (
     EXIT,
     MARK,
     PROCESS,
+    Marked,
     has_mark,
     lock,
-    marked,
     open_process,
     read_identity,
     read_record,
+    survey,
     write_record,
 )
 from elastane_runner.rank_logs import last_line
@@ -175,11 +176,17 @@ def send(handle: int, number: signal.Signals) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill the processes of a rank by their mark, until none is left; gives up after some seconds."""
+    """Kill the processes of a rank by their mark, until none can be left; gives up after some seconds."""
     deadline = time.monotonic() + _KILL_SECONDS
-    while (pids := marked(mark)) and time.monotonic() < deadline:
-        for pid in pids:
+    look = survey(mark)
+    while look.found or not look.is_whole:
+        for pid in look.found:
             _kill(pid, mark)
+        if time.monotonic() >= deadline:
+            return
+        if not look.found:
+            time.sleep(_POLL_SECONDS)
+        look = survey(mark, look.others)
 
 
 def _kill(pid: int, mark: str) -> None:
@@ -188,7 +195,7 @@ def _kill(pid: int, mark: str) -> None:
     except ProcessLookupError:
         return
     try:
-        if has_mark(pid, mark):  # the pid is not another one's by now
+        if has_mark(pid, mark) is Marked.YES:  # the pid is not another one's by now
             with contextlib.suppress(PermissionError):
                 send(handle, signal.SIGKILL)
             gone = select.poll()

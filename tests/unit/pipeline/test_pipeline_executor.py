@@ -284,7 +284,7 @@ def test_units_that_reach_over_their_boundary_are_refused():
         second.forward = lambda x, second=second: functional.linear(x, second.weight + second.other())
         return [first, second]
 
-    _refused_cut(make, "uses parameter 0.weight, which another unit has")
+    _refused(make, UnitReachError, "unit 1 uses parameter 0.weight, which another unit has")
 
     def side():
         first = _Weighted(lambda unit, y: kept.append(y) or y)
@@ -292,6 +292,47 @@ def test_units_that_reach_over_their_boundary_are_refused():
 
     # In a process of its own the last would find nothing; here it finds a tensor of another stage.
     _refused_cut(side, "did not come with its input", Plan(tuple(Stage(s, s + 1, (s,)) for s in range(3))), 3)
+
+
+@pytest.mark.parametrize("memory", ["plain", "checkpoint", "swap"])
+def test_a_loss_of_all_weights_is_refused_wherever_the_model_is_cut(memory):
+    """With one stage it would be computed, and in the next ring it could not be."""
+    made = []  # the first are for their initial values; the last member's compute the loss
+
+    def make():
+        made.append([nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)])
+        return made[-1]
+
+    def penalised(places):
+        return lambda out, _: out.sum() + sum(made[-1][place].weight.pow(2).sum() for place in places)
+
+    plans = Plan((Stage(0, 3, (1,), memory),)), _two(memory, 3)
+    for plan in plans:
+        job = _Job(make, plan, 2, 2, penalised([0, 2]))
+        with pytest.raises(UnitReachError, match=r"loss_fn uses parameter 0\.weight") as refused:
+            job.forward_backward()
+        assert "weight_decay" in refused.value.hint
+    # The last unit is where the loss is.
+    for plan in plans:
+        _Job(make, plan, 2, 2, penalised([2])).forward_backward()
+
+
+class _Scales(nn.Module):
+    """Writes in place to a view of what the unit before has computed."""
+
+    def forward(self, x):
+        x[:, 1:].mul_(2.0)
+        return x.view(-1, 2, 2).relu_().flatten(1)
+
+
+def test_units_of_one_stage_may_share_parameters_and_write_to_what_they_get():
+    def make():
+        first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+        last.weight = first.weight
+        narrow = _Weighted(lambda unit, y: y.view(-1, 2, 2)[:, :, :].flatten(1))
+        return [first, narrow, _Scales(), nn.Identity(), nn.Dropout(0.1), last]
+
+    _Job(make, Plan((Stage(0, 6, (0,)),)), 1, 2).forward_backward()
 
 
 def _refused_cut(make, words, plan=None, members=2):

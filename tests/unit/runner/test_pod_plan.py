@@ -190,6 +190,7 @@ def test_a_rank_that_has_ended_has_its_code_unless_something_else_ended_it() -> 
     target = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": T.format(20)}
     for one in (
         status(over(143), meta=deleted(40, 20)),
+        status(over(0), meta=deleted(20, 0)),  # as its kubelet leaves it
         status(over(137), phase="Failed", reason="Evicted"),
         status(over(143), conditions=[target]),
     ):

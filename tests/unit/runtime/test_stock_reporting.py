@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch.utils.data import DataLoader, TensorDataset
 
 from elastane.runtime.environment import WorkerEnvironment
@@ -85,3 +86,51 @@ def test_who_decides_whether_progress_is_told(
     train(PlainJob(WorkerEnvironment(mode="plain", progress=variable), 1), progress=option)
     assert ("epoch 2/2" in capsys.readouterr().err) == said
     assert Recorded.made == []
+
+
+@pytest.mark.parametrize("where", ["before", "after backward", "after the step"])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_who_logs_too_late_for_a_ring_is_told_once(where: str, accumulation_steps: int) -> None:
+    job = PlainJob(WorkerEnvironment(mode="plain", job="mine", progress=False), 1)
+    net = torch.nn.Linear(1, 1)
+    data = DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=2)
+    model, optimizer, batches = job.prepare(
+        net, torch.optim.SGD(net.parameters(), 0.1), data, accumulation_steps=accumulation_steps
+    )
+    with capture_logs() as said:
+        for _ in job.epochs(2):
+            for (x,) in batches:
+                optimizer.zero_grad(set_to_none=False)
+                loss = model(x).sum()
+                if where == "before":
+                    job.log(loss=loss)
+                loss.backward()
+                if where == "after backward":
+                    job.log(loss=loss)
+                optimizer.step()
+                if where == "after the step":
+                    job.log(loss=loss)
+    found = [one["event"] for one in said if "ELA302" in one["event"]]
+    assert len(found) == (where != "before")
+    assert all("job.log(loss) came after loss.backward()" in text for text in found)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_who_logs_too_late_in_a_pipeline_is_told_once(late: bool) -> None:
+    job = PlainJob(WorkerEnvironment(mode="plain", job="mine", progress=False), 1)
+    data = DataLoader(TensorDataset(torch.ones(6, 1), torch.ones(6, 1)), batch_size=2)
+    pipe, optimizer, batches = job.prepare_pipeline(
+        [torch.nn.Linear(1, 1)], lambda ps: torch.optim.SGD(ps, 0.1), data, loss_fn=torch.nn.MSELoss()
+    )
+    with capture_logs() as said:
+        for _ in job.epochs(2):
+            for batch in batches:
+                loss = pipe(batch)
+                if not late:
+                    job.log(loss=loss)
+                optimizer.step()
+                if late:
+                    job.log(loss=loss)
+    found = [one["event"] for one in said if "ELA302" in one["event"]]
+    assert len(found) == late
+    assert all("job.log(loss) came after optimizer.step()" in text for text in found)

@@ -134,7 +134,8 @@ def test_who_keeps_to_nothing_is_broken_off(tmp_path: Path) -> None:
         connected(tls, Caller(ca, lambda context: context.set_alpn_protocols(["http/1.1"])))
     caller = Caller(ca)
     session = connected(tls, caller)
-    session.feed(caller.write(b"hello")[:-1] + b"?")
+    record = caller.write(b"hello")
+    session.feed(record[:-1] + bytes([record[-1] ^ 1]))
     with pytest.raises(TlsBroken):
         session.read(100)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from elastane_cli.rehearse.watcher import Watcher
 from elastane_cli.verify.plan import HAND_OVER, STEP_POINTS, ChurnPlan, PlanError, make_plan, parse_paths
+from elastane_cli.verify.run import run_verify
+from elastane_common.errors import ElastaneError
 
 
 def replayed(plan: ChurnPlan) -> list[int]:
@@ -136,3 +141,32 @@ def test_paths_are_read() -> None:
     ]:
         with pytest.raises(PlanError, match=said):
             parse_paths(text, 4)
+
+
+def test_a_pipeline_and_a_command_of_ones_own_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    """A script that may train either way is asked when it has run."""
+    script = tmp_path / "train.py"
+    started: list[Any] = []
+    for source, refused in (
+        ("import elastane\njob = elastane.init()\npipe = job.prepare_pipeline(units)", True),
+        ("import elastane\njob = elastane.init()\nmodel = job.prepare(net)", False),
+        ("job.prepare(net) if plain else job.prepare_pipeline(units)", False),
+    ):
+        script.write_text(source)
+        words = "a pipeline cannot be compared with a command of your own" if refused else "stopped here"
+        with pytest.raises(ElastaneError, match=words):
+            run_verify(
+                tmp_path / f"work{len(started)}", [str(script)], ests=2, original=["false"],
+                watcher=_Stops(started),
+            )  # fmt: skip
+    assert len(started) == 2
+
+
+class _Stops(Watcher):
+    def __init__(self, started: list[Any]) -> None:
+        super().__init__()
+        self._started = started
+
+    def stage(self, text: str, steps: int | None = None) -> None:
+        self._started.append(text)
+        raise ElastaneError("stopped here")

@@ -95,6 +95,57 @@ def check_graph(
         todo.extend(following for following, _ in node.next_functions if following is not None)
 
 
+class UnitGraphs:
+    """Follows a micro-batch's graph from unit to unit, and refuses who uses another unit's parameters.
+
+    Also within a stage: with other cuts the other unit would be elsewhere. models_params: names of trainable
+    parameters by id.
+    """
+
+    def __init__(self, models_params: Mapping[int, str]) -> None:
+        self._params = models_params
+        #: Nodes that stages and units before have added. Leaves are not among them: who uses one is asked.
+        self._seen: set[Any] = set()
+
+    def check_unit(self, unit: str, module: nn.Module, output: Any) -> None:
+        """Check what a unit has added. Raises UnitReachError."""
+        if name := self._foreign(output, module):
+            raise UnitReachError(
+                f"unit {unit} uses parameter {name}, which another unit has",
+                hint="give both units the parameter as an attribute, so that they are tied",
+                unit=unit,
+                parameter=name,
+            )
+
+    def check_loss(self, last: nn.Module, loss: Any) -> None:
+        """Check what the loss has added. last: the last unit. Raises UnitReachError."""
+        if name := self._foreign(loss, last):
+            raise UnitReachError(
+                f"loss_fn uses parameter {name}, which may be in another worker than the loss",
+                hint="for a penalty on weights give the optimizer weight_decay; or let each unit add its own"
+                " to a number that it passes on beside its output. Those of the last unit may be used",
+                parameter=name,
+            )
+
+    def _foreign(self, output: Any, module: nn.Module) -> str | None:
+        """Return the first parameter of another module that nodes without mention in earlier graphs use."""
+        own = {id(parameter) for parameter in module.parameters()}
+        todo = [t.grad_fn for t in leaves(output) if t.grad_fn is not None]
+        while todo:
+            node = todo.pop()
+            if node in self._seen:
+                continue
+            self._seen.add(node)
+            for following, _ in node.next_functions:
+                variable = getattr(following, "variable", None)
+                if not isinstance(variable, Tensor):
+                    if following is not None:
+                        todo.append(following)
+                elif id(variable) not in own and id(variable) in self._params:
+                    return self._params[id(variable)]
+        return None
+
+
 def check_written(tensors: list[Tensor], shared: list[bool], versions: list[int], stage: str) -> None:
     """Raise UnitReachError if a stage wrote to what shares its memory with another value at the sender."""
     for tensor, is_shared, version in zip(tensors, shared, versions, strict=True):

@@ -124,8 +124,11 @@ class StageRun:
         versions = [tensor._version for tensor in tensors]
         with self._buffers.running(est), self._keeping():
             given, gradients = enter(tensors, frame.wants_gradient)
-            value = self._units(rebuilt(frame.tree, given), measured and again is None, seen)
+            graphs = None if self._checked else refusals.UnitGraphs(self._known)
+            value = self._units(rebuilt(frame.tree, given), measured and again is None, seen, graphs)
             told, root = loss(value) if loss is not None else (None, None)
+        if graphs is not None and loss is not None:
+            graphs.check_loss(self._modules[max(self._modules)], (told, root))
         if first is not None and seen is not None:
             self._compare(first, [*seen, digest_any(told)])
         refusals.check_written(tensors, frame.shared, versions, self.name)
@@ -217,14 +220,22 @@ class StageRun:
         address = tensor.untyped_storage().data_ptr()
         return address in self._params or address in self._buffers.addresses
 
-    def _units(self, value: Any, measured: bool, seen: list[str] | None = None) -> Any:
-        """Run the units. seen: gets a digest of each one's output."""
+    def _units(
+        self,
+        value: Any,
+        measured: bool,
+        seen: list[str] | None = None,
+        graphs: refusals.UnitGraphs | None = None,
+    ) -> Any:
+        """Run the units. seen: gets a digest of each one's output; graphs: checks the graph of each."""
         forget_casts()
         for unit, module in self._modules.items():
             try:
                 value = self._clock.forward(unit, module, value) if measured else module(value)
                 if not self._checked:
                     refusals.check_output(self._label(unit), value, self._params)
+                if graphs is not None:
+                    graphs.check_unit(self._label(unit), module, value)
                 if seen is not None:
                     seen.append(digest_any(value))
             except Exception as error:

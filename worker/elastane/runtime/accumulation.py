@@ -39,10 +39,10 @@ class LocalCalls:
         self.sync = True
         #: True if the optimizer has stepped in this mini-batch.
         self.stepped = False
-        if steps > 1:
-            for param in model.parameters():
-                if param.requires_grad:
-                    param.register_post_accumulate_grad_hook(self._backward_seen)
+        trained = [param for param in model.parameters() if param.requires_grad]
+        # `job.log` asks too: the last parameter, whose gradient is the first to be there, is enough for that.
+        for param in trained if steps > 1 else trained[-1:]:
+            param.register_post_accumulate_grad_hook(self._backward_seen)
 
     def mini_batches(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield an epoch's mini-batches, each with its index in the step."""
@@ -56,6 +56,11 @@ class LocalCalls:
                 micro = 0 if self.sync else micro + 1
         finally:
             self._in_loop = self.stepped = False
+
+    @property
+    def backward_done(self) -> bool:
+        """True once the gradients of the step's last mini-batch are there: in a ring the step is reported."""
+        return self._in_loop and self.sync and self._backward_done
 
     def adding(self) -> bool:
         return self._in_loop and not self.sync

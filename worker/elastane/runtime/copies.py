@@ -160,11 +160,15 @@ class CopyWatch:
     def _copy_in(self, value: object, known: Container[int]) -> list[float] | None:
         """Return the norms of the value's tensors other than `known`, or None if they cannot be a copy."""
         try:
-            tensors = [tensor for tensor in _tensors(value) if id(tensor) not in known]
+            tensors = [one for one in _tensors(value) if id(one) not in known and self._has_values(one)]
         except Exception:  # noqa: BLE001 - an odd object of the script's must not end its training
             return None
         shapes = Counter(tensor.shape for tensor in tensors)
         return norms(tensors) if self._shapes.total() > 1 and self._shapes <= shapes else None
+
+    def _has_values(self, tensor: torch.Tensor) -> bool:
+        """True for a tensor that can be read."""
+        return True
 
     def _plain_extras(self) -> list[object]:
         """Extras other than modules; modules are watched by tensor versions in every step."""

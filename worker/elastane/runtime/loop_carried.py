@@ -60,11 +60,16 @@ class CarriedValueError(UnsupportedError):
 
 
 def check_loop(
-    frame: types.FrameType | None, prepared: PreparedObjects, registered: Iterable[object]
+    frame: types.FrameType | None,
+    prepared: PreparedObjects,
+    registered: Iterable[object],
+    *,
+    pipeline: bool = False,
 ) -> None:
     """Refuse values that the running loop over the prepared loader carries into its result.
 
-    frame: of the code that requests a mini-batch. Raises CarriedValueError with the lines.
+    frame: of the code that requests a mini-batch. pipeline: the model is cut into units. Raises
+    CarriedValueError with the lines.
     """
     found = carried_in_loop(frame, prepared, registered)
     if found:
@@ -74,7 +79,7 @@ def check_loop(
         raise CarriedValueError(
             f"{changed}, line {carried.line}: {carried.name} is carried from turn to turn, and decides"
             f" {carried.decides} in line {carried.reaches}{of}",
-            hint=cure(carried),
+            hint=cure(carried, pipeline=pipeline),
             variable=carried.name,
         )
 

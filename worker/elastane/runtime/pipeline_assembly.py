@@ -17,6 +17,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.est_step import EpochsClosed
 from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.interval import Interval
+from elastane.runtime.pipelines.absent_gradients import AbsentGradients
 from elastane.runtime.pipelines.boundary import PipelineBoundaryActions
 from elastane.runtime.pipelines.elastic_pipe import ElasticPipe
 from elastane.runtime.pipelines.evaluation import Evaluation
@@ -99,6 +100,7 @@ def build_pipeline_trainer(
         watch=PipelineWatch(objects, source.registry.objects, options.loss_fn),
         figures=WorkerFigures(),
         trace=trace,
+        absent=AbsentGradients(prepared.units, prepared.optimizer, lambda: state.active),
     )
     runner = PipelineRunner(parts, device)
     saver = CheckpointSaver(worker_session.saved)
@@ -143,7 +145,7 @@ def build_pipeline_trainer(
         parts, runner, boundary, PipelineState(state), saver, interval, closed_epochs, carried, signature
     )
     trainer = Trainer(environment, trainer_parts)
-    return PipelineTrainer(trainer, runner, ElasticPipe(prepared.units, runner, evaluation))
+    return PipelineTrainer(trainer, runner, ElasticPipe(prepared.units, runner, evaluation, options.loss_fn))
 
 
 def pipeline_model(prepared: PreparedPipeline) -> pipeline_pb2.PipelineModel:

@@ -19,8 +19,13 @@ class PipelineCalls(ElasticCalls):
         super().__init__(trainer)
         self._runner = runner
 
+    def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._runner.stepping():
+            return super().optimizer_step(original, *args, **kwargs)
+
     def unscale(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`scaler.unscale_`, before the step is reported: the script may clip after it, which needs all."""
         if self._runner.has_averages("scaler.unscale_", applying=True):
-            return original(*args, **kwargs)
+            with self._runner.stepping():
+                return original(*args, **kwargs)
         return None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import structlog
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +45,8 @@ from elastane.state.unit_fingerprint import pieces
 from elastane.state.unit_state import UnitState
 from elastane.tracking.process import TrackerProcesses
 from elastane_common.errors import StepError, UnsupportedError
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +93,7 @@ class LocalJob(Job):
         self.step = 0
         #: Why a pipeline may not be evaluated now, as in a ring; empty: it may.
         self._refusal = "before job.epochs"
+        self._is_pipeline = self._warned_of_late_log = False
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]
@@ -101,7 +105,21 @@ class LocalJob(Job):
         return 0 < self._steps_max <= self.step
 
     def log(self, **values: Any) -> None:
-        """Keep the values for the report of the run, by step."""
+        """Keep the values for the report of the run, by step.
+
+        Warns, once, where a worker in a ring would refuse: its step is reported by then.
+        """
+        calls = self._calls
+        if calls is not None and not self._warned_of_late_log and self.is_leader:
+            # Within a pipeline's `pipe(batch)`, a step is reported in optimizer.step().
+            late = calls.stepped if self._is_pipeline else calls.backward_done
+            if late:
+                before = "optimizer.step()" if self._is_pipeline else "loss.backward()"
+                self._warned_of_late_log = True
+                _log.warning(
+                    f"job.log({', '.join(values)}) came after {before}: `elastane run` refuses that (ELA302),"
+                    f" since the values are stored with the step: call it before {before}"
+                )
         self._pending.update(values)
 
     def turns(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -223,6 +241,7 @@ class LocalJob(Job):
     def _prepare_pipeline(self, given: PipelineArguments) -> Any:
         self._check_unprepared("prepare_pipeline")
         prepared = given.build(release=False)
+        self._is_pipeline = True
         model, own_loader = self._wrap_pipeline(prepared)
         mini_batches = self._control(
             prepared.objects, model, own_loader, prepared.options.train, zeroing=False

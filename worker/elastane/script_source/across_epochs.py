@@ -9,15 +9,16 @@ which it asks.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from elastane.script_source.body import HYPERPARAMETERS, Place, Role
+from elastane.script_source.callees import pipes_in
 from elastane.script_source.carrying import IN_EPOCHS, Carried, carried_values
 from elastane.script_source.epoch_body import Inputs
 from elastane.script_source.loops import Loop
-from elastane.script_source.names import Function
+from elastane.script_source.names import Function, dotted
 
 NO_INPUTS: Final = Inputs()
 
@@ -38,7 +39,7 @@ def epoch_values(
     setters = setters_of(tree)
     inside = {
         carried.name
-        for inner in _training_loops(loop)
+        for inner in _training_loops(loop, pipes_in(tree, names))
         for carried in carried_values(tree, inner, roles, names, setters=setters, counting=counting)
     }
     found = carried_values(
@@ -96,12 +97,15 @@ def setters_of(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def _training_loops(loop: Loop) -> Iterator[Loop]:
-    """Yield the inner loops that call backward()."""
+def _training_loops(loop: Loop, pipes: Container[str]) -> Iterator[Loop]:
+    """Yield the inner loops that call backward(), or a pipeline's pipe."""
     for node in ast.walk(loop):
-        if node is not loop and isinstance(node, Loop) and _calls_backward(node):
+        if node is not loop and isinstance(node, Loop) and _trains(node, pipes):
             yield node
 
 
-def _calls_backward(loop: Loop) -> bool:
-    return any(getattr(node, "attr", "") == "backward" for node in ast.walk(loop))
+def _trains(loop: Loop, pipes: Container[str]) -> bool:
+    return any(
+        getattr(node, "attr", "") == "backward" or (isinstance(node, ast.Call) and dotted(node.func) in pipes)
+        for node in ast.walk(loop)
+    )

@@ -371,6 +371,9 @@ class Body:
             self._reach(given, "setting", f"the lr, by {word}()", node.lineno, "lr")
         if word == "next" and node.args and (name := self._scope.path(node.args[0])) is not None:
             self._mutate(name, given | {VARIES}, node.lineno, values)
+        if (loss := self._callees.loss_of(node.func, self._scope)) is not None:
+            found = self._follow(loss, None, NONE, values) or ()
+            self._reach(NONE.union(*found), "loss", "the loss", node.lineno)
         before, named = len(self.reached), {one.kind for one in self.reached[count:]}
         callee = self._callee(node, values)
         followed = None if callee is None else self._follow(callee, node, given, values)

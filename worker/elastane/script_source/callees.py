@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import sys
 from collections import Counter
@@ -69,6 +70,20 @@ class Source:
             if len(made) == 1 and made <= set(self.classes)
         }
 
+    @cached_property
+    def pipes(self) -> dict[str, ast.expr | None]:
+        """Map the names of pipelines' pipes to the loss_fn that prepare_pipeline was given."""
+        found: dict[str, ast.expr | None] = {}
+        for node in ast.walk(self.tree):
+            call = node.value if isinstance(node, ast.Assign) else None
+            if not (isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "prepare_pipeline"):
+                continue
+            for target in node.targets:  # type: ignore[attr-defined]
+                first = target.elts[0] if isinstance(target, ast.Tuple | ast.List) else target
+                if (name := dotted(first)) is not None:
+                    found[name] = next((one.value for one in call.keywords if one.arg == "loss_fn"), None)
+        return found
+
     def method(self, kind: str, name: str) -> Function | None:
         """Return a method of a class, or of its bases in the file; None if there is none."""
         waiting, seen = [kind], set[str]()
@@ -97,7 +112,7 @@ class Source:
         return next((name for name, kind in self.classes.items() if function in kind.body), "")
 
     def encloses(self, outer: Function, inner: Function) -> bool:
-        return any(node is inner for node in ast.walk(outer))
+        return any(node in (inner, _lambda_of(inner)) for node in ast.walk(outer))
 
 
 @dataclass(frozen=True)
@@ -169,6 +184,19 @@ class Callees:
             return None
         found, certain = _at_run_time(function, scope)
         return found if found is not None or certain else self._in_source(function, scope)
+
+    def loss_of(self, function: ast.expr, scope: Scope) -> Callee | None:
+        """Return the script's loss_fn if the expression is a pipeline's pipe, which calls it."""
+        try:
+            pipe = value_of(function, scope.known)
+        except UnknownValueError:
+            pipe = None
+        if is_pipe(pipe):
+            return _loss_at_run_time(getattr(pipe, "loss_fn", None), scope)
+        given = scope.source.pipes.get(dotted(function) or "") if pipe is None else None
+        if isinstance(given, ast.Lambda):
+            return Callee(_as_function(given), scope.source)
+        return None if given is None else self.of(given, scope)
 
     def of_elements(self, function: ast.expr, container: ast.expr, scope: Scope) -> list[Callee]:
         """Return the functions that a call of an element of a container, or of its method, may run.
@@ -306,6 +334,42 @@ def source_of(tree: ast.Module, file: str = "") -> Source:
     return Source(tree, file)
 
 
+def is_pipe(value: object) -> bool:
+    """Return True for the pipe of a pipeline, which calls the script's loss_fn."""
+    return type(value).__module__.startswith("elastane.runtime.pipelines.") and hasattr(value, "loss_fn")
+
+
+def pipes_in(tree: ast.Module, names: Mapping[str, object]) -> set[str]:
+    """Return the names that stand for a pipe. names: their values at run time."""
+    return {*source_of(tree).pipes, *(name for name, value in names.items() if is_pipe(value))}
+
+
+def _loss_at_run_time(loss: object, scope: Scope) -> Callee | None:
+    """Return the code of a loss function, as the loop knows its object."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    if isinstance(loss, FunctionType):
+        return _defined(loss)
+    owner = getattr(loss, "__self__", loss)
+    name = next((name for name, value in scope.known.items() if value is owner), "loss_fn")
+    if isinstance(loss, MethodType):
+        return _defined(loss.__func__, name, owner)
+    return _at_run_time(ast.Name(name, ast.Load()), replace(scope, known={**scope.known, name: loss}))[0]
+
+
+@lru_cache(maxsize=64)
+def _as_function(given: ast.Lambda) -> ast.FunctionDef:
+    """Return a lambda as a function."""
+    body = ast.copy_location(ast.Return(given.body), given.body)
+    made = ast.FunctionDef("loss_fn", given.args, [body], [], None, None)
+    made._lambda = given  # type: ignore[attr-defined]
+    return ast.copy_location(made, given)
+
+
+def _lambda_of(function: Function) -> ast.Lambda | None:
+    return getattr(function, "_lambda", None)
+
+
 def _at_run_time(function: ast.expr, scope: Scope) -> tuple[Callee | None, bool]:
     """Resolve a call by the values of names; return the callee, if any, and whether that is certain."""
     try:
@@ -370,6 +434,13 @@ def _defined(function: object, own: str | None = None, owner: object = None) -> 
 @lru_cache(maxsize=1024)
 def _definition(code: CodeType) -> Function | None:
     tree = tree_of(code.co_filename)
+    if code.co_name == "<lambda>":
+        lambdas = (
+            [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)] if tree is not None else []
+        )
+        here = {(line, column) for line, _, column, _ in code.co_positions()}
+        found = (one for one in lambdas if (one.body.lineno, one.body.col_offset) in here)
+        return next(map(_as_function, found), None)
     for node in ast.walk(tree) if tree is not None else ():
         if (
             isinstance(node, Function)

@@ -109,8 +109,13 @@ def carried_values(
     return sorted(result.values(), key=lambda carried: carried.reaches)
 
 
-def cure(carried: Carried) -> str:
-    """Return the advice that fixes a value carried by the loop over the prepared loader."""
+def cure(carried: Carried, *, pipeline: bool = False) -> str:
+    """Return the advice that fixes a value carried by the loop over the prepared loader.
+
+    pipeline: the loop's turn is a step of a pipeline.
+    """
+    if pipeline:
+        return _cure_in_pipeline(carried)
     if carried.kind == "steps":
         return (
             "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
@@ -125,6 +130,24 @@ def cure(carried: Carried) -> str:
         "if each rank has its own under DDP, keep it in an object with state_dict and load_state_dict and"
         f' job.register("{carried.name.rpartition(".")[2]}", object) before prepare; if all have the same, in'
         " job.carry, changed `if job.stepped:`"
+    )
+
+
+def _cure_in_pipeline(carried: Carried) -> str:
+    if carried.kind == "steps":
+        return (
+            "a turn is a whole step: to add up gradients over k mini-batches give prepare_pipeline"
+            " accumulation_steps=k and step in every turn; else let job.step decide"
+        )
+    if carried.counts:
+        return (
+            "it counts turns, of which a worker that joins has run fewer, and one whose step was lost more:"
+            " use job.step, the number of the step"
+        )
+    return (
+        "a worker that joins begins with the first value, and a lost step changes it twice: keep it in"
+        " job.carry, changed after optimizer.step() `if job.stepped:`, or compute it from job.step; what is"
+        " counted by mini-batch belongs in a unit, as a buffer"
     )
 
 

@@ -122,7 +122,10 @@ class EpochBody(Body):
         """Return True for the loop over the prepared loader."""
         if any(self._scope.path(one) in self._inputs.loaders for one in ast.walk(loop.iter)):
             return True
-        return any(getattr(one, "attr", "") == "backward" for one in _outside_of_loops(loop.body))
+        inner = list(_outside_of_loops(loop.body))
+        return any(getattr(one, "attr", "") == "backward" for one in inner) or any(
+            isinstance(one, ast.Call) and dotted(one.func) in self._scope.source.pipes for one in inner
+        )
 
     def _is_for_good(self, test: ast.expr, values: Values) -> bool:
         """Return True if the condition is the same in all epochs, or stays true, as `epoch >= k` does.

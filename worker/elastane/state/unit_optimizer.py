@@ -7,7 +7,7 @@ state of a unit's parameters goes and comes with the unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,8 @@ class UnitOptimizer:
 
     def __init__(self, optimizer: Optimizer, units: ModelUnits) -> None:
         self.optimizer = optimizer
+        #: The groups have all parameters of the model in them, for the script.
+        self.shows_all = False
         self._units = units
         self._place_of = {id(parameter): place for place, parameter in enumerate(units.parameters)}
         self._full = [self._full_group(index, group) for index, group in enumerate(optimizer.param_groups)]
@@ -96,18 +98,26 @@ class UnitOptimizer:
 
     def hold(self, active: Iterable[int], kept: Iterable[int]) -> None:
         """Step the parameters of `active` units from now on; drop the state of all but `kept` ones."""
-        stepped, kept_places = self._places(active), self._places(kept)
-        for group, full in zip(self.optimizer.param_groups, self._full, strict=True):
-            places = [place for place in full.places if place in stepped]
-            group["params"][:] = [self._units.parameters[place] for place in places]
-            if full.names is not None:
-                group["param_names"] = [
-                    name for place, name in zip(full.places, full.names, strict=True) if place in stepped
-                ]
+        self._stepped, kept_places = self._places(active), self._places(kept)
+        self._show(self._stepped)
         state = self.optimizer.state
         for parameter in [p for p in state if id(p) in self._place_of]:
             if self._place_of[id(parameter)] not in kept_places:
                 del state[parameter]
+
+    def show_all(self) -> None:
+        """Show the script the groups with all parameters of the model, until `show_held`.
+
+        Else who adds up over a group would take a part for the whole. The optimizer must not step meanwhile.
+        """
+        if not self.shows_all:
+            self._show(range(len(self._units.parameters)))
+            self.shows_all = True
+
+    def show_held(self) -> None:
+        """Have the groups' held parameters in them again."""
+        if self.shows_all:
+            self._show(self._stepped)
 
     def initialise(self, unit: int) -> None:
         """Give the unit's parameters the state in which the constructor left them."""
@@ -199,6 +209,15 @@ class UnitOptimizer:
             if name in saved:
                 options = self.optimizer.param_groups[self._group_of[place]]
                 state[parameter] = place_entry(saved[name], old, parameter, options, placer)
+
+    def _show(self, chosen: Container[int]) -> None:
+        """Have these of each group's parameters in it."""
+        self.shows_all = False
+        for group, full in zip(self.optimizer.param_groups, self._full, strict=True):
+            group["params"][:] = [self._units.parameters[place] for place in full.places if place in chosen]
+            if full.names is not None:
+                pairs = zip(full.places, full.names, strict=True)
+                group["param_names"] = [name for place, name in pairs if place in chosen]
 
     def _places(self, units: Iterable[int]) -> set[int]:
         return {place for unit in units for place in self._units.owned(unit)}

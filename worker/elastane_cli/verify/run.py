@@ -39,7 +39,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from elastane.diagnose.findings import Finding
-from elastane.diagnose.source import examine_script
+from elastane.diagnose.source import examine_script, trains_pipeline
 from elastane_cli.rehearse.results import Comparison, Outcome, Taken, compare_outcomes, read_stock, shown
 from elastane_cli.rehearse.stock_run import run_stock_ddp, stock_failures_as
 from elastane_cli.rehearse.watcher import Watcher
@@ -229,6 +229,8 @@ def run_verify(
         raise PlanError(
             "the reference is run untouched, to its end", hint="leave --steps out; give both fewer epochs"
         )
+    if original and trains_pipeline(script):
+        raise _pipeline_with_original()
     if ests is None and not original:
         raise PlanError("the number of logical workers is missing", hint="give --ests N")
     origin = Path.cwd()
@@ -345,10 +347,7 @@ class Proof:
         if reference.taken is None:
             return compare_outcomes(reference, found)
         if found.taken is None:
-            raise PlanError(
-                "a pipeline cannot be compared with a command of your own",
-                hint="leave --reference out: the reference is then the script itself under stock DDP",
-            )
+            raise _pipeline_with_original()
         words = unlike(reference.taken, found.taken)
         if words:
             raise OtherArchitectureError(
@@ -558,6 +557,13 @@ class Proof:
 
 def _same_end(one: Taken, other: Taken) -> bool:
     return not unlike(one, other) and all(row.equal for row in compare_taken(one, other))
+
+
+def _pipeline_with_original() -> PlanError:
+    return PlanError(
+        "a pipeline cannot be compared with a command of your own",
+        hint="leave --reference out: the reference is then the script itself under stock DDP",
+    )
 
 
 def _other_steps(reference: int, found: int) -> OtherStepsError:

@@ -12,9 +12,11 @@ logged, and facts that cannot be inferred from names, are skipped.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -59,6 +61,22 @@ def examine_script(command: Sequence[str]) -> list[Finding]:
     for beside in _beside(text, path.parent):
         found += examine_source(_read(beside), beside.name, main=False)
     return found
+
+
+def trains_pipeline(command: Sequence[str]) -> bool:
+    """True if a script's source prepares a pipeline and nothing else. command: as for the interpreter."""
+    path = _path_of(command)
+    if path is None:
+        return False
+    called: set[str] = set()
+    for text in (_read(path), *map(_read, _beside(_read(path), path.parent))):
+        with contextlib.suppress(SyntaxError, ValueError):
+            called |= {n.func.attr for n in ast.walk(ast.parse(text)) if _is_method_call(n)}
+    return "prepare_pipeline" in called and "prepare" not in called
+
+
+def _is_method_call(node: ast.AST) -> TypeGuard[Any]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
 
 
 def with_source(found: Iterable[Finding], source: Sequence[Finding]) -> list[Finding]:
@@ -113,4 +131,4 @@ def _read(path: Path) -> str:
         return ""
 
 
-__all__ = ["examine_script", "examine_source", "with_source"]
+__all__ = ["examine_script", "examine_source", "trains_pipeline", "with_source"]

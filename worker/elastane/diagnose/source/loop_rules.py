@@ -26,10 +26,15 @@ _COUNTS = (
 )
 
 
+_COUNTS_STEPS = "a worker that joins begins anew, and a lost step is run again"
+
+
 def loop_findings(script: Script, notes: Notes) -> None:
     """Note findings in all loops over mini-batches of the file."""
     for loop in script.loader_loops:
         _variables(script, loop, notes)
+        if loop.pipeline:  # its turn is a whole step: what is said below is of the turns of ESTs
+            continue
         _breaks(loop, notes)
         _written_weights(script, loop, notes)
         _averages(script, loop, notes)
@@ -40,6 +45,7 @@ def loop_findings(script: Script, notes: Notes) -> None:
 def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
     """Note carried variables that decide the lr, the loss, or whether a turn steps."""
     noted: set[tuple[str, str]] = set()
+    counts = _COUNTS_STEPS if loop.pipeline else _COUNTS
     for carried in script.carried(loop.node):
         name, enumerated = carried.name, carried.name == iteration_counter(loop.node)
         if (name, carried.kind) in noted:
@@ -51,8 +57,8 @@ def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
                 Severity.REFUSED,
                 "loop variable",
                 carried.at,
-                f"{carried.target} is set from {by}, {name}: {_COUNTS}",
-                cure(carried),
+                f"{carried.target} is set from {by}, {name}: {counts}",
+                cure(carried, pipeline=loop.pipeline),
                 variable=name,
             )
         elif carried.kind == "steps":
@@ -61,8 +67,8 @@ def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
                 Severity.REFUSED,
                 "loop body",
                 carried.at,
-                f"{carried.target}() only {by} {name}: {_COUNTS}",
-                cure(carried),
+                f"{carried.target}() only {by} {name}: {counts}",
+                cure(carried, pipeline=loop.pipeline),
                 variable=name,
             )
         else:
@@ -72,8 +78,8 @@ def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
                 carried.at,
                 f"{name} decides {carried.decides}, and "
                 + ("enumerate counts turns" if enumerated else f"the loop carries {name}")
-                + f": {_COUNTS}",
-                cure(carried),
+                + f": {counts}",
+                cure(carried, pipeline=loop.pipeline),
                 variable=name,
             )
 

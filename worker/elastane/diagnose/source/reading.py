@@ -41,10 +41,11 @@ class Preparation:
 
 @dataclass(frozen=True)
 class LoaderLoop:
-    """A loop over mini-batches: its body calls backward()."""
+    """A loop over mini-batches: its body calls backward(), or the pipe of a pipeline."""
 
     node: Loop
     function: Function | None
+    pipeline: bool = False
 
 
 @dataclass
@@ -202,11 +203,18 @@ class Script:
 
     @cached_property
     def loader_loops(self) -> list[LoaderLoop]:
-        """The innermost loops over a loader that call backward(), themselves or through a function."""
+        """The innermost loops over a loader that call backward(), or a pipe, themselves or through a
+        function."""
         loops = [loop for n in ast.walk(self.tree) if n not in self.epoch_loops and (loop := as_loop(n))]
+        pipes = [loop for loop in loops if self._runs_pipe(loop.body)]
         trains = [loop for loop in loops if self.does_backward(loop.body) and self._over_loader(loop)]
+        trains += [loop for loop in pipes if loop not in trains]
         inner = [a for a in trains if not any(a is not b and node_of(b) in ast.walk(a) for b in trains)]
-        return [LoaderLoop(loop, self.function_of(node_of(loop))) for loop in inner]
+        return [LoaderLoop(loop, self.function_of(node_of(loop)), loop in pipes) for loop in inner]
+
+    def _runs_pipe(self, body: Sequence[ast.stmt]) -> bool:
+        pipes = source_of(self.tree).pipes
+        return any(name_of(call.func) in pipes for call in calls_in(body))
 
     def does_backward(self, body: Sequence[ast.stmt], depth: int = 2) -> bool:
         for call in calls_in(body):

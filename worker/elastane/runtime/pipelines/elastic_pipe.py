@@ -17,8 +17,14 @@ from elastane.runtime.pipelines.runner import PipelineRunner
 class ElasticPipe(Pipe):
     """Runs steps in the stages of the ring's plan."""
 
-    def __init__(self, units: Units, runner: PipelineRunner, evaluation: Evaluation) -> None:
-        super().__init__(units)
+    def __init__(
+        self,
+        units: Units,
+        runner: PipelineRunner,
+        evaluation: Evaluation,
+        loss_fn: Callable[[Any, Any], Tensor],
+    ) -> None:
+        super().__init__(units, loss_fn)
         self._runner, self._evaluation = runner, evaluation
 
     def __call__(self, batch: PipelineBatch) -> Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 
 from elastane.pipeline.units import Units
 from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
+from elastane.runtime.pipelines.absent_gradients import is_absent_gradient
 from elastane.runtime.pipelines.errors import EvaluationError
 from elastane.runtime.prepared_objects import PreparedObjects, replace_method
 
@@ -51,6 +52,9 @@ class PartialCopyWatch(CopyWatch):
 
     def __init__(self, prepared: PreparedObjects, registered: Iterable[object]) -> None:
         super().__init__(prepared, registered, alone=True)
+
+    def _has_values(self, tensor: torch.Tensor) -> bool:
+        return not is_absent_gradient(tensor)
 
     def _changed(self, est_step: Any, name: str, owner: object) -> None:
         kind = f"the {type(owner).__name__} {name}" if isinstance(owner, nn.Module) else name

@@ -15,6 +15,7 @@ from elastane.pipeline.executor import StepExecutor
 from elastane.rng import Generators, Parts
 from elastane.runtime.frozen import FrozenParameters
 from elastane.runtime.hosted_contexts import HostedContexts
+from elastane.runtime.pipelines.absent_gradients import AbsentGradients
 from elastane.runtime.pipelines.fingerprints import CommonFingerprints
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.scaling import JoinedScaler
@@ -68,6 +69,7 @@ class PipelineParts:
     repeats: RepeatTimes
     figures: WorkerFigures
     trace: UnitTrace | None
+    absent: AbsentGradients
     buffers: Off = field(default_factory=Off)
     contexts: HostedContexts = field(default_factory=HostedContexts)
 

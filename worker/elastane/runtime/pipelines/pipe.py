@@ -22,11 +22,11 @@ class Pipe(abc.ABC):
             optimizer.step()
 
     losses: of the last step, by EST; with accumulation, those of its last mini-batch. A process of stock DDP
-    knows its own only.
+    knows its own only. loss_fn: the script's, which `pipe(batch)` calls.
     """
 
-    def __init__(self, units: Units) -> None:
-        self._units = units
+    def __init__(self, units: Units, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+        self._units, self.loss_fn = units, loss_fn
         self.losses: list[Tensor] = []
 
     @abc.abstractmethod

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -87,7 +88,10 @@ class PipelineRunner:
         self._batch = batch = PipelineBatch(self._state.step)
         self._mean, self._logged = None, {}
         self.watch.begin_step()
-        yield batch
+        try:
+            yield batch
+        finally:
+            self._parts.prepared.optimizer.show_held()
         batch.check_used()
         if self.est_step is not None:
             self.watch.end_step(self.est_step)
@@ -99,6 +103,7 @@ class PipelineRunner:
     def _begin(self) -> None:
         """Begin an attempt at the next step."""
         parts = self._parts
+        parts.absent.hide()
         self._state = self._body.begin()
         self._turns = []
         self._twice = parts.repeats.begin_step()
@@ -180,6 +185,7 @@ class PipelineRunner:
             parts.repeats.done()
         self._body.computed(turns)
         self._note(self._logged)
+        parts.absent.show()
         return self._mean
 
     def _load(self, turn: Turn, states: Parts) -> tuple[MicroBatch, Parts]:
@@ -227,11 +233,18 @@ class PipelineRunner:
 
     def drop(self) -> None:
         """Discard the step in flight."""
+        self._parts.absent.hide()
         self._actions.lose_step()
         self._actions.drop()
         self.est_step = None
 
     # ------------------------------------------------------------------ what the loop body calls
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """The optimizer may step in this context: its groups have the parameters that are here."""
+        with self._parts.absent.groups_hidden():
+            yield
 
     def begin_apply(self) -> bool:
         """True if the global step is applied in this turn; reports it, and waits until all contexts are

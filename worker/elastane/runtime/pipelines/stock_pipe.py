@@ -39,7 +39,7 @@ class StockPipe(Pipe):
         *,
         leads: bool = True,
     ) -> None:
-        super().__init__(prepared.units)
+        super().__init__(prepared.units, prepared.options.loss_fn)
         self._options, self._module = prepared.options, prepared.objects.model
         self._model, self._calls, self._log = model, calls, log
         self._refusal, self._leads = refusal, leads

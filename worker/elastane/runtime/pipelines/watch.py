@@ -33,7 +33,7 @@ class PipelineWatch:
     def begin_loop(self, frame: types.FrameType | None) -> None:
         """Check a loop over the loader when it begins. Raises CarriedValueError for values that its source
         shows to be carried into the result."""
-        check_loop(frame, self._prepared, self._registered)
+        check_loop(frame, self._prepared, self._registered, pipeline=True)
         self._close = CLOSE_STEPS
 
     def begin_step(self) -> None:

@@ -1,0 +1,206 @@
+"""What a script finds in `p.grad` of a parameter whose gradient is in another worker: a stand-in.
+
+Between `pipe(batch)` and the next step a worker has the averages of its own units alone. A script that adds
+up squares of what is there would clip by another norm in each worker. So `p.grad` of all other parameters is
+an `AbsentGradient`. Whatever is computed from it is one, too, and has no values: who asks for a number, or
+changes a gradient that is here by it, is refused. What is done to each gradient alone is done where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from elastane.pipeline.units import Units
+from elastane.runtime.pipelines.errors import PipelineBodyError
+from elastane.state.unit_optimizer import UnitOptimizer
+
+#: What is told of a tensor without its values, and differs on the meta device.
+_FORM: Final = frozenset(
+    {"device", "is_cuda", "is_cpu", "is_meta", "get_device", "type", "__repr__", "__hash__", "__class__"}
+    | {"__len__", "layout", "dtype", "shape", "size", "stride", "dim", "numel", "_version"}
+)
+#: Reads of values that the meta device would answer.
+_READS: Final = frozenset(
+    {"__format__", "__reduce_ex__", "__array__", "__dlpack__", "data_ptr", "equal", "tolist"}
+)
+_MOVES: Final = frozenset({"to", "cpu", "cuda"})
+
+
+class AbsentGradient(Tensor):
+    """Stands for a gradient that is in another worker, with its form, in one element. Made by `of`."""
+
+    @classmethod
+    def of(cls, like: Tensor) -> AbsentGradient:
+        """Return the stand-in for a tensor of this shape, dtype and device."""
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            one = torch.full((), torch.nan if like.is_floating_point() or like.is_complex() else 0)
+            one = one.to(like.dtype).to("cpu" if like.device.type == "meta" else like.device)
+            made: AbsentGradient = one.expand(like.shape).as_subclass(cls)
+            return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given, name = dict(kwargs or {}), _name(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            if name in _FORM:
+                return func(*args, **given)
+            if name in _READS:
+                _refuse()
+            if name.startswith("_foreach_"):
+                return _each(func, name, args, given)
+            return _computed(func, name, args, given)
+
+
+class AbsentGradients:
+    """Shows them to the script, and the optimizer's groups with all their parameters.
+
+    Used by the runner. active: returns the units that this worker steps.
+    """
+
+    def __init__(self, units: Units, optimizer: UnitOptimizer, active: Callable[[], Iterable[int]]) -> None:
+        self._units, self._optimizer, self._active = units, optimizer, active
+        self._shown: list[nn.Parameter] = []
+        self._made: dict[int, AbsentGradient] = {}
+
+    def show(self) -> None:
+        """Show them, once the averages are in `p.grad` of what is here."""
+        units = self._units
+        here = {place for unit in self._active() for place in units.owned(unit)}
+        for place, (spec, parameter) in enumerate(zip(units.specs, units.parameters, strict=True)):
+            if place in here or not spec.requires_grad:
+                continue
+            parameter.grad = None
+            if place not in self._made:
+                self._made[place] = AbsentGradient.of(parameter)
+            parameter.grad = self._made[place]
+            self._shown.append(parameter)
+        self._optimizer.show_all()
+
+    @contextmanager
+    def groups_hidden(self) -> Iterator[None]:
+        """In this context the groups have the parameters that are here: the optimizer steps these."""
+        shown = self._optimizer.shows_all
+        self._optimizer.show_held()
+        try:
+            yield
+        finally:
+            if shown:
+                self._optimizer.show_all()
+
+    def hide(self) -> None:
+        """Take them away."""
+        self._optimizer.show_held()
+        for parameter in self._shown:
+            if isinstance(parameter.grad, AbsentGradient):
+                parameter.grad = None
+        self._shown = []
+
+
+def is_absent_gradient(tensor: Tensor) -> bool:
+    """True for a stand-in, and for what was computed from one."""
+    return isinstance(tensor, AbsentGradient)
+
+
+def _refuse() -> NoReturn:
+    raise PipelineBodyError(
+        "the script asks for a value that depends on p.grad of a parameter whose gradient is in another"
+        " worker",
+        hint="for the norm of all gradients write pipe.clip_grad_norm_(max_norm), which returns it (and with"
+        " max_norm=inf changes nothing); else change each gradient by itself",
+    )
+
+
+def _name(func: Callable[..., Any]) -> str:
+    """Return a function's name; of a property's getter that of the property."""
+    name: str = getattr(func, "__name__", "")
+    return str(getattr(getattr(func, "__self__", None), "__name__", name)) if name == "__get__" else name
+
+
+def _writes(name: str) -> bool:
+    return (
+        (name.endswith("_") and not name.endswith("__"))
+        or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
+        or name in ("__setitem__", "__set__")
+    )
+
+
+def _computed(func: Callable[..., Any], name: str, args: Sequence[Any], given: dict[str, Any]) -> Any:
+    """Return what a function gives, without values."""
+    if (_writes(name) and args) or given.get("out") is not None:
+        changed = given.get("out", args[0] if args else None)
+        if not isinstance(changed, AbsentGradient):
+            _refuse()
+        return None if name in ("__setitem__", "__set__") else changed
+    try:
+        found = func(*_mapped(args, _meta), **_mapped(given, _meta))
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        if name in _MOVES:
+            return args[0]
+        if "meta" in str(error).lower():
+            _refuse()
+        raise
+    return _mapped(found, AbsentGradient.of)
+
+
+def _each(func: Callable[..., Any], name: str, args: Sequence[Any], given: dict[str, Any]) -> Any:
+    """Run a function of lists for what is here, element by element."""
+    lists = [one for one in (*args, *given.values()) if isinstance(one, list | tuple)]
+    count = len(lists[0]) if lists else 0
+    others = [one for one in (*args, *given.values()) if not isinstance(one, list | tuple)]
+    if any(isinstance(one, AbsentGradient) for one in others):
+        _refuse()
+    absent = {i for i in range(count) for one in lists if i < len(one) and isinstance(one[i], AbsentGradient)}
+    here = [i for i in range(count) if i not in absent]
+    writes = _writes(name)
+    if writes and any(not isinstance(lists[0][i], AbsentGradient) for i in absent):
+        _refuse()
+
+    def chosen(value: Any, places: Sequence[int], change: Callable[[Tensor], Any] | None = None) -> Any:
+        if not isinstance(value, list | tuple) or len(value) != count:
+            return value
+        picked = [value[i] for i in places]
+        return picked if change is None else _mapped(picked, change)
+
+    found: list[Any] = [None] * count
+    if here:
+        result = func(*(chosen(one, here) for one in args), **{k: chosen(v, here) for k, v in given.items()})
+        for place, one in zip(here, result or [None] * len(here), strict=True):
+            found[place] = one
+    if writes:
+        return None
+    for place in sorted(absent):
+        (one,) = func(
+            *(chosen(one, [place], _meta) for one in args),
+            **{key: chosen(value, [place], _meta) for key, value in given.items()},
+        )
+        found[place] = AbsentGradient.of(one)
+    return found
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Return a structure with its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _mapped(one, change) for key, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(one, change) for one in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(one, change) for one in value)
+    return value
+
+
+def _meta(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same form on the meta device, where nothing has values."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

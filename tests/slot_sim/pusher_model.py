@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elastane.slots.frames import CODES
+from elastane.slots.push_state import PushState
 from elastane_proto.v1 import ps_pb2, shard_pb2
 from elastane_slots.pushes import RETURNED_VERDICTS, Answer, Pulled, Push
 from elastane_slots.tasks import TaskName
@@ -18,7 +20,6 @@ from sim.callers import Caller
 from sim.network import Ended, Stream
 from slot_sim.checkers import DATASET, JOB, SlotCheckers
 from slot_sim.ps_model import PsModel, _map_of
-from slot_sim.push_state import PushState
 from slot_sim.wire import Wire
 
 WATCH = "/elastane.v1.SlotService/WatchMap"
@@ -165,11 +166,12 @@ class PusherModel(Caller):
             report.returned, report.error = True, "a slot was restored"
             self._over(report)
             return
-        state = await self._push_all(slots, name, task, pulled)
-        if state.outcome == "done":
-            report.lives_sum = state.lives_sum
-        elif state.outcome == "returned":
-            report.returned, report.error = True, "a slot refuses it"
+        outcome = (await self._push_all(slots, name, task, pulled)).outcome
+        assert outcome is not None
+        if outcome.kind == "done":
+            report.lives_sum = outcome.lives_sum
+        elif outcome.kind == "returned":
+            report.returned, report.error = True, outcome.reason
         else:
             self._over(None)
             return
@@ -198,7 +200,7 @@ class PusherModel(Caller):
         self, slots: list[int] | range, name: TaskName, task: shard_pb2.Task, pulled: dict[int, Pulled]
     ) -> PushState:
         state = PushState(slots)
-        while not state.outcome:
+        while state.outcome is None:
             for slot in self.world.rng.sample(sorted(state.open), len(state.open)):
                 told = await self._asked(
                     slot,
@@ -207,8 +209,9 @@ class PusherModel(Caller):
                     ),
                 )
                 if isinstance(told, Answer):
-                    state.answered(slot, told.verdict, told.life)
-                if state.outcome:
+                    code = CODES[told.verdict]
+                    state.answered(slot, code, told.life, told.version, told.staleness)
+                if state.outcome is not None:
                     return state
             await self._newer(AGAIN_SECONDS)
         return state

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slow import further, slow
 from unit.slots.clusters import ClusterPlan, run_cluster
 from unit.slots.schedules import Broken
 
@@ -22,11 +23,15 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("limit", [0, 3, None])
 @pytest.mark.parametrize("faults", FAULTS)
-@pytest.mark.parametrize("first", [0, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds",
+    [range(3), pytest.param(range(3, 40), marks=further)],  # test_machine_clusters, with the product's master
+    ids=str,
+)
 def test_every_task_counts_once_in_every_slot_whoever_dies(
-    limit: int | None, faults: str, first: int
+    limit: int | None, faults: str, seeds: range
 ) -> None:
-    for seed in range(first, 8 if not first else 40):
+    for seed in seeds:
         run_cluster(ClusterPlan(seed, limit, **FAULTS[faults]))
 
 
@@ -56,9 +61,7 @@ SLOW_CONTROLS = {
 }
 
 
-@pytest.mark.parametrize(
-    "control", [*CONTROLS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_CONTROLS)]
-)
+@pytest.mark.parametrize("control", [*CONTROLS, *(pytest.param(name, marks=slow) for name in SLOW_CONTROLS)])
 def test_a_broken_rule_is_found(control: str) -> None:
     plan = (CONTROLS | SLOW_CONTROLS)[control]
     for seed in range(600):

@@ -12,6 +12,7 @@ import pytest
 from elastane_master.decisions.slots import closing, finishing, leasing, restoring
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
+from slow import further, slow
 from unit.slots.machine_clusters import MachinePlan, run_machine
 from unit.slots.schedules import Broken
 
@@ -34,11 +35,19 @@ FAULTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("limit", [0, 3, None])
 @pytest.mark.parametrize("faults", FAULTS)
-@pytest.mark.parametrize("first", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(1),
+        pytest.param(range(1, 4), marks=slow),
+        pytest.param(range(4, 30), marks=further),  # slot_sim has as many, with more faults
+    ],
+    ids=str,
+)
 def test_every_task_counts_once_in_every_slot_whoever_dies(
-    limit: int | None, faults: str, first: int
+    limit: int | None, faults: str, seeds: range
 ) -> None:
-    for seed in range(first, 3 if not first else 30):
+    for seed in seeds:
         run_machine(MachinePlan(seed, limit, **FAULTS[faults]))
 
 
@@ -108,7 +117,7 @@ SLOW_CONTROLS = {
 
 @pytest.mark.parametrize(
     "control",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_CONTROLS else name for name in CONTROLS],
+    [pytest.param(name, marks=slow) if name in SLOW_CONTROLS else name for name in CONTROLS],
 )
 def test_a_decision_that_is_left_out_is_found(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, instead, plan = CONTROLS[control]

@@ -383,7 +383,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = False
     ps_journal: Annotated[
         bool,
-        Setting("Parameter servers write down every push, so that the run can be repeated.", "--ps-journal"),
+        Setting("Parameter servers write down every push: task, versions pulled, rates.", "--ps-journal"),
     ] = False
     ps_return_seconds: Annotated[
         float,

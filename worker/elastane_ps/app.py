@@ -411,7 +411,7 @@ class PsServer:
             if snapshot_life < place.life:
                 self.holdings.others[slot] = held
             self._restored[slot] = note
-        _log.info("a slot was restored", slot=slot, snapshot=name, seconds=round(time.monotonic() - began, 3))
+        _log.debug("a slot was restored", slot=slot, snapshot=name, seconds=round(time.monotonic() - began, 3))
         self._tell(restored=note)
 
     def _is_restoring(self, slot: int, life: int, since: int) -> bool:

@@ -75,6 +75,11 @@ def _run(
     require_script(script, is_file=not module)
     _check_addresses(agent)
     if settings is None:
+        if agent.ps and not agent.master:
+            raise typer.BadParameter(
+                "give --ests 1: a job with parameter servers makes no use of more logical workers",
+                param_hint="--ests",
+            )
         _require_joinable(context, master=agent.master, job=agent.job)
     else:
         _check_on_demand(agent, settings)

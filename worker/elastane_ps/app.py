@@ -411,7 +411,8 @@ class PsServer:
             if snapshot_life < place.life:
                 self.holdings.others[slot] = held
             self._restored[slot] = note
-        _log.debug("a slot was restored", slot=slot, snapshot=name, seconds=round(time.monotonic() - began, 3))
+        seconds = round(time.monotonic() - began, 3)
+        _log.debug("a slot was restored", slot=slot, snapshot=name, seconds=seconds)
         self._tell(restored=note)
 
     def _is_restoring(self, slot: int, life: int, since: int) -> bool:

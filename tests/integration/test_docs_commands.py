@@ -153,11 +153,16 @@ def fault_of(words: list[str]) -> str:
         return f"no command {name}"
     if name == "master":
         return ""  # the master's own program, below
-    known = {option: each for each in command(name).params for option in (*each.opts, *each.secondary_opts)}
+    found = command(name)
+    actions = getattr(found, "commands", None)
+    if actions is not None:
+        action = rest.pop(0) if rest and rest[0] in actions else "show"
+        name, found = f"{name} {action}", actions[action]
+    known = {option: each for each in found.params for option in (*each.opts, *each.secondary_opts)}
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
-            if not command(name).context_settings.get("allow_interspersed_args", True):
+            if not found.context_settings.get("allow_interspersed_args", True):
                 return ""  # what follows is the script's
             continue
         option = word.partition("=")[0]
@@ -183,4 +188,6 @@ def test_the_check_finds_what_is_wrong() -> None:
     assert fault_of(["run", "--ests", "4", "train.py", "--whatever"]) == ""
     assert fault_of(["run", "--est", "4", "train.py"]) == "run has no option --est"
     assert fault_of(["explode", "now"]) == "no command explode"
+    assert fault_of(["ps", "JOB", "--slots"]) == fault_of(["ps", "audit", "--json"]) == ""
+    assert fault_of(["ps", "audit", "--slots"]) == "ps audit has no option --slots"
     assert fault_of(["--token-file", "ops.token", "status", "--jason"]) == "status has no option --jason"

@@ -28,7 +28,7 @@ SLIPS = {
 PIPELINE_SLIPS = {
     "counter in the loop": "pipeline_slips.py, line 88: turns is carried from turn to turn",
     "counter in a unit": "model.1.calls (pipeline_slips.py, line 23) changes from turn to turn",
-    "counter in the loss": "loss_fn.calls (pipeline_slips.py, line 34) changes from mini-batch to mini-batch",
+    "counter in the loss": "pipeline_slips.py, line 34: loss_fn.calls is carried from turn to turn",
     "counter in a hook": "unit 0 was run twice from the same state, and its results differ",
     "counter in a closure": "loss_fn was run twice from the same state, and its results differ",
     "counter in the dataset": "was loaded twice from the same state and differs",

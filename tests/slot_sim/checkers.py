@@ -120,9 +120,7 @@ class SlotCheckers:
         if told.generation < before.generation:
             self.fail("monotone", f"{ps} was told map {told.generation} after {before.generation}")
         for slot, (old, new) in enumerate(zip(before.places, told.places, strict=False)):
-            # What the store has forgotten of a slot, its owner says again; of others a process says nothing.
-            said_again = old.served and old.owner == ps.partition("#")[0]
-            if new.life < old.life and (said_again or not self.lossy):
+            if new.life < old.life:
                 self.fail("monotone", f"{ps} was told life {new.life} of slot {slot} after {old.life}")
 
     def lacks(self, ps: str, slot: int) -> None:

@@ -109,7 +109,7 @@ class SlotMap(msgspec.Struct, frozen=True):
         return self._changed(adopting)
 
     def rewound(self, lease: int, life: int = 0) -> SlotMap:
-        """Have every slot that had an owner read a snapshot again, at its owner. lease, life: as of `left`."""
+        """Have every slot that has an owner read a snapshot again, there. lease, life: as of `left`."""
 
         def restoring(slot: int, place: SlotPlace) -> SlotPlace:
             if not place.owner:

@@ -9,7 +9,7 @@ changes nothing, and what cannot be applied is never recorded.
     name in the applied set                            ->  APPLIED_BEFORE
     name closed                                        ->  CLOSED
     frozen                                             ->  FROZEN
-    lease from before the slot was restored, or pull   ->  RESTORED
+    lease from before it was restored, or another life ->  RESTORED
     more than `staleness_max` tasks since the pull     ->  TOO_OLD
     else                                               ->  APPLIED
 
@@ -41,7 +41,7 @@ class _StoredSlot(msgspec.Struct, frozen=True, array_like=True):
 class SlotRecord:
     """One slot: its life, and the names it has applied.
 
-    life: how often it was restored from a snapshot. fence: leases up to this number were granted before
+    life: grows whenever it is restored from a snapshot. fence: leases up to this number were granted before
     that. since: generation of the map that gave the slot to this process. frozen: nothing is applied any
     more, as the slot moves. closed: FAILED tasks, which are not applied any more.
     """
@@ -184,11 +184,11 @@ class HeldSlots:
         if record.frozen:
             return Verdict.FROZEN, 0
         pulled = push.pulled
-        if push.lease <= record.fence or (pulled is not None and pulled.life < record.life):
+        if push.lease <= record.fence or (pulled is not None and pulled.life != record.life):
             return Verdict.RESTORED, 0
         if pulled is None:
             return Verdict.APPLIED, 0
-        if pulled.life > record.life or pulled.version > record.version:
+        if pulled.version > record.version:
             raise InvalidRequest(
                 "a push names a state that its slot never had",
                 life=pulled.life,

@@ -27,7 +27,7 @@ class SlotPlace(msgspec.Struct, frozen=True):
     owner: process that pulls and pushes go to; "" while there is none. backup: process with a complete copy,
     which applies every push before it is answered. target: process that the slot is copied to, to own it.
     joining: process that it is copied to, to become the backup. begun: generation in which that copy began,
-    which tells it from a later one to the same process. life: how often it was restored; fence:
+    which tells it from a later one to the same process. life: grows whenever it is restored; fence:
     number of the last lease granted before; restoring: its owner has not read the snapshot yet, or, where
     nothing was ever applied, the initial values. since: generation in which the owner got it.
     """
@@ -63,14 +63,14 @@ class SlotMap(msgspec.Struct, frozen=True):
     places: tuple[SlotPlace, ...]
 
     @classmethod
-    def empty(cls, slots: int) -> SlotMap:
+    def empty(cls, slots: int, life: int = 0) -> SlotMap:
         """Return the map of a job before its first process: its slots wait for an owner, as lost ones do.
 
         So whoever owns a slot has it from a snapshot, from a copy, or was told to begin with it; nobody
-        takes a slot that is not there for an empty one. Raises InvalidSettings.
+        takes a slot that is not there for an empty one. life: of all. Raises InvalidSettings.
         """
         check_slots(slots)
-        return cls(0, (SlotPlace(restoring=True),) * slots)
+        return cls(0, (SlotPlace(life=life, restoring=True),) * slots)
 
     @property
     def lives_sum(self) -> int:
@@ -78,10 +78,11 @@ class SlotMap(msgspec.Struct, frozen=True):
         the present life of every slot."""
         return sum(place.life for place in self.places)
 
-    def left(self, process: str, remaining: Collection[str], lease: int) -> SlotMap:
+    def left(self, process: str, remaining: Collection[str], lease: int, life: int = 0) -> SlotMap:
         """Take a process out that has died, or has left although it held slots.
 
-        lease: number of the last lease granted so far. remaining: processes that can take its slots.
+        lease: number of the last lease granted so far. remaining: processes that can take its slots. life:
+        least number of a life that begins.
         """
         if process in remaining:
             raise InvalidRequest(f"{process!r} has left, and remains", process=process)
@@ -92,7 +93,7 @@ class SlotMap(msgspec.Struct, frozen=True):
                 return place
             if place.backup:
                 return SlotPlace(place.backup, life=place.life, fence=place.fence, since=self.generation + 1)
-            return self._restored(slot, place, remaining, lease)
+            return self._restored(slot, place, remaining, lease, life)
 
         return self._changed(without)
 
@@ -107,13 +108,13 @@ class SlotMap(msgspec.Struct, frozen=True):
 
         return self._changed(adopting)
 
-    def rewound(self, lease: int) -> SlotMap:
-        """Have every slot that had an owner read a snapshot again, at its owner."""
+    def rewound(self, lease: int, life: int = 0) -> SlotMap:
+        """Have every slot that has an owner read a snapshot again, there. lease, life: as of `left`."""
 
         def restoring(slot: int, place: SlotPlace) -> SlotPlace:
             if not place.owner:
                 return place
-            return self._restored(slot, place, [place.owner], lease)
+            return self._restored(slot, place, [place.owner], lease, life)
 
         return self._changed(restoring)
 
@@ -207,9 +208,12 @@ class SlotMap(msgspec.Struct, frozen=True):
             if max(place.since, place.begun) > self.generation or min(place.life, place.fence) < 0:
                 raise InvariantViolated("a slot is ahead of its map", slot=slot)
 
-    def _restored(self, slot: int, place: SlotPlace, processes: Collection[str], lease: int) -> SlotPlace:
+    def _restored(
+        self, slot: int, place: SlotPlace, processes: Collection[str], lease: int, least: int
+    ) -> SlotPlace:
         owner = ranking(slot, processes)[0] if processes else ""
-        return SlotPlace(owner, life=place.life + 1, fence=lease, since=self.generation + 1, restoring=True)
+        life = max(place.life + 1, least)
+        return SlotPlace(owner, life=life, fence=lease, since=self.generation + 1, restoring=True)
 
     def _with(self, slot: int, place: SlotPlace) -> SlotMap:
         return self._changed(lambda number, old: place if number == slot else old)

@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "leases from before a restore are not fenced out",
         f"{SLOTS}.held_slots",
-        "if push.lease <= record.fence or (pulled is not None and pulled.life < record.life):",
-        "if pulled is not None and pulled.life < record.life:",
+        "if push.lease <= record.fence or (pulled is not None and pulled.life != record.life):",
+        "if pulled is not None and pulled.life != record.life:",
     ),
     Mutant(
         "fresh tasks are leased without room",

@@ -204,6 +204,7 @@ class PsModel:
             generation=self.map.generation,
             lease_seen=self.lease_seen,
             held=self._held(),
+            lives=[place.life for place in self.map.places],
         )
         hello.process_started.FromNanoseconds(int(self.started_at * 1e9))
         stream.write(ps_pb2.AttendSlotsRequest(hello=hello).SerializeToString())

@@ -172,7 +172,7 @@ class _Run:
         outcome = Outcome(self.seed, self.plan, self.checkers, self.world, self.injected)
         if machine is not None and machine.state.slots.map is not None:
             outcome.reopened = machine.queues.dynamic[DATASET].reopened
-            outcome.lives = machine.state.slots.map.lives_sum
+            outcome.lives = len(self.checkers.went_back)
             outcome.left = len(machine.state.slots.left_parts)
         return outcome
 

@@ -245,6 +245,11 @@ class PsServer:
         return self.holdings.map.generation
 
     @property
+    def lives(self) -> list[int]:
+        """Of all slots in the newest map, for PsHello."""
+        return [place.life for place in self.holdings.map.places]
+
+    @property
     def holds_nothing(self) -> bool:
         """True if the map gives this process no slot and none is on its way: it may leave."""
         slots = self.holdings.map

@@ -117,6 +117,7 @@ class PsProcess:
             held=self._server.held(),
             generation=self._server.generation,
             lease_seen=self._server.holdings.lease_seen,
+            lives=self._server.lives,
         )
         hello.process_started.FromNanoseconds(round(self._identity.started_seconds * 1e9))
         return hello

@@ -232,7 +232,7 @@ def master_started(ctx: DecisionContext, event: MasterStarted) -> None:
     state, ring_state = ctx.state, ctx.state.ring
     ctx.touch()
     cost.recount(state, ctx.now)
-    slot_processes.master_started(ctx)
+    slot_processes.master_started(ctx, event.master)
     waiting.master_started(ctx)
     if not state.workers:
         ctx.note(history.MasterStarted(event.master))

@@ -138,11 +138,13 @@ class SlotBook(msgspec.Struct):
     closings: FAILED tasks that not all slots have closed. left_parts: those that have, with the slots that
     keep what they pushed. snapshots: by slot, life and version of its newest one. sources: checkpoints that
     slots are taken back to, while they are restored. unrestored: by slot, the life in which it could not be.
-    claims: by slot, life and `since` that a backup told after a restart of the master. grace_until: time
-    until which processes may return after that. copy_since, moved, copied: of the copies under way, for the
-    event about them; copy_retries: by slot, when a broken copy is tried again. finishing, finished: data sets
-    whose tasks are all over, and those of which workers may be told. saves: number of requests to save.
-    checkpoint, checkpoints, failed_checkpoints: the newest last.
+    claims: by slot, life and `since` that a backup told after a restart of the master. lives_from: least
+    number of a life that begins now; lives_apart: how far it is from every life before that start of the
+    master (returning.py). grace_until: time until which processes may return after that. copy_since, moved,
+    copied: of the copies under way, for the event about them; copy_retries: by slot, when a broken copy
+    is tried again. finishing, finished: data sets whose tasks are all over, and those of which workers
+    may be told. saves: number of requests to save. checkpoint, checkpoints, failed_checkpoints: the
+    newest last.
     """
 
     model: SlotModel | None = None
@@ -158,6 +160,8 @@ class SlotBook(msgspec.Struct):
     sources: dict[int, str] = {}
     unrestored: dict[int, int] = {}
     claims: dict[int, tuple[int, int]] = {}
+    lives_from: int = 0
+    lives_apart: int = 1
     grace_until: float | None = None
     copy_since: float | None = None
     moved: int = 0

@@ -25,7 +25,7 @@ class HeldSlot(msgspec.Struct, frozen=True):
 class PsJoined(Event, frozen=True, tag=True):
     """PsHello. process, process_started_seconds, process_clock: as of a worker's Hello.
 
-    held, generation, lease_seen: what it knows, for a store that has lost writes (returning.py).
+    held, generation, lease_seen, lives: what it knows, for a store that has lost writes (returning.py).
     """
 
     ps: str
@@ -42,6 +42,7 @@ class PsJoined(Event, frozen=True, tag=True):
     held: tuple[HeldSlot, ...] = ()
     generation: int = 0
     lease_seen: int = 0
+    lives: tuple[int, ...] = ()
 
 
 class PsStreamLost(Event, frozen=True, tag=True):

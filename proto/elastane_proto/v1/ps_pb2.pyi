@@ -184,7 +184,7 @@ class HeldSlot(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., life: _Optional[int] = ..., version: _Optional[int] = ..., since: _Optional[int] = ..., backup: _Optional[bool] = ..., frozen: _Optional[bool] = ...) -> None: ...
 
 class PsHello(_message.Message):
-    __slots__ = ("job", "ps_id", "host", "pid", "address", "key", "process", "process_started", "process_clock", "version", "capacity", "memory_bytes", "held", "generation", "lease_seen")
+    __slots__ = ("job", "ps_id", "host", "pid", "address", "key", "process", "process_started", "process_clock", "version", "capacity", "memory_bytes", "held", "generation", "lease_seen", "lives")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PS_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class PsHello(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_SEEN_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
     job: str
     ps_id: str
     host: str
@@ -215,7 +216,8 @@ class PsHello(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[HeldSlot]
     generation: int
     lease_seen: int
-    def __init__(self, job: _Optional[str] = ..., ps_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldSlot, _Mapping]]] = ..., generation: _Optional[int] = ..., lease_seen: _Optional[int] = ...) -> None: ...
+    lives: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., ps_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., address: _Optional[str] = ..., key: _Optional[bytes] = ..., process: _Optional[bytes] = ..., process_started: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., process_clock: _Optional[str] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldSlot, _Mapping]]] = ..., generation: _Optional[int] = ..., lease_seen: _Optional[int] = ..., lives: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SlotRestored(_message.Message):
     __slots__ = ("slot", "life", "version", "applied", "snapshot", "rejected", "since", "snapshot_life")

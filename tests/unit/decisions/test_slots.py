@@ -426,7 +426,75 @@ def test_a_later_life_that_only_a_backup_knows_is_not_lost() -> None:
     job.ps("ps-1", held=[said.HeldSlot(0, 2, since=9, backup=True)], generation=9)
     assert job.map.places[0].life == 0, "its owner may still come"
     job.tick(after=11.0)
-    assert job.map.places[0].life == 3
+    assert job.map.places[0].life > 2
+
+
+def test_a_life_that_nobody_knows_of_any_more_is_not_begun_again() -> None:
+    """A report of it, that comes late, would count for slots that lack its task."""
+    job = begun("ps-0")
+    stored = job.machine.snapshot()
+    sums = set()
+    for _ in range(3):  # each time the store has lost what the last master wrote
+        job.maps.clear()
+        job.machine = JobMachine.restore(stored)
+        job.do(events.MasterStarted("m2"))
+        assert job.map.lives_sum == 0, "a process may return with its slots"
+        job.tick(after=11.0)
+        job.ps("ps-1")
+        sums.add(job.map.lives_sum)
+        life = job.map.places[0].life
+        job.restore_all()
+        job.lose("ps-1", after=1.0)
+        job.tick(after=11.0)
+        assert all(place.life == life + 1 for place in job.map.places), "no master has forgotten it"
+    assert len(sums) == 3
+
+
+def test_a_slot_without_an_owner_or_a_snapshot_read_begins_another_life_after_a_restart() -> None:
+    """It may have been served in the life that is stored."""
+    for lost in (False, True):
+        job = begun("ps-0")
+        job.lose("ps-0")
+        job.tick(after=11.0)
+        if not lost:
+            job.ps("ps-1")
+        before = job.map
+        assert all(place.restoring and place.life == 1 for place in before.places)
+        job.machine = JobMachine.restore(job.machine.snapshot())
+        job.do(events.MasterStarted("m2"))
+        assert all(place.life > 1 and place.since > before.generation for place in job.map.places)
+        assert [place.owner for place in job.map.places] == [place.owner for place in before.places]
+
+
+def test_a_master_that_restarts_before_there_is_a_map_begins_with_other_lives() -> None:
+    job = SlotsDriver()
+    job.do(events.MasterStarted("m2"))
+    job.ps("ps-0")
+    assert all(place.life > 0 for place in job.map.places)
+
+
+def test_no_life_goes_back_that_any_process_was_told() -> None:
+    """Also of slots that others own, who are gone."""
+    job = begun("ps-0", "ps-1")
+    [mine, *_] = [slot for slot, place in enumerate(job.map.places) if place.owner == "ps-0"]
+    others = {slot for slot, place in enumerate(job.map.places) if place.owner == "ps-1"}
+    lives = [5 if slot in others else 0 for slot in range(SLOTS)]
+    job.lose("ps-0")
+    held = [said.HeldSlot(s, 0, since=p.since) for s, p in enumerate(job.map.places) if p.owner == "ps-0"]
+    job.ps("ps-0", held=held, generation=job.map.generation, lives=(*lives, 9))
+    assert job.map.places[mine].life == 0 and job.map.places[mine].served
+    assert all(job.map.places[slot].life == 6 and job.map.places[slot].restoring for slot in others)
+
+
+def test_a_backup_that_was_replaced_is_not_promoted() -> None:
+    """The store says that ps-0 owns the slots. It has lost them since, as it knows."""
+    job = begun("ps-0", "ps-1", ps_replicas=1)
+    slots = [slot for slot, place in enumerate(job.map.places) if place.owner == "ps-0"]
+    assert slots and all(job.map.places[slot].backup == "ps-1" for slot in slots)
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    job.do(events.MasterStarted("m2"))
+    job.ps("ps-0", generation=job.map.generation + 3)
+    assert all(job.map.places[slot].life > 0 and job.map.places[slot].restoring for slot in slots)
 
 
 # ------------------------------------------------------------------ copies

@@ -182,6 +182,7 @@ def test_it_says_again_what_a_broken_stream_may_have_lost(master: tuple[Master, 
     master[0].says.put(None)
     hello = master[0].hears("hello").hello
     assert sorted(held.slot for held in hello.held) == [0, 1]
+    assert list(hello.lives) == [0] * SPEC.slots
 
 
 def test_a_drained_process_leaves_when_it_has_no_slot(master: tuple[Master, str], start: Start) -> None:

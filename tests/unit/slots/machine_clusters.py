@@ -55,6 +55,7 @@ class MachineRun(ClusterRun):
         self.attempts_of: dict[int, tuple[str, int]] = {}
         self.snapshots_before: deque[bytes] = deque(maxlen=OLD_SNAPSHOTS)
         self.restarts, self.losses = plan.restarts, plan.losses
+        self.may_be_late = bool(plan.losses)  # the gate does not know of leases that the store has lost
         self.started = 0
         self.told_copies: list[tuple[str, int, str, int]] = []
         self.doing: dict[TaskName, str] = {}
@@ -125,6 +126,10 @@ class MachineRun(ClusterRun):
         for name, actor in list(self.holders.items()):
             if doing.get(name) != self.attempts_of[actor.lease][0]:
                 del self.holders[name]
+        if DATASET in book.finished and not self.plan.losses:
+            for slot, images in enumerate(self.stored):
+                if self.done and not any(self.done <= set(names) for _, names in images):
+                    raise Broken(f"workers are told of the end, and slot {slot} is not saved")
 
     def _request(self, worker: str, *reports: events.TaskReport, most: int = 0) -> LeaseResult:
         self.requests += 1
@@ -193,6 +198,7 @@ class MachineRun(ClusterRun):
                 held=tuple(held),
                 generation=server.map.generation,
                 lease_seen=self.leases,
+                lives=tuple(place.life for place in server.map.places),
             )
         )
         for slot, (life, since) in server.read.items():
@@ -344,6 +350,8 @@ class MachineRun(ClusterRun):
     def _lease(self) -> None:
         worker = f"w{self.requests}"
         [task] = self._request(worker, most=1).tasks
+        if not all(place.served for place in self.map.places):
+            raise Broken("a task is leased while a slot is not served")
         if task.number <= self.leases and not self.plan.losses:
             raise Broken("the number of a lease was there before")
         self.leases = max(self.leases, task.number)

@@ -51,6 +51,22 @@ def test_every_task_counts_once_in_every_slot_whoever_dies(
         run_machine(MachinePlan(seed, limit, **FAULTS[faults]))
 
 
+@pytest.mark.parametrize(
+    ("faults", "limit", "seed"),
+    [
+        # A life that only the lost writes and a late report knew of was begun a second time.
+        ("a store that loses writes", 3, 26),
+        ("a store that loses writes", None, 26),
+        # A backup of the stored map took over from an owner that had replaced it.
+        ("a store that loses writes, backups", None, 20),
+        # A lease that the store had lost pushed between the pull and the push of the next.
+        ("a store that loses writes", 0, 46),
+    ],
+)
+def test_schedules_that_were_once_broken(faults: str, limit: int | None, seed: int) -> None:
+    run_machine(MachinePlan(seed, limit, **FAULTS[faults]))
+
+
 def test_the_faults_really_happen() -> None:
     runs = [run_machine(MachinePlan(seed, 3, cuts=2, epochs=2)) for seed in range(5)]
     assert any(sum(one.lives) for one in runs)
@@ -109,16 +125,7 @@ CONTROLS: dict[str, tuple[Any, str, Callable[..., Any], MachinePlan]] = {
 }
 
 
-SLOW_CONTROLS = {
-    "workers are told of the end before the slots are saved",
-    "tasks are leased while a slot is restored",
-}
-
-
-@pytest.mark.parametrize(
-    "control",
-    [pytest.param(name, marks=slow) if name in SLOW_CONTROLS else name for name in CONTROLS],
-)
+@pytest.mark.parametrize("control", CONTROLS)
 def test_a_decision_that_is_left_out_is_found(control: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, instead, plan = CONTROLS[control]
     monkeypatch.setattr(module, name, instead)

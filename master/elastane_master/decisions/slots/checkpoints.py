@@ -184,7 +184,7 @@ def rewind(ctx: DecisionContext, event: SlotsRewindRequested) -> None:
         raise Rejection("wrong_phase", f"the job is {state.phase}", phase=state.phase)
     ctx.touch()
     give_up(ctx, f"all slots go back to {event.checkpoint}")
-    book.map = book.map.rewound(book.leases)
+    book.map = book.map.rewound(book.leases, book.lives_from)
     book.sources = dict.fromkeys(range(len(book.map.places)), folder_of(event.checkpoint))
     if event.request_id:
         state.requests[event.request_id] = ""

@@ -50,7 +50,7 @@ def require_map(ctx: DecisionContext) -> SlotMap:
     """Return the map; without one, begin with that of slots that wait for their owners."""
     book = ctx.state.slots
     if book.map is None:
-        book.map = SlotMap.empty(ctx.state.settings.ps_slots)
+        book.map = SlotMap.empty(ctx.state.settings.ps_slots, book.lives_from)
     return book.map
 
 
@@ -77,6 +77,7 @@ def joined(ctx: DecisionContext, event: PsJoined) -> None:
     _require_newest(book, event)
     ctx.touch()
     require_map(ctx)
+    returning.forget_copies(ctx, event)
     _came(book, event)
     if record is not None and record.process != event.process:
         if record.attends:
@@ -181,9 +182,10 @@ def next_deadline(ctx: DecisionContext) -> float | None:
     return min([*dues, *([] if book.grace_until is None else [book.grace_until])], default=None)
 
 
-def master_started(ctx: DecisionContext) -> None:
+def master_started(ctx: DecisionContext, master: str) -> None:
     """After a restart of the master every session is gone; processes may return with their slots."""
     book = ctx.state.slots
+    returning.master_started(ctx, master)
     for record in book.processes.values():
         record.awaited, record.session, record.lost_at = True, "", None
     if book.processes:
@@ -208,7 +210,7 @@ def _without(ctx: DecisionContext, record: PsRecord) -> None:
     book = ctx.state.slots
     book.processes.pop(record.ps, None)
     remaining = book.staying() or [one.ps for one in book.attending()]
-    book.map = require_map(ctx).left(record.ps, remaining, book.leases)
+    book.map = require_map(ctx).left(record.ps, remaining, book.leases, book.lives_from)
     if len(book.known) > len(book.processes) + IDS_KEPT:
         del book.known[next(ps for ps in book.known if ps not in book.processes)]
 

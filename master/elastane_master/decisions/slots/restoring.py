@@ -53,7 +53,7 @@ def restored(ctx: DecisionContext, event: SlotRestored) -> None:
     if event.snapshot and event.snapshot_life >= event.life:
         # Answers of the snapshot's life, or of one that followed it, must not count for this one.
         ctx.touch()
-        returning.begin_life(book, event.slot, event.ps, event.snapshot_life + 1)
+        returning.begin_life(book, event.slot, event.ps, event.snapshot_life)
         return
     pushing = [(name, queue) for name, queue in ctx.queues.dynamic.items() if queue.pushes]
     was_saved = event.slot in book.snapshots or bool(book.finished)

@@ -177,7 +177,11 @@ def _pushed_one_by_one(source: _Source, pushes: PushingTasks, seed: int) -> Iter
                 # Of the first lease, so that a task that is leased again draws the same augmentation.
                 generators.restore(states)
             pushes.begin(task)
-            yield task
+            try:
+                yield task
+            except GeneratorExit:
+                _tell_last(source, pushes, task)
+                raise
             finished += pushes.end(task)
 
 
@@ -238,6 +242,7 @@ def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int
         try:
             yield task
         except GeneratorExit:
+            _tell_last(source, pushes, task)
             _tell_rest(source, tasks, pushes)
             raise
         tasks.ended(time.monotonic())
@@ -257,6 +262,15 @@ def _tell_rest(source: _Source, tasks: LeasedAhead, pushes: PushingTasks | None 
     source.stream.close()
     if reports:
         with contextlib.suppress(ElastaneError):  # on failure the tasks are leased again, and repeated
+            source.client.lease_tasks(source.request(reports, 0))
+
+
+def _tell_last(source: _Source, pushes: PushingTasks, task: PushTask) -> None:
+    """Report the task in which the loop ends, if it is pushed or skipped: its gradients count."""
+    with contextlib.suppress(
+        ElastaneError
+    ):  # on failure the task is leased again, and no slot counts it twice
+        if reports := pushes.end(task):
             source.client.lease_tasks(source.request(reports, 0))
 
 

@@ -131,6 +131,19 @@ def test_schedules_take_effect_at_the_next_push() -> None:
         assert net.weight.item() == pytest.approx(before - 1.75)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_schedule_that_was_made_before_prepare_ps_warns_of_nothing() -> None:
+    own = job()
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    own.prepare_ps(net, optimizer)
+    for task in own.tasks("data", size=1, task_size=1):
+        with own.push(task):
+            net.weight.sum().backward()
+        scheduler.step()
+
+
 def test_a_table_may_be_larger_than_memory() -> None:
     own = job()
     net = nn.EmbeddingBag(10**12, 8, sparse=True, device="meta")

@@ -274,6 +274,27 @@ def test_calls_before_prepare_ps_and_beside_it_are_refused() -> None:
         own.prepare(net)
 
 
+def test_a_data_set_is_gone_through_once_as_in_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    own = job()
+    net = nn.Linear(1, 1)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for task in own.tasks("data", size=3, task_size=2, epochs=2):
+        own.skip(task)
+        if (task.epoch, task.index) == (0, 1):
+            break
+    for _ in own.tasks("data", size=3, task_size=2, epochs=2):
+        break  # without a push: the same task comes again
+    rest = []
+    for task in own.tasks("data", size=3, task_size=2, epochs=2):
+        rest.append((task.epoch, task.index, task.indices))
+        own.skip(task)
+    assert rest == [(1, 0, range(2)), (1, 1, range(2, 3))]
+    assert "all tasks" not in _said(capsys)
+    assert list(own.tasks("data", size=3, task_size=2, epochs=2)) == []
+    assert "all tasks of 'data' are done" in _said(capsys)
+    assert len(list(job().tasks("data", size=3, task_size=2))) == 2
+
+
 def test_gradients_from_outside_of_a_block_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = job()
     net = nn.Linear(1, 1)

@@ -128,6 +128,11 @@ class PreparedPs:
             pulls, ids = self._new_pulls(task), self._ids_of(task)
             self._ahead[task.lease] = pulls, self._threads.submit(pulls.ask, self._memory, ids)
 
+    @property
+    def ended(self) -> bool:
+        """True once the task in hand is pushed or skipped."""
+        return self._end is not None
+
     def end(self) -> Future[TaskEnd]:
         """Return what becomes of the task in hand. Raises NotPushedError."""
         task, end = self._in_hand, self._end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from elastane.runtime import tasks
+from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.leased_ahead import LeasedAhead
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import NotPushedError
@@ -240,3 +242,28 @@ def test_a_task_that_is_pushed_is_reported_where_the_loop_breaks(ahead: int, pus
         break
     loop.close()  # type: ignore[attr-defined]
     assert [(report.index, report.lives_sum) for report in source.reports] == [(4, 5)] * pushed
+
+
+class Complete(LeasedOnce):
+    """A master whose data sets are done."""
+
+    def receive(self) -> shard_pb2.LeaseTasksResponse:
+        return shard_pb2.LeaseTasksResponse(complete=True)
+
+    def create_dataset(self, *_: Any) -> None: ...
+
+    def list_tasks(self, *_: Any) -> list[Any]:
+        return []
+
+
+def test_a_second_pass_over_a_data_set_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master: Any = Complete()
+    master.gone_through, master.exits = set(), SimpleNamespace()
+    monkeypatch.setattr(tasks, "MasterClient", lambda *_, **__: master)
+    monkeypatch.setattr(tasks, "TaskStream", lambda client: master)
+    environment = WorkerEnvironment(mode="elastic", master="m:1", job="j", worker_id="w")
+    for count, dataset in enumerate(["one", "two", "one"]):
+        assert list(tasks.lease_tasks(environment, master, dataset, size=3, task_size=1)) == []
+        assert ("all tasks of 'one' are done" in "".join(capsys.readouterr())) is (count == 2)

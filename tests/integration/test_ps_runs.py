@@ -252,7 +252,7 @@ def looked_at(master: str, folder: Path) -> None:
     assert exported["parameters"] == len(state) == len(SPEC.tensors) + len(SPEC.tables)
     assert {name: tuple(values.shape) for name, values in state.items()} == {
         **{tensor.name: tensor.shape for tensor in SPEC.tensors},
-        **{table.name: (table.rows, table.width) for table in SPEC.tables},
+        **{f"{table.name}.weight": (table.rows, table.width) for table in SPEC.tables},
     }
     assert all(values.abs().sum() > 0 for values in state.values())
     plain = CliRunner().invoke(build_app(), ["ps", "--master", master])

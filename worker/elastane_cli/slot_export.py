@@ -77,8 +77,13 @@ def state_of(folder: Folder, spec: ModelSpec) -> dict[str, torch.Tensor]:
         tensor.name: _shaped(values, tensor.shape, tensor.strides)
         for tensor, values in zip(spec.tensors, dense, strict=True)
     }
-    state |= {table.name: values for table, values in zip(spec.tables, tables, strict=True)}
+    state |= {weight_of(table.name): values for table, values in zip(spec.tables, tables, strict=True)}
     return state
+
+
+def weight_of(table: str) -> str:
+    """Return what torch calls the weight of an embedding; that of a model which is one itself is "weight"."""
+    return table if table == "weight" else f"{table}.weight"
 
 
 def _versions(folder: Folder, spec: ModelSpec) -> list[tuple[int, int]]:

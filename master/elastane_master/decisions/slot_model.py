@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 DenseRule = Literal["sgd", "adagrad", "adam", "adamw"]
 RowRule = Literal["sgd", "rowwise_adagrad", "lazy_adam"]
 RowDistribution = Literal["uniform", "normal", "zeros"]
+
+#: Of a model's environment: digest of what is in no slot.
+_LOCAL: Final = "local"
 
 
 class DenseTensor(msgspec.Struct, frozen=True):
@@ -58,9 +61,13 @@ class SlotModel(msgspec.Struct, frozen=True):
                     return f"{kind[:-1]} {one.name!r}: {_field(one, another)}"
             if len(mine) != len(theirs):
                 return f"{len(mine)} {kind}, here {len(theirs)}"
+        if self.environment.get(_LOCAL) != other.environment.get(_LOCAL):
+            return "what it has but does not train, as buffers and frozen layers, has other values"
         for key in sorted(self.environment.keys() | other.environment.keys()):
             if self.environment.get(key) != other.environment.get(key):
                 return f"{key} is {self.environment.get(key)!r}, here {other.environment.get(key)!r}"
+        if self.dense_digest != other.dense_digest:
+            return "its dense parameters begin with other values"
         return _field(self, other)
 
 

@@ -99,6 +99,11 @@ def test_another_model_is_refused_with_what_differs() -> None:
         job.do(said.ModelRegistered("w", msgspec.structs.replace(MODEL, tables=(table,))))
     with pytest.raises(Rejection, match="torch is '3', here None"):
         job.do(said.ModelRegistered("w", msgspec.structs.replace(MODEL, environment={"torch": "3"})))
+    with pytest.raises(Rejection, match="dense parameters begin with other values") as raised:
+        job.do(said.ModelRegistered("w", msgspec.structs.replace(MODEL, dense_digest=b"o" * 32)))
+    assert "seed=" in raised.value.hint
+    with pytest.raises(Rejection, match="buffers and frozen layers, has other values"):
+        job.do(said.ModelRegistered("w", msgspec.structs.replace(MODEL, environment={"local": "3"})))
 
 
 def test_neither_snapshots_nor_backups_are_refused() -> None:

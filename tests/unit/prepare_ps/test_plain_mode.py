@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +17,7 @@ from elastane.runtime.slots.errors import NonFiniteGradientError, NotPushedError
 from elastane.runtime.slots.row_optimizer import RowOptimizer
 from elastane.runtime.stock import PlainJob
 from elastane.tables.initial import initial_rows
+from elastane.tables.spec import PsModelError
 from elastane_slots.initial_rows import InitialRows
 
 ROWS, TASKS = 50, 6
@@ -131,6 +135,19 @@ def test_schedules_take_effect_at_the_next_push() -> None:
         assert net.weight.item() == pytest.approx(before - 1.75)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_schedule_that_was_made_before_prepare_ps_warns_of_nothing() -> None:
+    own = job()
+    net = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    own.prepare_ps(net, optimizer)
+    for task in own.tasks("data", size=1, task_size=1):
+        with own.push(task):
+            net.weight.sum().backward()
+        scheduler.step()
+
+
 def test_a_table_may_be_larger_than_memory() -> None:
     own = job()
     net = nn.EmbeddingBag(10**12, 8, sparse=True, device="meta")
@@ -158,6 +175,15 @@ def test_a_bag_may_be_empty() -> None:
         with own.push(task) as push:
             net(torch.empty(0, dtype=torch.int64), torch.tensor([0, 0])).sum().backward()
         assert push.applied
+
+
+def test_rows_that_are_no_dict_are_refused() -> None:
+    own = job()
+    net = nn.Embedding(9, 2, sparse=True)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1), rows=lambda indices: [1])  # type: ignore[arg-type, return-value]
+    task = next(own.tasks("data", size=1, task_size=1))
+    with pytest.raises(PsModeError, match="rows returned a list"), own.push(task):
+        pass
 
 
 def test_a_skipped_task_changes_nothing() -> None:
@@ -246,3 +272,62 @@ def test_calls_before_prepare_ps_and_beside_it_are_refused() -> None:
     own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
     with pytest.raises(PsModeError, match="beside prepare_ps"):
         own.prepare(net)
+
+
+def test_a_data_set_is_gone_through_once_as_in_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    own = job()
+    net = nn.Linear(1, 1)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for task in own.tasks("data", size=3, task_size=2, epochs=2):
+        own.skip(task)
+        if (task.epoch, task.index) == (0, 1):
+            break
+    for _ in own.tasks("data", size=3, task_size=2, epochs=2):
+        break  # without a push: the same task comes again
+    rest = []
+    for task in own.tasks("data", size=3, task_size=2, epochs=2):
+        rest.append((task.epoch, task.index, task.indices))
+        own.skip(task)
+    assert rest == [(1, 0, range(2)), (1, 1, range(2, 3))]
+    assert "all tasks" not in _said(capsys)
+    assert list(own.tasks("data", size=3, task_size=2, epochs=2)) == []
+    assert "all tasks of 'data' are done" in _said(capsys)
+    assert len(list(job().tasks("data", size=3, task_size=2))) == 2
+
+
+def test_gradients_from_outside_of_a_block_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    own = job()
+    net = nn.Linear(1, 1)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for task in own.tasks("data", size=3, task_size=1):
+        with contextlib.suppress(ValueError), own.push(task):
+            net.weight.sum().backward()
+            raise ValueError
+        with own.push(task):
+            loss = net.weight.sum()
+        if task.index == 0:
+            assert "outside" not in _said(capsys)
+        loss.backward()
+    assert _said(capsys).count("outside of a task's block") == 1
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_what_needs_the_weight_of_a_remote_embedding_says_where_it_is(
+    kind: type[nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = job()
+    net = nn.ModuleDict({"part": kind(9, 2, sparse=True), "layer": nn.Linear(2, 1)})
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+    own.prepare_ps(net, sgd)
+    with pytest.raises(AttributeError, match="weight of 'part' is at parameter servers"):
+        _ = net["part"].weight
+    for copied in (lambda: copy.deepcopy(net), lambda: torch.save(net, io.BytesIO())):
+        with pytest.raises(PsModelError, match="'part' cannot be copied"):
+            copied()
+    for _ in range(2):
+        assert sorted(net.state_dict()) == ["layer.bias", "layer.weight"]
+    assert _said(capsys).count("lacks the rows of 'part'") == 1
+
+
+def _said(capsys: pytest.CaptureFixture[str]) -> str:
+    return "".join(capsys.readouterr())

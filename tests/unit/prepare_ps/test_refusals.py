@@ -128,7 +128,8 @@ def test_torch_clips_no_gradients_of_a_model_with_remote_rows() -> None:
     net = net_with_rows()
     own = PlainJob(WorkerEnvironment(mode="plain"), 7)
     own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    for clip in (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_):
+    names = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+    for clip in [getattr(torch.nn.utils, name) for name in names if hasattr(torch.nn.utils, name)]:
         with pytest.raises(PsOptimizerError, match="dense gradients alone"):
             clip(net.parameters(), 1.0)
     other = nn.Linear(1, 1)
@@ -148,3 +149,28 @@ def test_torch_clips_a_model_that_is_dense() -> None:
             torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
     with own.evaluate():
         assert net.weight.item() == pytest.approx(before - 0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "steps", "refused"),
+    [
+        (lambda p: torch.optim.Adam(p), 1, True),
+        (lambda p: torch.optim.SGD(p, momentum=0.9), 1, True),
+        (lambda p: torch.optim.SGD(p), 1, False),
+        (lambda p: torch.optim.Adagrad(p), 1, True),
+        (lambda p: torch.optim.Adagrad(p), 0, False),
+    ],
+)
+def test_moments_of_earlier_steps(
+    build: Callable[[Any], torch.optim.Optimizer], steps: int, refused: bool
+) -> None:
+    net = nn.Linear(2, 1)
+    optimizer = build(net.parameters())
+    for _ in range(steps):
+        net(torch.ones(2)).sum().backward()
+        optimizer.step()
+    if not refused:
+        model_parts(PsArguments(net, optimizer))
+        return
+    with pytest.raises(PsOptimizerError, match="has state from earlier steps"):
+        model_parts(PsArguments(net, optimizer))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from elastane.runtime import tasks
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.leased_ahead import LeasedAhead
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import NotPushedError
 from elastane.runtime.slots.local import LocalSlots
@@ -19,6 +23,7 @@ from elastane.runtime.slots.reports import PushingTasks, report_of
 from elastane.runtime.slots.task import PushTask, TaskEnd
 from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
 from elastane_common.errors import ElastaneError
+from elastane_proto.v1 import shard_pb2
 from elastane_slots.pushes import Pulled
 
 DONE = PushOutcome("done", lives_sum=5, staleness=2)
@@ -190,3 +195,75 @@ def test_what_is_read_too_early_is_refused() -> None:
     push = model.push(own)
     with pytest.raises(NotPushedError, match="not pushed yet"):
         _ = push.applied
+
+
+class LeasedOnce:
+    """A master that leases one task. What `lease_tasks` needs of a source."""
+
+    dataset = "data"
+
+    def __init__(self) -> None:
+        self.reports: list[shard_pb2.TaskReport] = []
+        self.stream = self.client = self.worker_session = self
+        self.leaving = False
+        self.unanswered: tuple[shard_pb2.LeaseTasksRequest, ...] = ()
+
+    def request(self, finished: Any, most: int, **_: Any) -> shard_pb2.LeaseTasksRequest:
+        return shard_pb2.LeaseTasksRequest(completed=finished, max_tasks=most)
+
+    def receive(self) -> shard_pb2.LeaseTasksResponse:
+        return shard_pb2.LeaseTasksResponse(tasks=[shard_pb2.Task(index=4, attempt=1, lease=7)])
+
+    def lease_tasks(self, request: shard_pb2.LeaseTasksRequest) -> None:
+        self.reports += request.completed
+
+    def require_newest(self) -> None: ...
+
+    def send(self, request: shard_pb2.LeaseTasksRequest) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("pushed", [True, False])
+def test_a_task_that_is_pushed_is_reported_where_the_loop_breaks(ahead: int, pushed: bool) -> None:
+    net, model, _ = prepared()
+    source: Any = LeasedOnce()
+    pushes = PushingTasks(model, ahead=ahead)
+    loop = (
+        tasks._pushed(source, pushes, LeasedAhead(ahead, 1, 60.0), 0)
+        if ahead
+        else tasks._pushed_one_by_one(source, pushes, 0)
+    )
+    for own in loop:
+        if pushed:
+            with model.push(own):
+                net.layer(net.table(torch.tensor([1]))).sum().backward()
+        break
+    loop.close()  # type: ignore[attr-defined]
+    assert [(report.index, report.lives_sum) for report in source.reports] == [(4, 5)] * pushed
+
+
+class Complete(LeasedOnce):
+    """A master whose data sets are done."""
+
+    def receive(self) -> shard_pb2.LeaseTasksResponse:
+        return shard_pb2.LeaseTasksResponse(complete=True)
+
+    def create_dataset(self, *_: Any) -> None: ...
+
+    def list_tasks(self, *_: Any) -> list[Any]:
+        return []
+
+
+def test_a_second_pass_over_a_data_set_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master: Any = Complete()
+    master.gone_through, master.exits = set(), SimpleNamespace()
+    monkeypatch.setattr(tasks, "MasterClient", lambda *_, **__: master)
+    monkeypatch.setattr(tasks, "TaskStream", lambda client: master)
+    environment = WorkerEnvironment(mode="elastic", master="m:1", job="j", worker_id="w")
+    for count, dataset in enumerate(["one", "two", "one"]):
+        assert list(tasks.lease_tasks(environment, master, dataset, size=3, task_size=1)) == []
+        assert ("all tasks of 'one' are done" in "".join(capsys.readouterr())) is (count == 2)

@@ -281,6 +281,8 @@ class PlainJob(LocalJob):
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
         self.num_ests, self.rank, self.is_leader = 1, 0, True
+        #: By data set, how many of its tasks are done.
+        self._done: dict[str, int] = {}
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         self._check_unprepared("prepare")
@@ -306,16 +308,29 @@ class PlainJob(LocalJob):
             raise UnsupportedError(
                 f"dataset {dataset!r}: size {size}, task_size {task_size}: both at least 1"
             )
-        for epoch in range(int(settings.get("epochs", 1))):
-            for index, start in enumerate(range(0, size, task_size)):
-                indices = range(start, min(start + task_size, size))
-                if self._ps is None:
-                    yield LocalTask(index, indices)
-                    continue
+        starts = range(0, size, task_size)
+        total = int(settings.get("epochs", 1)) * len(starts)
+        if self._done.get(dataset, 0) >= total:
+            _log.warning(
+                f"all tasks of {dataset!r} are done, and a job does them once: for several passes use"
+                " epochs=, or a name for each"
+            )
+        while (number := self._done.get(dataset, 0)) < total:
+            epoch, index = divmod(number, len(starts))
+            indices = range(starts[index], min(starts[index] + task_size, size))
+            if self._ps is None:
+                yield LocalTask(index, indices)
+            else:
                 task = PushTask(epoch, index, indices, dataset=dataset)
                 self._ps.begin(task)
-                yield task
+                try:
+                    yield task
+                except GeneratorExit:
+                    if self._ps.ended:
+                        self._done[dataset] = number + 1
+                    raise
                 self._ps.end().result()
+            self._done[dataset] = number + 1
 
 
 class DdpJob(LocalJob):

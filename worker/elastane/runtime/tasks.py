@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import torch
 
 from elastane.rng import Generators, seed_all
@@ -31,6 +32,8 @@ from elastane_proto import versions
 from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
 from elastane_shards.settings import DEFAULTS
+
+_log = structlog.get_logger(__name__)
 
 PREFETCH_MAX = 60
 """Limit of pending requests; the master remembers its answers to this many."""
@@ -76,6 +79,11 @@ def lease_tasks(
     settings.lease.FromNanoseconds(int(lease_seconds * 1e9))
     settings.pushes = pushes is not None
     worker_session.exits.finished = False
+    if dataset in worker_session.gone_through:
+        _log.warning(
+            f"all tasks of {dataset!r} are done, and a job does them once: for several passes use epochs=, or"
+            " a name for each"
+        )
     client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
     stream = TaskStream(client)
     try:
@@ -98,6 +106,7 @@ def lease_tasks(
                 hint=f"see them with `elastane progress {environment.job} --dataset {dataset} --json`",
             )
         worker_session.exits.finished = True
+        worker_session.gone_through.add(dataset)
     except ElastaneError as error:
         if error.exit_code == 1:
             raise
@@ -177,7 +186,11 @@ def _pushed_one_by_one(source: _Source, pushes: PushingTasks, seed: int) -> Iter
                 # Of the first lease, so that a task that is leased again draws the same augmentation.
                 generators.restore(states)
             pushes.begin(task)
-            yield task
+            try:
+                yield task
+            except GeneratorExit:
+                _tell_last(source, pushes, task)
+                raise
             finished += pushes.end(task)
 
 
@@ -238,6 +251,7 @@ def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int
         try:
             yield task
         except GeneratorExit:
+            _tell_last(source, pushes, task)
             _tell_rest(source, tasks, pushes)
             raise
         tasks.ended(time.monotonic())
@@ -260,6 +274,15 @@ def _tell_rest(source: _Source, tasks: LeasedAhead, pushes: PushingTasks | None 
             source.client.lease_tasks(source.request(reports, 0))
 
 
+def _tell_last(source: _Source, pushes: PushingTasks, task: PushTask) -> None:
+    """Report the task in which the loop ends, if it is pushed or skipped: its gradients count."""
+    with contextlib.suppress(
+        ElastaneError
+    ):  # on failure the task is leased again, and no slot counts it twice
+        if reports := pushes.end(task):
+            source.client.lease_tasks(source.request(reports, 0))
+
+
 def _seed_of(seed: int, dataset: str, epoch: int, index: int) -> int:
     digest = hashlib.sha256(f"{seed}/{dataset}/{epoch}/{index}".encode()).digest()
     return int.from_bytes(digest[:4])
@@ -274,6 +297,8 @@ class TaskSession:
     def __init__(self, environment: WorkerEnvironment) -> None:
         self._environment = environment
         self._process = ProcessIdentity()
+        #: Data sets of which the script has had all tasks, or has seen that others did.
+        self.gone_through: set[str] = set()
         self.drain: ring_pb2.Drain | None = None
         self.done: ring_pb2.Done | None = None
         self._replaced: WorkerReplacedError | None = None

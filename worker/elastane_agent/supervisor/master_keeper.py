@@ -13,7 +13,7 @@ from elastane_agent.supervisor.budget import BudgetDecision, RestartBudget
 from elastane_agent.supervisor.first_checks import is_full
 from elastane_agent.supervisor.master_process import EmbeddedMaster, MasterStartError
 from elastane_agent.supervisor.settings import AgentSettings
-from elastane_common.exit_codes import CODE_FAILED, CODE_UNREACHABLE
+from elastane_common.exit_codes import CODE_FAILED, CODE_OK, CODE_UNREACHABLE
 from elastane_common.processes.child import ExitStatus
 from elastane_common.processes.output import Output
 from elastane_proto.v1 import job_pb2
@@ -136,8 +136,13 @@ class MasterKeeper:
         if self._log_wanted:
             return
         if self.model_dir.exists():
+            if said_what_was_kept:
+                return
             folder = str(self.model_dir)
             text = f"kept: the slots of the trained model, in {folder}; --checkpoint names another folder"
+            if code != CODE_OK:
+                where = self.temporary_dir
+                text = f"kept: the slots of the model, as last saved; continue with --state-dir {where}"
             self._output.say(text, event="model_kept", folder=folder)
             return
         shutil.rmtree(self.temporary_dir, ignore_errors=True)

@@ -30,7 +30,8 @@ def register(ctx: DecisionContext, event: ModelRegistered) -> None:
             raise Rejection(
                 "mismatch",
                 f"the model of worker {event.worker} is not the job's: {difference}",
-                hint="all workers of a job train the same model with the same optimizer",
+                hint="all workers of a job train the same model with the same optimizer, from the same"
+                " values: with elastane.init(seed=...), and without loading what the job itself has saved",
                 worker=event.worker,
             )
         ctx.result = False

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
 from elastane.runtime.slots.errors import PsOptimizerError
 
+_NAMES: Final = ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_")  # the last since 2.6
 #: Parameters of the model, by id; kept, so that no other object gets the id of one.
 _refused: dict[int, Tensor] = {}
 
@@ -23,7 +24,7 @@ def refuse_clips(parameters: Iterable[Tensor]) -> None:
     """Refuse them for these parameters from now on."""
     _refused.clear()
     _refused.update((id(parameter), parameter) for parameter in parameters)
-    for original in (clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_):
+    for original in [getattr(clip_grad, name) for name in _NAMES if hasattr(clip_grad, name)]:
         if hasattr(original, "_elastane_rows"):
             continue
         replaced = _checked(original)
@@ -39,8 +40,8 @@ def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         if any(id(parameter) in _refused for parameter in given):
             raise PsOptimizerError(
-                f"{original.__name__} was called for a model whose embeddings are at parameter servers: it"
-                " would clip by the dense gradients alone",
+                f"{original.__name__.removeprefix('_')} was called for a model whose embeddings are at"
+                " parameter servers: it would clip by the dense gradients alone",
                 hint="clip in the loss or in a hook, or use sparse=False: then it sees all gradients",
             )
         return original(given, *args, **kwargs)

@@ -53,6 +53,7 @@ class OptimizerGroups:
         self.of: dict[int, int] = {}
         self.optimizers = list(optimizers)
         for optimizer in optimizers:
+            _refuse_state(optimizer)
             for number, group in enumerate(optimizer.param_groups):
                 dense = [p for p in group["params"] if id(p) not in tables]
                 rows = [p for p in group["params"] if id(p) in tables]
@@ -98,6 +99,21 @@ def _refuse_step(self: Optimizer, *args: Any, **kwargs: Any) -> NoReturn:
         hint="leave it out: gradients are applied where `with job.push(task):` ends. A GradScaler steps the"
         " optimizer, too, and cannot be used",
     )
+
+
+# torch's schedulers warn where `step` is no longer the one that they wrapped.
+_refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def _refuse_state(optimizer: Optimizer) -> None:
+    """Refuse moments that steps or a loaded state have left: parameter servers begin without any."""
+    for state in optimizer.state.values():
+        if float(state.get("step", 0)) > 0 or state.get("momentum_buffer") is not None:
+            raise PsOptimizerError(
+                f"{_name(optimizer)} has state from earlier steps, which parameter servers would not have",
+                hint="give prepare_ps an optimizer that has not stepped, nor loaded a state: its moments"
+                " begin anew",
+            )
 
 
 def _dense_rule(optimizer: Optimizer, group: Mapping[str, Any], name: str) -> str:

@@ -48,7 +48,7 @@ class Push:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._prepared._leave()
+            self._prepared._abandon()
             return
         self._end = self._prepared._finish(self.task)
 
@@ -104,6 +104,7 @@ class PreparedPs:
         #: In a task, by table, the uses of its rows: ids and leaf.
         self._used: dict[int, list[tuple[Ids, Tensor]]] = {}
         self._evaluating = False
+        self._said_lost = False
         self._in_hand: PushTask | None = None
         self._end: Future[TaskEnd] | None = None
         weights = {id(module.weight): name for name, module in parts.tables.items()}
@@ -126,6 +127,11 @@ class PreparedPs:
         if task.lease not in self._ahead:
             pulls, ids = self._new_pulls(task), self._ids_of(task)
             self._ahead[task.lease] = pulls, self._threads.submit(pulls.ask, self._memory, ids)
+
+    @property
+    def ended(self) -> bool:
+        """True once the task in hand is pushed or skipped."""
+        return self._end is not None
 
     def end(self) -> Future[TaskEnd]:
         """Return what becomes of the task in hand. Raises NotPushedError."""
@@ -171,7 +177,14 @@ class PreparedPs:
         self._require_in_hand(task, "push")
         if self._pulls is not None:
             raise NotPushedError("blocks of tasks cannot be nested")
-        for parameter in self._parts.dense:
+        for name, parameter in zip(self._names, self._parts.dense, strict=True):
+            if parameter.grad is not None and not self._said_lost and parameter.grad.any():
+                self._said_lost = True
+                _log.warning(
+                    "gradients that were computed outside of a task's block are not pushed: write backward()"
+                    " inside of it",
+                    name=name,
+                )
             parameter.grad = None
         self._pulls = self._pulled(task)
 
@@ -238,6 +251,12 @@ class PreparedPs:
             dict(seen),
         )
 
+    def _abandon(self) -> None:
+        """An error ended the block: the task stays in hand."""
+        for parameter in self._parts.dense:
+            parameter.grad = None
+        self._leave()
+
     def _leave(self) -> None:
         self._pulls, self._used = None, {}
 
@@ -262,7 +281,13 @@ class PreparedPs:
         if self._rows_of is None:
             return {}
         found = {}
-        for name, given in self._rows_of(task.indices).items():
+        told = self._rows_of(task.indices)
+        if not isinstance(told, Mapping):
+            raise PsModeError(
+                f"rows returned a {type(told).__name__}",
+                hint="a dict of the ids that the task will use, by name of the embedding",
+            )
+        for name, given in told.items():
             if name not in self._tables:
                 raise PsModeError(
                     f"rows names {name!r}, which is no embedding with sparse=True",

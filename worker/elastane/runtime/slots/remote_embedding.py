@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,15 +19,47 @@ from elastane.runtime.slots.errors import RowIdError
 from elastane.tables.layout import Ids
 from elastane.tables.spec import PsModelError
 
+_log = structlog.get_logger(__name__)
+
 #: Returns the rows of ascending ids of a table, as a leaf whose gradient is taken at the end of the task.
 Rows = Callable[[int, Ids], Tensor]
 
 
-class RemoteEmbedding(nn.Embedding):
+class _Remote(nn.Module):
+    """What scripts do with a module that has no weight of its own."""
+
+    _name: str
+    _said_lacking: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":
+            raise AttributeError(
+                f"the weight of {self._name!r} is at parameter servers: call the module with ids, in"
+                " job.push or job.evaluate"
+            )
+        return super().__getattr__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PsModelError(
+            f"{self._name!r} cannot be copied or pickled: its rows are at parameter servers",
+            hint="copy the dense modules alone; `elastane ps export` writes all as a state_dict",
+            module=self._name,
+        )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not self._said_lacking:
+            self._said_lacking = True
+            _log.warning(
+                f"a state_dict of the model lacks the rows of {self._name!r}, which are at parameter servers;"
+                " `elastane ps export` writes all. Its dense weights are the newest in job.evaluate() alone"
+            )
+
+
+class RemoteEmbedding(_Remote, nn.Embedding):
     """An nn.Embedding whose rows are at parameter servers."""
 
     _table: int
-    _name: str
     _rows: Rows
 
     def forward(self, input: Tensor) -> Tensor:
@@ -35,11 +68,10 @@ class RemoteEmbedding(nn.Embedding):
         return functional.embedding(inverse, rows, _place(ids, self.padding_idx))
 
 
-class RemoteEmbeddingBag(nn.EmbeddingBag):
+class RemoteEmbeddingBag(_Remote, nn.EmbeddingBag):
     """An nn.EmbeddingBag whose rows are at parameter servers."""
 
     _table: int
-    _name: str
     _rows: Rows
 
     def forward(

@@ -13,12 +13,16 @@ caller says who is there, and when a copy is complete.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Final
 
 import msgspec
 
 from elastane_shards.errors import IllegalTransition, InvalidRequest, InvariantViolated
 from elastane_slots.assignment import holders, ranking
 from elastane_slots.placement import check_slots
+
+LIFE_MAX: Final = 2**50
+"""Highest life that a master believes it has begun: the sum of all slots' lives fits into 63 bits."""
 
 
 class SlotPlace(msgspec.Struct, frozen=True):

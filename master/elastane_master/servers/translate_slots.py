@@ -26,11 +26,13 @@ from elastane_proto.job_settings import JobSettings
 from elastane_proto.message_codec import Codec, Field, InvalidFieldError, enum_words
 from elastane_proto.rendezvous import KEY_BYTES, group_secret
 from elastane_proto.v1 import common_pb2, ps_pb2
-from elastane_slots.slot_map import SlotMap, SlotPlace
+from elastane_slots.slot_map import LIFE_MAX, SlotMap, SlotPlace
 from elastane_slots.tasks import TaskRun
 
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0
+_NUMBER_MAX = 2**62
+"""Of generations and leases: those that follow fit into 63 bits."""
 _NAMES = {"ps": "ps_id", "holder": "ps_id", "size_bytes": "bytes"}
 _PLACE_FIELDS = ("owner", "backup", "target", "joining", "begun", "life", "fence", "since", "restoring")
 
@@ -102,6 +104,9 @@ def hello(message: ps_pb2.PsHello, session: str) -> events.PsJoined:
     except InvalidFieldError as error:
         raise invalid_field(error) from None
     checked_name(event.ps, "ps_id")
+    _require_begun(event.ps, "life", [*event.lives, *(held.life for held in event.held)], LIFE_MAX)
+    told = [event.generation, event.lease_seen, *(held.since for held in event.held)]
+    _require_begun(event.ps, "generation or lease", told, _NUMBER_MAX)
     return event
 
 
@@ -123,7 +128,21 @@ def attend_event(request: ps_pb2.AttendSlotsRequest, ps: str, session: str) -> A
         event: AnyEvent = read(getattr(request, kind), ps, session)
     except InvalidFieldError as error:
         raise invalid_field(error) from None
+    if isinstance(event, events.SlotRestored):
+        _require_begun(ps, "life", [event.life, event.snapshot_life], LIFE_MAX)
     return event
+
+
+def _require_begun(ps: str, what: str, numbers: Iterable[int], most: int) -> None:
+    """Raise Rejection for a number that no master has reached: it would go on from there."""
+    highest = max(numbers, default=0)
+    if highest > most:
+        raise Rejection(
+            "invalid_argument",
+            f"{ps} tells of {what} {highest}; there are at most {most}",
+            hint="its snapshots are damaged, or of something else: look at the folder of the checkpoints",
+            ps=ps,
+        )
 
 
 def model_of(message: ps_pb2.SlotModel) -> SlotModel:

@@ -30,7 +30,7 @@ PIPELINE_SLIPS = {
     "counter in a unit": "model.1.calls (pipeline_slips.py, line 23) changes from turn to turn",
     "counter in the loss": "pipeline_slips.py, line 34: loss_fn.calls is carried from turn to turn",
     "counter in a hook": "unit 0 was run twice from the same state, and its results differ",
-    "counter in a closure": "loss_fn was run twice from the same state, and its results differ",
+    "counter in a closure": "pipeline_slips.py, line 75: calls is carried from turn to turn",
     "counter in the dataset": "was loaded twice from the same state and differs",
     "average": "average holds a copy of the weights, and was changed in step 0: a worker of a pipeline",
     "optimizer saved": "optimizer.state_dict() was called in a pipeline",

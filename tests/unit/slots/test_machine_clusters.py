@@ -12,7 +12,7 @@ import pytest
 from elastane_master.decisions.slots import closing, finishing, leasing, restoring
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
-from slow import further, slow
+from slow import further
 from unit.slots.machine_clusters import MachinePlan, run_machine
 from unit.slots.schedules import Broken
 
@@ -39,8 +39,7 @@ FAULTS: dict[str, dict[str, Any]] = {
     "seeds",
     [
         range(1),
-        pytest.param(range(1, 4), marks=slow),
-        pytest.param(range(4, 30), marks=further),  # slot_sim has as many, with more faults
+        pytest.param(range(1, 30), marks=further),  # slot_sim has as many, with more faults
     ],
     ids=str,
 )

@@ -162,6 +162,7 @@ def test_with_backups_nothing_goes_back(start: Start, lock: Path) -> None:
 def test_one_that_an_operator_drains_stays_away(start: Start, lock: Path) -> None:
     with held(lock), job_of(run := start()) as job:
         pushing(run)
+        job.until(lambda found: {place.owner for place in found.map.places} == {"ps-0", "ps-1"})
         job.settled()
         job.slots.DrainPs(ps_pb2.DrainPsRequest(job="j", ps_id="ps-1"))
         assert run.until("ps_left")["ps"] == "ps-1"

@@ -18,7 +18,7 @@ from elastane_cli.rehearse.local_service import LocalService, local_service
 from elastane_common.artifacts import read_manifest, read_record
 from elastane_common.client_errors import RequestRefusedError
 from elastane_proto.v1 import job_pb2, training_pb2
-from slow import slow
+from slow import further
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "peer_scripts" / "waiting_job.py"
 SETTINGS = {
@@ -140,7 +140,7 @@ def undisturbed(address: str, folder: Path, ests: int, steps: int = STEPS) -> st
     return manifest.content_hash
 
 
-@slow
+@further  # service_sim: policies, starvation, killed masters and runners; bits: test_service_scheduling
 def test_two_runs_share_a_pool_under_fire_and_a_third_gets_its_slots(tmp_path: Path) -> None:
     until = tmp_path / "until"
     with local_service(tmp_path / "service", 4, SETTINGS) as service:

@@ -18,7 +18,7 @@ from elastane_common.artifacts import read_manifest, read_record
 from elastane_common.client_errors import RequestRefusedError
 from elastane_common.run_record import RunRecord
 from elastane_proto.v1 import training_pb2
-from slow import slow
+from slow import further, slow
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
 LYING_MASTER = Path(__file__).parent / "lying_master"
@@ -152,7 +152,7 @@ def wait_for_changes(service: LocalService, runs: list[int]) -> None:
     service.wait_for(lambda: changed(6, 2), "further workers, and some that leave", WAIT_SECONDS)
 
 
-@slow
+@further  # service_sim has every eighth seed with a policy that lies; bits: the test above
 def test_a_scheduler_that_lies_costs_time_and_no_bit(tmp_path: Path) -> None:
     script, lies, go = slow_script(tmp_path / "code"), tmp_path / "lies", tmp_path / "go"
     variables = {

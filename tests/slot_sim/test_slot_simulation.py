@@ -9,15 +9,14 @@ import pytest
 from sim.planting import hunt_in_process
 from slot_sim.mutants import MUTANTS
 from slot_sim.simulation import FAULTS, draw, simulate
-from slow import further
+from slow import further, slow
 
-QUICK = 50
-"""Seeds of `make test`; `make slot-sim` has as many as are asked for."""
+QUICK, SLOW = 50, 400
 
 
-@pytest.mark.parametrize("first", range(0, QUICK, 25))
+@pytest.mark.parametrize("first", [0, 25, *(pytest.param(n, marks=slow) for n in range(QUICK, SLOW, 50))])
 def test_every_task_counts_once_in_every_slot(first: int) -> None:
-    for seed in range(first, first + 25):
+    for seed in range(first, first + (25 if first < QUICK else 50)):
         simulate(seed)
 
 

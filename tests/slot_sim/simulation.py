@@ -311,7 +311,7 @@ class _Run:
         server.start()
 
     def _reopened(self) -> bool:
-        """True if the data set goes on after workers were told of its end: the disk has lost what was saved."""
+        """True if the data set goes on after workers were told of its end: what was saved is lost."""
         machine = self._machine()
         return machine is not None and DATASET not in machine.state.slots.finished
 

@@ -32,6 +32,9 @@ ELASTANE = [str(Path(sys.executable).with_name("elastane"))]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 WORKERS = 2
 HELP_SECONDS_MAX = 0.15
+PRELOAD_SECONDS = 12.0
+"""From the first step to the kill: a preloaded worker has made its imports by then."""
+REPLACED_SECONDS_MAX = 1.5
 
 
 def help_seconds(*command: str) -> float:
@@ -50,6 +53,23 @@ def first_step_seconds(command: Sequence[str], framework: str) -> float:
         with running(arguments, Path(name)) as began:
             until(lambda: len(marks.training(1)) == WORKERS, "first step", 120.0)
             return max(marks.steps(pid)[0] for pid in marks.pids()) - began
+
+
+def replacement_seconds(*options: str) -> float:
+    """Return the seconds from the SIGKILL of a worker to the first step of the one that takes its place."""
+    with tempfile.TemporaryDirectory() as name:
+        marks = Marks(Path(name) / "marks")
+        marks.folder.mkdir()
+        command = [*ELASTANE, "run", "--ests", str(WORKERS), "--workers", str(WORKERS), *options]
+        with running([*command, SCRIPT, "elastane", "small", str(marks.folder)], Path(name)):
+            until(lambda: len(marks.training(1)) == WORKERS, "first step", 120.0)
+            time.sleep(PRELOAD_SECONDS)  # both ways: the same number of steps before
+            victim, *others = marks.pids()
+            os.kill(victim, signal.SIGKILL)
+            killed = time.monotonic()
+            until(lambda: set(marks.training(1, killed)) - {victim, *others}, "step of the other", 120.0)
+            [other] = set(marks.training(1, killed)) - {victim, *others}
+            return marks.steps(other)[0] - killed
 
 
 @contextlib.contextmanager
@@ -162,6 +182,24 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
             noise=1.4,
             note="ours: the command 0.25 s, master and store 0.5 s; then, as in torchrun's workers, Python, "
             "torch 0.9 s, and torch's compiler, which every optimizer imports, 0.9 s",
+        )
+    )
+    replaced = in_turn(
+        runs,
+        lambda: replacement_seconds("--warm", "1"),
+        replacement_seconds,
+        progress=lambda text: say(f"replacement, {text}"),
+    )
+    report.rows.append(
+        Row(
+            "worker killed: first step of its preloaded replacement",
+            Series(replaced[0], "s"),
+            Series(replaced[1], "s"),
+            "without --warm",
+            target=REPLACED_SECONDS_MAX,
+            target_absolute=True,
+            noise=1.4,
+            note="0.25 s of it is the delay before a restart",
         )
     )
     rounds = 6 if args.quick else 16

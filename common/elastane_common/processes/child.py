@@ -68,7 +68,8 @@ class ChildProcess:
     name: passed to `on_line`. command: the program and its arguments. on_line(name, stream, text): called
     for each line of output, from the child's thread. log: a file to which output is appended instead.
     on_exit(child, status): called once, from the child's thread, after the last line. death_signal: the
-    signal that the kernel sends the child when the parent ends.
+    signal that the kernel sends the child when the parent ends. listens: it has a standard input, to which
+    `tell` writes; else that is empty.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ChildProcess:
         log: Path | None = None,
         on_exit: Callable[[ChildProcess, ExitStatus], None] | None = None,
         death_signal: int = signal.SIGKILL,
+        listens: bool = False,
     ) -> None:
         assert (on_line is None) != (log is None), "output goes to one place"
         self.name = name
@@ -92,6 +94,7 @@ class ChildProcess:
         self._log = log
         self._on_exit = on_exit
         self._death_signal = death_signal
+        self._listens = listens
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._lock = threading.Lock()
@@ -120,7 +123,7 @@ class ChildProcess:
                 out, err = subprocess.PIPE, subprocess.PIPE
             self._process = subprocess.Popen(
                 [*launch, *self._command],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if self._listens else subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env=self._environment,
@@ -129,6 +132,16 @@ class ChildProcess:
             )
         self._pidfd = os.pidfd_open(self._process.pid)
         threading.Thread(target=self._watch, name=f"child {self.name}", daemon=True).start()
+
+    def tell(self, text: str) -> bool:
+        """Write to the child's standard input, and close it. Returns False if the child does not read it."""
+        assert self._process is not None and self._process.stdin is not None, "it does not listen"
+        try:
+            with self._process.stdin as pipe:
+                pipe.write(text.encode())
+        except OSError:
+            return False
+        return True
 
     def signal(self, number: int) -> None:
         """Send a signal to the child alone; does nothing if it has ended."""

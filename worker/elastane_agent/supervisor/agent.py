@@ -42,6 +42,7 @@ from elastane_agent.supervisor.price_table import PriceFeed
 from elastane_agent.supervisor.ps_children import PsChildren
 from elastane_agent.supervisor.replaced import barred_seconds
 from elastane_agent.supervisor.settings import AgentSettings
+from elastane_agent.supervisor.warm_pool import WarmPool, is_settled
 from elastane_agent.supervisor.worker_command import CAPACITY, local_start, remote_start, worker_variables
 from elastane_common.client import MasterClient
 from elastane_common.client_errors import ClientClosedError
@@ -75,6 +76,14 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @dataclass(frozen=True)
 class _WorkerExited:
     worker: str
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
+class _WarmExited:
+    """A process that was started as a preloaded worker has ended."""
+
+    name: str
     status: ExitStatus
 
 
@@ -121,6 +130,7 @@ class _HostsFound:
 
 _Event = (
     _WorkerExited
+    | _WarmExited
     | _PsExited
     | _MasterExited
     | _JobNews
@@ -159,6 +169,12 @@ class Agent:
         )
         self._ps = PsChildren(
             settings, output, self._notices, lambda ps, status: self._events.put(_PsExited(ps, status))
+        )
+        self._warm = WarmPool(
+            settings.warm,
+            settings.command,
+            output,
+            lambda name, status: self._events.put(_WarmExited(name, status)),
         )
         self._workers_over = False
         self._signals = 0
@@ -353,11 +369,16 @@ class Agent:
         match event:
             case _WorkerExited(worker, status):
                 return self._worker_exited(now, worker, status)
+            case _WarmExited(name, status):
+                worker = self._warm.exited(name, status)
+                return self._worker_exited(now, worker, status) if worker else []
             case _JobNews(job):
                 self._absence.over()
                 self._job = job
                 view = self._view_of(job)
-                return [*self._policy.job_changed(now, view), *self._attending(now, view)]
+                actions = [*self._policy.job_changed(now, view), *self._attending(now, view)]
+                self._preload(view, actions)
+                return actions
             case _PsExited(ps, status):
                 return self._ps.perform(self._ps.policy.exited(now, ps, status))
             case _Signalled(number):
@@ -485,21 +506,35 @@ class Agent:
 
     def _spawn(self, worker: str) -> None:
         command, environment = self._start_of(worker)
+        is_remote = self._placement is not None and self._placement.is_remote(worker)
         if self._placement is not None:
             self._placement.started(time.monotonic(), worker)
-        child = ChildProcess(
-            worker,
-            command,
-            environment=environment,
-            on_line=self._output.line,
-            on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
-        )
-        child.start()
+        child = None if is_remote else self._warm.take(worker, environment)
+        preloaded = child is not None
+        if child is None:
+            child = ChildProcess(
+                worker,
+                command,
+                environment=environment,
+                on_line=self._output.line,
+                on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
+            )
+            child.start()
         self._workers[worker] = child
         self._metrics.counts.starts[worker] += 1
-        self._output.say(
-            f"{worker} started, pid {child.pid}", event="worker_started", worker=worker, pid=child.pid
-        )
+        text = f"{worker} started{', preloaded' * preloaded}, pid {child.pid}"
+        facts = {"worker": worker, "pid": child.pid, "preloaded": preloaded}
+        self._output.say(text, event="worker_started", **facts)
+
+    def _preload(self, view: JobView, actions: Collection[Action]) -> None:
+        """Start preloaded workers once all workers of this agent train, and none is about to start."""
+        running = [name for name, child in self._workers.items() if child.status is None]
+        if not self._settings.warm or actions or not is_settled(view, running):
+            return
+        own = worker_variables(self._settings, self._job, self._address, "")
+        _, environment = local_start(self._settings, own | self._notices.environment())
+        del environment["ELASTANE_WORKER_ID"]
+        self._warm.fill(environment)
 
     def _start_of(self, worker: str) -> tuple[list[str], dict[str, str]]:
         """Return command and environment of a worker's local process, which may be a remote shell."""
@@ -598,6 +633,7 @@ class Agent:
             child.kill_group()
         for child in self._workers.values():
             child.wait()
+        self._warm.close()
         self._ps.close()
         self._say_what_was_kept()
         if self._watch_client is not None:

@@ -15,6 +15,7 @@ _ATTENDING: Final = (
     job_pb2.WORKER_STATE_STANDBY,
     job_pb2.WORKER_STATE_AWAITED,
 )
+_JOINED: Final = (job_pb2.WORKER_STATE_MEMBER, job_pb2.WORKER_STATE_STANDBY)
 
 
 def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
@@ -56,6 +57,7 @@ def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
         undecided=undecided,
         datasets=job.datasets if job.HasField("datasets") else None,
         target=job.scaling.workers_target if job.HasField("scaling") else None,
+        joined=frozenset(worker.worker_id for worker in job.workers if worker.state in _JOINED),
         attending=frozenset(worker.worker_id for worker in attending),
         on_demand=frozenset(
             worker.worker_id for worker in attending if worker.capacity == common_pb2.CAPACITY_TYPE_ON_DEMAND

@@ -28,7 +28,7 @@ class JobView:
     ones; None: the master does not say. target: workers that a job wants that scales by itself, of all
     agents; None: it does not. attending: ids of all workers of the ring that are not leaving; on_demand: of
     those on demand. on_demand_max: how many may be on demand; None: any number. task_workers: ids of those
-    that lease dynamic tasks only.
+    that lease dynamic tasks only. joined: ids of connected workers, with ESTs or without.
     """
 
     phase: Phase
@@ -44,6 +44,7 @@ class JobView:
     on_demand: frozenset[str] = frozenset()
     on_demand_max: int | None = None
     task_workers: frozenset[str] = frozenset()
+    joined: frozenset[str] = frozenset()
 
     @property
     def wanted(self) -> int:

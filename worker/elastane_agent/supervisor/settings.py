@@ -46,7 +46,7 @@ class AgentSettings:
     run; None: on this machine only. prices: sent to the master when each becomes due, or
     read from a feed again and again. metrics: host and port
     where the agent serves its metrics. http: HOST:PORT of the embedded master's HTTP port. ps: number of
-    parameter servers on this machine; number k is called ps_prefix + k.
+    parameter servers on this machine; number k is called ps_prefix + k. warm: number of preloaded workers.
     """
 
     command: tuple[str, ...]
@@ -71,3 +71,4 @@ class AgentSettings:
     http: str = ""
     ps: int = 0
     ps_prefix: str = "ps-"
+    warm: int = 0

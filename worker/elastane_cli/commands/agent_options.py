@@ -17,7 +17,8 @@ from elastane_cli.commands.run_options import (
 )
 
 PS_MAX: Final = 64
-"""A number that was meant for something else would fill this machine's memory."""
+WARM_MAX: Final = 64
+"""Numbers that were meant for something else would fill this machine's memory."""
 
 
 def _agent(name: str, metavar: str | None, text: str, **options: Any) -> Any:
@@ -53,6 +54,18 @@ class AgentOptions:
             "workers are, and leave once no worker needs them.",
             min=0,
             max=PS_MAX,
+        ),
+    ] = 0
+    warm: Annotated[
+        int,
+        _agent(
+            "--warm",
+            "COUNT",
+            "Number of preloaded workers to keep on this machine: they have made the script's imports, so a "
+            "worker that replaces a dead one trains within about a second. Each takes the memory of the "
+            "imported libraries.",
+            min=0,
+            max=WARM_MAX,
         ),
     ] = 0
     master: Annotated[

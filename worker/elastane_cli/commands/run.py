@@ -73,6 +73,8 @@ def _run(
     as_json: JsonOption = False,
 ) -> None:
     require_script(script, is_file=not module)
+    if agent.warm and module:
+        raise typer.BadParameter("preloaded workers need a script's file, not --module", param_hint="--warm")
     _check_addresses(agent)
     if settings is None:
         if agent.ps and not agent.master:
@@ -203,6 +205,7 @@ def _agent_settings(
         http="" if agent.master else agent.http,
         ps=agent.ps,
         ps_prefix=ps_prefix,
+        warm=agent.warm,
     )
 
 

@@ -1,0 +1,116 @@
+"""Preloaded workers (`elastane run --warm`): processes that have made the script's imports and wait.
+
+Starting Python, torch and the libraries of a script takes seconds, which a replacement of a dead worker
+would spend before it can join. A preloaded one is told which worker it is, and runs the script at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from elastane_agent.supervisor.job_view import JobView
+from elastane_common.gpus import VISIBLE
+from elastane_common.processes.child import ChildProcess, ExitStatus
+from elastane_common.processes.output import Output
+
+PREFIX: Final = "warm-"
+#: Standard input holds a line of this size without a reader; a greater one might block the agent.
+_LINE_BYTES_MAX: Final = 60_000
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, object] | None:
+    """Return what `elastane.warm_start` has to change in its environment, or None.
+
+    None: a variable differs that may have had its effect already, as those of Python and OpenMP. Those of
+    Elastane and the one that chooses GPUs are read later.
+    """
+    differing = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    if any(not name.startswith("ELASTANE_") and name != VISIBLE for name in differing):
+        return None
+    return {
+        "set": {name: after[name] for name in sorted(differing & after.keys())},
+        "unset": sorted(differing - after.keys()),
+    }
+
+
+def is_settled(view: JobView, running: Collection[str]) -> bool:
+    """Return True if starting a preloaded worker takes the processors from none that is about to join."""
+    return view.phase == "running" and bool(running) and view.joined.issuperset(running)
+
+
+class WarmPool:
+    """The preloaded workers of an agent; used by its main thread.
+
+    count: number to keep. command: the script and its arguments. on_exit: called from another thread when
+    one ends, with the name that it has here (`exited`), whatever has become of it.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        command: tuple[str, ...],
+        output: Output,
+        on_exit: Callable[[str, ExitStatus], None],
+    ) -> None:
+        self._count, self._output, self._on_exit = count, output, on_exit
+        self._command = [sys.executable, "-u", "-m", "elastane.warm_start", *command]
+        self._waiting: dict[str, tuple[ChildProcess, dict[str, str]]] = {}
+        self._taken: dict[str, str] = {}
+        self._started = 0
+
+    def fill(self, environment: Mapping[str, str]) -> None:
+        """Start what is missing, with this environment of a worker without a name."""
+        while len(self._waiting) < self._count:
+            name = f"{PREFIX}{self._started}"
+            self._started += 1
+            self._waiting[name] = self._start(name, environment), dict(environment)
+
+    def _start(self, name: str, environment: Mapping[str, str]) -> ChildProcess:
+        child = ChildProcess(
+            name,
+            self._command,
+            environment=environment,
+            on_line=self._output.line,
+            on_exit=lambda _, status: self._on_exit(name, status),
+            listens=True,
+        )
+        child.start()
+        text = f"{name} started, pid {child.pid}, to be the next worker"
+        self._output.say(text, event="warm_worker_started", worker=name, pid=child.pid)
+        return child
+
+    def take(self, worker: str, environment: Mapping[str, str]) -> ChildProcess | None:
+        """Make the oldest preloaded process this worker, and return it; None: there is none that could be."""
+        for name, (child, own) in self._waiting.items():
+            told = changes(own, environment)
+            text = json.dumps(told) + "\n"
+            if told is None or len(text) > _LINE_BYTES_MAX or not child.tell(text):
+                continue
+            del self._waiting[name]
+            self._taken[name] = worker
+            child.name = worker  # the prefix of its lines from now on
+            return child
+        return None
+
+    def exited(self, name: str, status: ExitStatus) -> str:
+        """Return the worker that a process was which has ended; "": none, it had waited still.
+
+        No other takes the place of one that waited: that one would end, too.
+        """
+        if worker := self._taken.pop(name, ""):
+            return worker
+        self._waiting.pop(name, None)
+        self._count -= 1
+        text = f"{name} {status} while it waited; {self._count} preloaded workers are kept from now on"
+        self._output.say(text, "warning", "warm_worker_lost")
+        return ""
+
+    def close(self) -> None:
+        """Kill those that wait."""
+        for child, _ in self._waiting.values():
+            child.kill_group()
+        for child, _ in self._waiting.values():
+            child.wait()

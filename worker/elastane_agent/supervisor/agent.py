@@ -523,8 +523,7 @@ class Agent:
         self._workers[worker] = child
         self._metrics.counts.starts[worker] += 1
         text = f"{worker} started{', preloaded' * preloaded}, pid {child.pid}"
-        facts = {"worker": worker, "pid": child.pid, "preloaded": preloaded}
-        self._output.say(text, event="worker_started", **facts)
+        self._output.say(text, event="worker_started", worker=worker, pid=child.pid, preloaded=preloaded)
 
     def _preload(self, view: JobView, actions: Collection[Action]) -> None:
         """Start preloaded workers once all workers of this agent train, and none is about to start."""

@@ -7,6 +7,7 @@ the call may be retried. `error_of` decodes it; `connection` decides what follow
 from __future__ import annotations
 
 import grpc
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from elastane_common.errors import ElastaneError, RefusedError
@@ -75,8 +76,7 @@ def error_of(error: grpc.Call, address: str) -> RequestRefusedError | TransientE
     detail = detail_of(error)
     text = error.details() or error.code().name.lower()
     if detail is not None and not detail.retryable:
-        reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
-        return RequestRefusedError(text, reason=reason, hint=detail.hint, **dict(detail.facts))
+        return _refused(text, detail)
     if detail is not None:
         standby = detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING
         leader = detail.facts.get("leader", "")
@@ -86,6 +86,16 @@ def error_of(error: grpc.Call, address: str) -> RequestRefusedError | TransientE
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return RequestRefusedError(text, reason="limit_exceeded", hint=MESSAGE_TOO_LARGE_HINT)
     return RequestRefusedError(text, reason=error.code().name.lower())
+
+
+def refusal_of(status: status_pb2.Status) -> RequestRefusedError:
+    """Return the error that a refusal in an answer stands for."""
+    return _refused(status.message, _detail_in(status) or errors_pb2.ErrorDetail())
+
+
+def _refused(text: str, detail: errors_pb2.ErrorDetail) -> RequestRefusedError:
+    reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
+    return RequestRefusedError(text, reason=reason, hint=detail.hint, **dict(detail.facts))
 
 
 def stream_ended(code: grpc.StatusCode, text: str, detail: errors_pb2.ErrorDetail | None) -> StreamEnded:
@@ -115,7 +125,11 @@ def detail_of(error: grpc.Call) -> errors_pb2.ErrorDetail | None:
         status = rpc_status.from_call(error)
     except ValueError:  # status and details contradict each other: not one of our errors
         return None
-    for packed in status.details if status is not None else ():
+    return _detail_in(status) if status is not None else None
+
+
+def _detail_in(status: status_pb2.Status) -> errors_pb2.ErrorDetail | None:
+    for packed in status.details:
         detail = errors_pb2.ErrorDetail()
         if packed.Unpack(detail):
             return detail

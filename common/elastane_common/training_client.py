@@ -8,11 +8,16 @@ RequestRefusedError with the master's reason, facts and hint, and MasterUnreacha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+from google.rpc import status_pb2
 
 from elastane_common.client import MasterClient
-from elastane_common.connection import new_request_id
+from elastane_common.client_errors import RequestRefusedError, refusal_of
+from elastane_common.connection import ATTEMPT_SECONDS, MasterConnection, new_request_id
+from elastane_common.request_stream import RequestStream
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 #: Page size of a list; the most that a master gives.
@@ -21,9 +26,56 @@ RUNS_IN_A_PAGE: Final = 1000
 #: Runs that `TrainMany` takes at most.
 RUNS_AT_ONCE: Final = 100
 
+#: Runs of one stream that wait for their outcome; a master takes up to 64.
+RUNS_IN_FLIGHT: Final = 16
+
 FINAL_STATES: Final = frozenset(
     {training_pb2.RUN_STATE_SUCCEEDED, training_pb2.RUN_STATE_FAILED, training_pb2.RUN_STATE_CANCELLED}
 )
+
+
+#: What became of a submission: the run, or why it was refused.
+Outcome: TypeAlias = training_pb2.TrainingServiceTrainResponse | RequestRefusedError
+
+
+class RunStream(RequestStream[training_pb2.TrainingServiceTrainEachRequest, Outcome]):
+    """Submissions over one stream, for callers that submit many: a fraction of the cost of a call each.
+
+    `receive` returns what became of the oldest: the run, or why it was refused. At most `RUNS_IN_FLIGHT`
+    should wait. Used from one thread; `close` it.
+    """
+
+    def __init__(self, master: MasterConnection) -> None:
+        super().__init__(
+            master,
+            training_pb2_grpc.TrainingServiceStub,
+            "TrainEach",
+            answers_of=lambda message: map(_result, message.outcomes),
+            one_by_one=self._train,
+            silence_seconds=ATTEMPT_SECONDS,
+        )
+
+    def train(self, spec: training_pb2.RunSpec, *, client_key: str = "", request_id: str = "") -> None:
+        """Submit a run; a later `receive` returns what became of it."""
+        request = training_pb2.TrainingServiceTrainRequest(
+            spec=spec, client_key=client_key, request_id=request_id or new_request_id()
+        )
+        self.put(training_pb2.TrainingServiceTrainEachRequest(request=request))
+
+    def _train(self, message: training_pb2.TrainingServiceTrainEachRequest) -> Outcome:
+        try:
+            response: training_pb2.TrainingServiceTrainResponse = self._client.call(
+                training_pb2_grpc.TrainingServiceStub, "Train", message.request
+            )
+        except RequestRefusedError as refusal:
+            return refusal
+        return response
+
+
+def _result(outcome: training_pb2.TrainOutcome) -> Outcome:
+    if outcome.HasField("response"):
+        return outcome.response
+    return refusal_of(status_pb2.Status.FromString(outcome.refusal))
 
 
 class TrainingClient:
@@ -53,6 +105,24 @@ class TrainingClient:
         while some := list(islice(waiting, RUNS_AT_ONCE)):
             request = training_pb2.TrainingServiceTrainManyRequest(specs=some, request_id=new_request_id())
             yield from self._call("TrainMany", request).runs
+
+    def stream(self) -> RunStream:
+        """Open a stream of submissions; close it."""
+        return RunStream(self._master)
+
+    def train_each(self, specs: Iterable[training_pb2.RunSpec]) -> Iterator[Outcome]:
+        """Queue runs one by one over one stream; yields what became of each, in order.
+
+        A refused run does not stop those after it. Up to `RUNS_IN_FLIGHT` specs are taken ahead of what
+        is yielded.
+        """
+        with closing(self.stream()) as stream:
+            for spec in specs:
+                if len(stream.waiting) >= RUNS_IN_FLIGHT:
+                    yield stream.receive()
+                stream.train(spec)
+            while stream.waiting:
+                yield stream.receive()
 
     def get(self, run_id: int) -> training_pb2.Run:
         """Return one run with its ranks and history."""

@@ -65,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "MetricService.WatchSteps": {"worker", "reader", "operator"},
     "TrainingService.Train": _SUBMIT,
     "TrainingService.TrainMany": _SUBMIT,
+    "TrainingService.TrainEach": _SUBMIT,
     "TrainingService.Get": _FOLLOW | {"runner"},  # for the record of a run that is over
     "TrainingService.List": _FOLLOW,
     "TrainingService.Watch": _FOLLOW,

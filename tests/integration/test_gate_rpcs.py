@@ -38,7 +38,7 @@ OF_JOBS = [method for method in METHODS if not is_of_runs(method)]
 OF_RUNS = [
     method
     for method in METHODS
-    if is_of_runs(method) and method.name not in ("Train", "TrainMany", "Attend", "GetService")
+    if is_of_runs(method) and method.name not in ("Train", "TrainMany", "TrainEach", "Attend", "GetService")
 ]
 EVERY_RPC = pytest.mark.parametrize("method", METHODS, ids=[short_name(method) for method in METHODS])
 BY_NAME = {short_name(method): method for method in METHODS}
@@ -202,6 +202,7 @@ def test_the_role_decides(served: SimpleNamespace, method: MethodDescriptor, rol
             "JobService.List",
             "TrainingService.List",
             "TrainingService.GetService",
+            "TrainingService.TrainEach",  # its answer says that the empty request is refused
         )
 
 

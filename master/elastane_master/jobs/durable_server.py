@@ -12,8 +12,9 @@ before it, so a receiver gets its messages in the order of the decisions.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 from elastane_master.decisions.events import Rejection
@@ -47,6 +48,7 @@ class DurableServer(LogListener, Generic[E]):
         self.limits = limits or Limits()
         self.stopping = False
         self.paused: Rejection | None = None
+        self._ends: dict[Callable[[Rejection], None], None] = {}
         self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
 
     # ---------------------------------------------------------------- requests
@@ -112,6 +114,15 @@ class DurableServer(LogListener, Generic[E]):
         """Raise the refusal of a request once it is `confirm`ed."""
         await self.confirm()
         raise refusal
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[Rejection], None]) -> Iterator[None]:
+        """Call `end` if the service is paused inside the block; for streams that wait for the store."""
+        self._ends[end] = None
+        try:
+            yield
+        finally:
+            del self._ends[end]
 
     # ---------------------------------------------------------------- decisions and their effects
 

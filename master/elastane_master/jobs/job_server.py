@@ -129,7 +129,6 @@ class JobServer(DurableServer[AnyEvent]):
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self._loop = asyncio.get_running_loop()
         self._asked_at = self._loop.time()
-        self._ends: dict[Callable[[Rejection], None], None] = {}
         # Ordered by begin, not a set, so that a simulated run is reproducible.
         self._streams: dict[Session[WorkerMessage], None] = {}
         self._owner = owner
@@ -242,15 +241,6 @@ class JobServer(DurableServer[AnyEvent]):
             yield
         finally:
             self.watchers -= 1
-
-    @contextlib.contextmanager
-    def ending(self, end: Callable[[Rejection], None]) -> Iterator[None]:
-        """Call `end` if the job is paused inside the block; for streams that wait for the store."""
-        self._ends[end] = None
-        try:
-            yield
-        finally:
-            del self._ends[end]
 
     def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session[WorkerMessage]:
         """Decide on a Hello and open its session; an older stream of the same worker is closed.

@@ -47,7 +47,9 @@ class Limits(BaseSettings):
         default=1000, ge=1, description="concurrent watches of a job: Watch*, Checkpoint"
     )
     runs_waiting_max: int = Field(default=50_000, ge=1, description="runs that have not been launched")
-    run_watchers_max: int = Field(default=10_000, ge=1, description="concurrent watches of runs")
+    run_watchers_max: int = Field(
+        default=10_000, ge=1, description="concurrent watches of runs and streams of submissions"
+    )
     run_log_readers_max: int = Field(default=1000, ge=1, description="logs of running runs read at a time")
     watch_write_seconds_max: float = Field(
         default=30.0, gt=0, description="time that a watcher may take to read a message"

@@ -163,12 +163,24 @@ class RunServer(DurableServer[AnyRunsEvent]):
 
         The signal also announces the end of the service. Raises Rejection when there are too many watchers.
         """
-        maximum = self.limits.run_watchers_max
-        require_room("run_watchers_max", self._watchers, maximum, "watchers of runs")
+        with self._counted("watchers of runs"), self._runs_changed.watching(run_id) as changed:
+            yield changed
+
+    @contextlib.contextmanager
+    def submitting(self, end: Callable[[Rejection], None]) -> Iterator[None]:
+        """Count a stream of submissions inside the block; `end` is called when the service ends.
+
+        Raises Rejection when there are too many, watchers included.
+        """
+        with self._counted("streams of submissions"), self.ending(end):
+            yield
+
+    @contextlib.contextmanager
+    def _counted(self, what: str) -> Iterator[None]:
+        require_room("run_watchers_max", self._watchers, self.limits.run_watchers_max, what)
         self._watchers += 1
         try:
-            with self._runs_changed.watching(run_id) as changed:
-                yield changed
+            yield
         finally:
             self._watchers -= 1
 
@@ -176,6 +188,8 @@ class RunServer(DurableServer[AnyRunsEvent]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        for end in list(self._ends):
+            end(refusal)
         for session in self._streams:
             session.end(refusal)
             self.relay.session_over(session.id)

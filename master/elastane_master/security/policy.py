@@ -107,6 +107,7 @@ RULES: dict[str, Rule] = {
     _SLOT + "DrainPs": Rule(_OPERATOR, "job"),
     _TRAINING + "Train": Rule(_SUBMIT, owned=True),
     _TRAINING + "TrainMany": Rule(_SUBMIT, owned=True),
+    _TRAINING + "TrainEach": Rule(_SUBMIT, counts=True, owned=True),
     # The runner of rank 0 writes the record of a run that is over.
     _TRAINING + "Get": Rule(_FOLLOW_AND_RUN, owned=True),
     _TRAINING + "List": Rule(_FOLLOW, owned=True),

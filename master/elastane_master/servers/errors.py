@@ -77,6 +77,11 @@ def code_of(rejection: Rejection) -> grpc.StatusCode:
     return _CODES.get(rejection.reason, grpc.StatusCode.INTERNAL)
 
 
+def is_retryable(rejection: Rejection) -> bool:
+    """True if the same request may succeed later."""
+    return rejection.reason in _RETRYABLE
+
+
 def status_of(rejection: Rejection) -> status_pb2.Status:
     """Return the google.rpc.Status of a refusal.
 
@@ -89,7 +94,7 @@ def status_of(rejection: Rejection) -> status_pb2.Status:
         reason=f"ERROR_REASON_{rejection.reason.upper()}" if known else None,
         facts=rejection.facts,
         hint=rejection.hint,
-        retryable=rejection.reason in _RETRYABLE,
+        retryable=is_retryable(rejection),
     )
     details: list[Message] = [
         detail,

@@ -329,7 +329,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         first = request = messages
         if not streaming:
             first = request = await _only_message(messages)
-        elif call.rule.job:
+        elif call.rule.job or call.rule.counts:
             first = await _first_message(messages)
             request = _again(first, self._counted(call, messages) if call.rule.counts else messages)
         if isinstance(first, Malformed):
@@ -396,13 +396,15 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
 
     async def _counted(self, call: _Call, messages: Any) -> AsyncIterator[Any]:
-        """Yield the rest of a stream whose messages are requests.
+        """Yield the rest of a stream whose messages are requests, each in its caller's name as of now.
 
         Raises Rejection at one beyond the quota.
         """
         async for message in messages:
             caller = self._tokens.owner(call.digest)
             self._quotas.take_request(caller, asyncio.get_running_loop().time())
+            if call.rule.owned:
+                callers.principal.set(caller)
             yield message
 
     async def _end(self, call: _Call, refusal: Rejection, context: Context) -> NoReturn:

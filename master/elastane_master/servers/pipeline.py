@@ -20,6 +20,12 @@ class Decided(Generic[Answer]):
         self.answer = answer
         self.durable = durable
 
+    @property
+    def may_be_sent(self) -> bool:
+        """True once it is durable."""
+        durable = self.durable
+        return durable is None or (durable.done() and not durable.cancelled() and durable.exception() is None)
+
 
 class Pipeline(Generic[Request, Answer]):
     """Reads `requests` ahead, up to `most` unanswered ones; iterating yields the answers.
@@ -43,6 +49,7 @@ class Pipeline(Generic[Request, Answer]):
         self._requests = requests
         self._room = asyncio.Semaphore(most)
         self._begun: asyncio.Queue[Decided[Answer] | asyncio.Task[Answer] | None] = asyncio.Queue()
+        self._front: list[Decided[Answer] | asyncio.Task[Answer] | None] = []
         self._reader: asyncio.Task[None] | None = None
         self._current: asyncio.Future[Any] | None = None
         self._ended: BaseException | None = None
@@ -54,7 +61,7 @@ class Pipeline(Generic[Request, Answer]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        left: list[object] = [self._reader, self._current]
+        left: list[object] = [self._reader, self._current, *self._front]
         while not self._begun.empty():
             left.append(self._begun.get_nowait())
         tasks = [task for task in left if isinstance(task, asyncio.Task)]
@@ -70,7 +77,7 @@ class Pipeline(Generic[Request, Answer]):
         self._begun.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[Answer]:
-        while (begun := await self._begun.get()) is not None and self._ended is None:
+        while (begun := await self._first()) is not None and self._ended is None:
             try:
                 if isinstance(begun, Decided):
                     if begun.durable is not None:
@@ -96,6 +103,23 @@ class Pipeline(Generic[Request, Answer]):
             raise self._ended
         assert self._reader is not None
         await self._reader  # raises the error that reading the requests raised
+
+    async def batches(self) -> AsyncIterator[list[Answer]]:
+        """Yield the answers in order, those that are there together; they do not wait for others."""
+        async for answer in self:
+            known = [answer]
+            while not self._begun.empty():
+                begun = self._begun.get_nowait()
+                if not (isinstance(begun, Decided) and begun.may_be_sent):
+                    self._front.append(begun)
+                    break
+                self._room.release()
+                known.append(begun.answer)
+            yield known
+
+    async def _first(self) -> Decided[Answer] | asyncio.Task[Answer] | None:
+        """Take what was begun first."""
+        return self._front.pop() if self._front else await self._begun.get()
 
     async def _read(self) -> None:
         try:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import cast
+
+import msgspec
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import views
 from elastane_master.decisions.runs.events import (
     AnyRunsEvent,
     AttemptKey,
-    DataVerdict,
     PriorityChanged,
     RunCancelRequested,
     RunDeleted,
@@ -28,7 +30,9 @@ from elastane_master.runs.run_server import RunnerSession, RunServer
 from elastane_master.runs.service import TrainingRuns
 from elastane_master.security.quotas import require_runs
 from elastane_master.servers import callers
-from elastane_master.servers.binding import Context
+from elastane_master.servers.binding import Context, Malformed
+from elastane_master.servers.errors import is_retryable, status_of
+from elastane_master.servers.pipeline import Decided, Pipeline
 from elastane_master.servers.translate import checked_length, checked_request_id
 from elastane_master.servers.translate_run import (
     run_message,
@@ -50,6 +54,9 @@ ARCHIVE_BYTES_MAX = 256 * 2**20
 RUNS_AT_ONCE = 100
 """Runs that one call submits at most."""
 
+REQUESTS_IN_FLIGHT = 64
+"""Submissions of one stream without an outcome; further ones wait."""
+
 
 class TrainingServicer:
     """Serves elastane.v1.TrainingService."""
@@ -60,14 +67,7 @@ class TrainingServicer:
     async def Train(
         self, request: training_pb2.TrainingServiceTrainRequest, context: Context
     ) -> training_pb2.TrainingServiceTrainResponse:
-        spec = spec_of(request.spec)
-        if request.client_key:
-            checked_length(request.client_key, "client_key")
-        submitted = await submit(
-            self._runs, spec, checked_request_id(request.request_id), client_key=request.client_key
-        )
-        run = self._message(self._runs.server, submitted.run_id)
-        return training_pb2.TrainingServiceTrainResponse(run=run, created=submitted.created)
+        return self._submitted(await submit(self._runs, *_asked(request)))
 
     async def TrainMany(
         self, request: training_pb2.TrainingServiceTrainManyRequest, context: Context
@@ -85,6 +85,52 @@ class TrainingServicer:
         server = self._runs.server
         runs = [self._message(server, run_id, whole=False) for run_id in run_ids]
         return training_pb2.TrainingServiceTrainManyResponse(runs=runs)
+
+    async def TrainEach(
+        self,
+        requests: AsyncIterator[training_pb2.TrainingServiceTrainEachRequest | Malformed],
+        context: Context,
+    ) -> AsyncGenerator[training_pb2.TrainingServiceTrainEachResponse]:
+        """Decide on submissions as they arrive, and give their outcomes in order, once these are durable.
+
+        One whose dataset or code archive is looked up holds up the outcomes behind it, not the decisions.
+        """
+        async with Pipeline(self._begin, requests, REQUESTS_IN_FLIGHT) as outcomes:
+            with self._runs.server.submitting(outcomes.end):
+                async for known in outcomes.batches():
+                    yield training_pb2.TrainingServiceTrainEachResponse(outcomes=known)
+
+    def _begin(
+        self, message: training_pb2.TrainingServiceTrainEachRequest | Malformed
+    ) -> Decided[training_pb2.TrainOutcome] | asyncio.Task[training_pb2.TrainOutcome]:
+        """Decide on a submission at once, or begin to look up what it needs. Raises what ends the stream."""
+        if isinstance(message, Malformed):
+            raise message.rejection()
+        server = self._runs.server
+        try:
+            spec, request_id, client_key = _asked(message.request)
+            if spec.dataset is not None or _archive(spec) is not None:
+                looking = partial(submit, self._runs, spec, request_id, client_key)
+                return asyncio.create_task(self._outcome(looking))
+            server.require_taking()
+            result, durable = server.begin(_event(self._runs, spec, request_id, client_key))
+        except Rejection as refusal:
+            return asyncio.create_task(self._outcome(partial(server.refuse, refusal)))
+        response = self._submitted(cast("Submitted", result))
+        return Decided(training_pb2.TrainOutcome(response=response), durable)
+
+    async def _outcome(self, submission: Callable[[], Awaitable[Submitted]]) -> training_pb2.TrainOutcome:
+        """Return the outcome of a submission. Raises what ends the stream."""
+        try:
+            return training_pb2.TrainOutcome(response=self._submitted(await submission()))
+        except Rejection as refusal:
+            if is_retryable(refusal):
+                raise
+            return training_pb2.TrainOutcome(refusal=status_of(refusal).SerializeToString())
+
+    def _submitted(self, submitted: Submitted) -> training_pb2.TrainingServiceTrainResponse:
+        run = self._message(self._runs.server, submitted.run_id)
+        return training_pb2.TrainingServiceTrainResponse(run=run, created=submitted.created)
 
     async def Get(
         self, request: training_pb2.TrainingServiceGetRequest, context: Context
@@ -225,11 +271,19 @@ class TrainingServicer:
         return run_message(view, self._runs.artifacts.run_url(run_id))
 
 
-async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, *, client_key: str = "") -> Submitted:
+def _asked(request: training_pb2.TrainingServiceTrainRequest) -> tuple[RunSpec, str, str]:
+    """Return spec, request id and client key of a request. Raises Rejection."""
+    if request.client_key:
+        checked_length(request.client_key, "client_key")
+    return spec_of(request.spec), checked_request_id(request.request_id), request.client_key
+
+
+async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, client_key: str = "") -> Submitted:
     """Resolve the dataset of a run, and submit it on its owner's account. Raises Rejection."""
-    event = await _submission(runs, spec, request_id, client_key)
+    event = await _submission(runs, _event(runs, spec, request_id, client_key))
     async with AsyncExitStack() as archives:
         await _hold_archive(runs, event, archives)
+        _event(runs, spec, request_id, client_key)  # the quota counts what was submitted meanwhile
         return cast("Submitted", await runs.server.submit(event))
 
 
@@ -242,7 +296,7 @@ async def submit_many(
     async with AsyncExitStack() as archives:
         for place, (message, request_id) in enumerate(zip(messages, request_ids, strict=True)):
             try:
-                event = await _submission(runs, spec_of(message), request_id, ahead=new)
+                event = await _submission(runs, _event(runs, spec_of(message), request_id, ahead=new))
                 await _hold_archive(runs, event, archives)
             except Rejection as refusal:
                 raise at_place(refusal, place) from None
@@ -260,14 +314,14 @@ async def submit_many(
     return [cast("Submitted", result).run_id for result, _ in begun]
 
 
-async def _submission(
+def _event(
     runs: TrainingRuns,
     spec: RunSpec,
     request_id: str,
     client_key: str = "",
     ahead: Counter[str] | None = None,
 ) -> RunSubmitted:
-    """Return the event of a submission on its owner's account, its dataset resolved. Raises Rejection.
+    """Return the event of a submission on its owner's account. Raises Rejection.
 
     ahead: new runs by owner that are submitted before it; counts it.
     """
@@ -279,19 +333,28 @@ async def _submission(
             require_runs(caller, server.machine.index.alive(owner) + before)
         if ahead is not None:
             ahead[owner] += 1
-    verdict: DataVerdict = "ready"
-    url = reason = ""
-    if spec.dataset is not None:
-        verdict, url, reason = await runs.datasets.resolve(spec.dataset)
     # A token speaks for the quota of its own name only.
     slots_max = caller.quotas.slots_max if owner == caller.name else None
-    return RunSubmitted(spec, owner, request_id, client_key, verdict, url, reason, slots_max)
+    return RunSubmitted(spec, owner, request_id, client_key, slots_max=slots_max)
+
+
+async def _submission(runs: TrainingRuns, event: RunSubmitted) -> RunSubmitted:
+    """Return the event with its dataset resolved. Raises Rejection."""
+    if event.spec.dataset is None:
+        return event
+    verdict, url, reason = await runs.datasets.resolve(event.spec.dataset)
+    return msgspec.structs.replace(event, data=verdict, data_url=url, data_reason=reason)
+
+
+def _archive(spec: RunSpec) -> str | None:
+    """Return the digest of the spec's code archive."""
+    return spec.code.archive_sha256 if spec.code is not None else None
 
 
 async def _hold_archive(runs: TrainingRuns, event: RunSubmitted, archives: AsyncExitStack) -> None:
     """Keep the code archive of a new run from being removed until `archives` is left. Raises Rejection."""
     spec, state = event.spec, runs.server.machine.state
-    archive = spec.code.archive_sha256 if spec.code is not None else None
+    archive = _archive(spec)
     if archive is None or was_submitted(state, event.owner, event.request_id, event.client_key):
         return
     check(spec, state.settings.limits)

@@ -345,6 +345,26 @@ class TrainingServiceTrainManyResponse(_message.Message):
     runs: _containers.RepeatedCompositeFieldContainer[Run]
     def __init__(self, runs: _Optional[_Iterable[_Union[Run, _Mapping]]] = ...) -> None: ...
 
+class TrainingServiceTrainEachRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: TrainingServiceTrainRequest
+    def __init__(self, request: _Optional[_Union[TrainingServiceTrainRequest, _Mapping]] = ...) -> None: ...
+
+class TrainingServiceTrainEachResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[TrainOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[TrainOutcome, _Mapping]]] = ...) -> None: ...
+
+class TrainOutcome(_message.Message):
+    __slots__ = ("response", "refusal")
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    response: TrainingServiceTrainResponse
+    refusal: bytes
+    def __init__(self, response: _Optional[_Union[TrainingServiceTrainResponse, _Mapping]] = ..., refusal: _Optional[bytes] = ...) -> None: ...
+
 class TrainingServiceGetRequest(_message.Message):
     __slots__ = ("run_id",)
     RUN_ID_FIELD_NUMBER: _ClassVar[int]

@@ -45,6 +45,11 @@ class TrainingServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyResponse.FromString,
                 _registered_method=True)
+        self.TrainEach = channel.stream_stream(
+                '/elastane.v1.TrainingService/TrainEach',
+                request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainEachRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainEachResponse.FromString,
+                _registered_method=True)
         self.Get = channel.unary_unary(
                 '/elastane.v1.TrainingService/Get',
                 request_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceGetRequest.SerializeToString,
@@ -117,6 +122,16 @@ class TrainingServiceServicer:
         """Queues many runs, as for a sweep, at a fraction of the cost of a call each: all of them, or, if one is refused, none.
         After a lost answer the caller repeats the call with its request_id: no run is queued twice, and what a master that
         died meanwhile had not stored is added.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TrainEach(self, request_iterator, context):
+        """Queues runs one by one as Train does, over one stream, at a fraction of the cost of a call each. Each has its own
+        outcome, in the order of the requests, once its run is stored; a refused run does not stop those after it. What may
+        succeed later (a limit on requests, a store that is away, a master that does not lead) ends the stream, behind the
+        outcomes before it. Behind a stream that ended, the caller sends what has no outcome again, with the same request_ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,6 +225,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.TrainMany,
                     request_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyResponse.SerializeToString,
+            ),
+            'TrainEach': grpc.stream_stream_rpc_method_handler(
+                    servicer.TrainEach,
+                    request_deserializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainEachRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainEachResponse.SerializeToString,
             ),
             'Get': grpc.unary_unary_rpc_method_handler(
                     servicer.Get,
@@ -322,6 +342,33 @@ class TrainingService:
             '/elastane.v1.TrainingService/TrainMany',
             elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyRequest.SerializeToString,
             elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainManyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TrainEach(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/elastane.v1.TrainingService/TrainEach',
+            elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainEachRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_training__pb2.TrainingServiceTrainEachResponse.FromString,
             options,
             channel_credentials,
             insecure,

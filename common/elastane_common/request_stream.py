@@ -1,0 +1,148 @@
+"""Requests over one stream instead of separate calls: no answer is lost, no request counts twice.
+
+A stream that breaks (the master was killed, another leads now) is reopened by the next call of `receive`, and
+unanswered requests are sent again, in order and with their ids: the master repeats its earlier answers. The
+same happens if no answer comes, because the master may be cut off.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from elastane_common.client_errors import StreamEndedError
+from elastane_common.connection import MasterConnection, call_metadata
+
+Message = TypeVar("Message")
+Answer = TypeVar("Answer")
+
+
+class RequestStream(Generic[Message, Answer]):
+    """Messages of one rpc that streams both ways, and their answers, in order.
+
+    stub, method: of the rpc. answers_of: the answers in one message of the master. one_by_one: gets the
+    answer from a master that is older than the rpc. silence_seconds: time limit of an answer from a master
+    that is connected; wait_seconds: the part of it for which the master may hold one back. waiting: what was
+    sent and has no answer, oldest first. Used from one thread; `close` it.
+    """
+
+    def __init__(
+        self,
+        client: MasterConnection,
+        stub: Callable[[grpc.Channel], Any],
+        method: str,
+        *,
+        answers_of: Callable[[Any], Iterable[Answer]],
+        one_by_one: Callable[[Message], Answer],
+        silence_seconds: float,
+        wait_seconds: float = 0.0,
+    ) -> None:
+        self._client, self._stub, self._method = client, stub, method
+        self._answers_of, self._ask = answers_of, one_by_one
+        self._silence_seconds = silence_seconds
+        self._wait_seconds = wait_seconds
+        self._watch: _SilenceWatch | None = None
+        self.waiting: deque[Message] = deque()
+        self._answers: deque[Answer] = deque()
+        self._outgoing: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._call: Any = None  # both a call and an iterator
+        self._one_by_one = False
+
+    def put(self, message: Message) -> None:
+        """Send a message; a later `receive` returns its answer."""
+        self.waiting.append(message)
+        if self._call is not None:
+            self._outgoing.put(message)
+
+    def receive(self) -> Answer:
+        """Wait for the answer to the oldest waiting message, reconnecting if the master is unreachable.
+
+        Raises RequestRefusedError and MasterUnreachableError.
+        """
+        if not self._answers and not self._one_by_one:
+            self._client.retried(self._stub, self._read, wait_seconds=self._wait_seconds)
+        answer = self._answers.popleft() if self._answers else self._ask(self.waiting[0])
+        self.waiting.popleft()
+        return answer
+
+    def close(self) -> None:
+        """End the stream; unanswered requests may or may not have taken effect."""
+        self._drop()
+
+    def dropped(self) -> None:
+        """A stream has ended, and what waits will be sent again. To be overridden."""
+
+    def _read(self, service: Any) -> None:
+        """Read the next answers, or note that the master does not know the rpc."""
+        if self._call is None:
+            self._open(service)
+        assert self._watch is not None
+        watch = self._watch
+        try:
+            watch.waiting_since = time.monotonic()
+            self._answers.extend(self._answers_of(next(self._call)))
+            watch.waiting_since = None
+        except StopIteration:
+            self._drop()
+            raise StreamEndedError("the master ended the stream") from None
+        except grpc.RpcError as error:
+            self._drop()
+            if watch.silent:
+                raise StreamEndedError(f"no answer for {self._silence_seconds:g} s") from None
+            if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                self._one_by_one = True
+                return
+            raise
+
+    def _open(self, service: Any) -> None:
+        self._outgoing = queue.SimpleQueue()
+        for message in self.waiting:
+            self._outgoing.put(message)
+        requests = iter(self._outgoing.get, None)
+        self._call = getattr(service, self._method)(requests, metadata=call_metadata())
+        self._watch = _SilenceWatch(self._call, self._silence_seconds)
+
+    def _drop(self) -> None:
+        self._outgoing.put(None)  # ends the sending thread
+        if self._watch is not None:
+            self._watch.close()
+        if self._call is not None:
+            self._call.cancel()
+            self.dropped()
+        self._call = self._watch = None
+
+
+class _SilenceWatch:
+    """Cancels a call whose answer takes too long: a stream has no deadline for one message.
+
+    waiting_since: on time.monotonic's clock; None: nobody is waiting. silent: the call was cancelled for
+    this.
+    """
+
+    def __init__(self, call: Any, seconds: float) -> None:
+        self.waiting_since: float | None = None
+        self.silent = False
+        self._call = call
+        self._seconds = seconds
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="elastane-request-stream", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching: the call has ended."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        left = self._seconds
+        while not self._closed.wait(left):
+            since = self.waiting_since
+            left = self._seconds if since is None else since + self._seconds - time.monotonic()
+            if left <= 0:
+                self.silent = True
+                self._call.cancel()
+                return

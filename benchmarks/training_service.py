@@ -2,9 +2,10 @@
 
     python benchmarks/training_service.py [--quick] [--json [FILE]]
 
-Clients are processes of their own with one call in flight each. Elastane answers a submission when it is in
-its store; Ray's head keeps jobs in memory, as it does unless it is given an external Redis. Both have their
-slots taken while runs are submitted, so that all of them wait. Scripts are started by the same interpreter on
+Clients are processes of their own with one call in flight each, or with
+one stream of our client. Elastane answers a submission when it is in its store; Ray's head keeps jobs in
+memory, as it does unless it is given an external Redis. Both have their slots taken while runs are submitted,
+so that all of them wait. Scripts are started by the same interpreter on
 all sides, and say themselves when their first line ran. Everything is on one machine.
 """
 
@@ -83,7 +84,8 @@ def submissions(
 ) -> tuple[float, float]:
     """Return submissions a second of so many clients together, and their p99 in ms.
 
-    warm: submitted by each client before it is measured. mode: call, or the runs in a call.
+    warm: submitted by each client before it is measured. mode: call, each (over a stream), or the runs in a
+    call.
     """
     script = str(SCRIPTS / "submit_client.py")
     results = run_clients(
@@ -151,6 +153,10 @@ def measure_queue(repeats: int, seconds: float, ray_seconds: float) -> Figures:
                 figures.note(f"rate {clients}", rate)
                 figures.note(f"p99 {clients}", p99)
             with ours(0) as service:
+                rate, p99 = submissions(service, clients, seconds, mode="each")
+                figures.note(f"stream rate {clients}", rate)
+                figures.note(f"stream p99 {clients}", p99)
+            with ours(0) as service:
                 rate, p99 = submissions(service, clients, seconds, mode=str(RUNS_AT_ONCE))
                 figures.note(f"sweep rate {clients}", rate)
                 figures.note(f"sweep p99 {clients}", p99)
@@ -193,20 +199,32 @@ def queue_rows(figures: Figures) -> list[Row]:
     queued = f"{figures.values['ray queued'][0]:.0f} queued"
     watched = f"submissions, 1 client, while {WATCHES:,} watch other runs"
     rows = [
-        row("submissions, 1 client", series("rate 1", "runs/s"), 500.0, series("ray rate", "runs/s"), PEER),
         row(
-            "submissions, 8 clients",
+            "submissions, 1 client, a call each",
+            series("rate 1", "runs/s"),
+            500.0,
+            series("ray rate", "runs/s"),
+            PEER,
+        ),
+        row(
+            "submissions, 8 clients, a call each",
             series("rate 8", "runs/s"),
             2000.0,
             series("ray rate", "runs/s"),
             f"{PEER}, 1 client",
         ),
+        row("submissions, 1 client, over one stream", series("stream rate 1", "runs/s"), 500.0),
+        row("submissions, 8 clients, over one stream each", series("stream rate 8", "runs/s"), 2000.0),
         row(f"submissions, 1 client, {RUNS_AT_ONCE} in a call", series("sweep rate 1", "runs/s"), 500.0),
         row(f"submissions, 8 clients, {RUNS_AT_ONCE} in a call", series("sweep rate 8", "runs/s"), 2000.0),
         beside_echo("calls of 1 client that submit", series("rate 1", "1/s"), series("echo 1", "1/s")),
         beside_echo("calls of 8 clients that submit", series("rate 8", "1/s"), series("echo 8", "1/s")),
-        Row("p99 of a submission, 1 client", series("p99 1", "ms")),
-        Row("p99 of a submission, 8 clients", series("p99 8", "ms")),
+        beside_echo(
+            "streams of 8 clients that submit", series("stream rate 8", "1/s"), series("echo 8", "1/s")
+        ),
+        Row("p99 of a submission, 1 client, a call each", series("p99 1", "ms")),
+        Row("p99 of a submission, 8 clients, a call each", series("p99 8", "ms")),
+        Row("p99 of a submission, 8 clients, over one stream each", series("stream p99 8", "ms")),
         Row(f"p99 of a call of {RUNS_AT_ONCE}, 8 clients", series("sweep p99 8", "ms")),
         row(
             f"p99 of Get with {QUEUED:,} queued",

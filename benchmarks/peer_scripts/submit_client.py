@@ -1,7 +1,8 @@
 """A client that submits runs.
 
     submit_client.py ADDRESS SECONDS COUNT NAME WARM call     one call after the answer to the one before
-    submit_client.py ADDRESS SECONDS COUNT NAME WARM RUNS     the same with TrainMany, so many RUNS in a call
+    submit_client.py ADDRESS SECONDS COUNT NAME WARM each     over one stream (TrainEach), as our client does
+    submit_client.py ADDRESS SECONDS COUNT NAME WARM RUNS     as call with TrainMany, so many RUNS in a call
 
 Ends after SECONDS or COUNT runs, whatever is first; WARM runs are submitted before. Starts at a line on
 standard input, prints JSON.
@@ -10,9 +11,14 @@ standard input, prints JSON.
 import json
 import sys
 import time
+from collections import deque
+from contextlib import closing
 
 import grpc
 
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
+from elastane_common.training_client import RUNS_IN_FLIGHT, TrainingClient
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 
 address, seconds, count, name = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -62,7 +68,27 @@ def call_many(runs: int) -> None:
         now = after
 
 
-call() if mode == "call" else call_many(int(mode))
+def call_each() -> None:
+    """Send over one stream, as many at once as our client does."""
+    global now
+    with MasterClient(address) as client, closing(TrainingClient(client).stream()) as stream:
+        sent: deque[float] = deque()
+        while now - began < seconds and len(latencies) < count:
+            while len(sent) < RUNS_IN_FLIGHT:
+                stream.train(spec, request_id=f"{name}-{len(latencies) + len(sent)}")
+                sent.append(time.perf_counter())
+            if isinstance(outcome := stream.receive(), RequestRefusedError):
+                raise outcome
+            now = time.perf_counter()
+            latencies.append(now - sent.popleft())
+
+
+if mode == "call":
+    call()
+elif mode == "each":
+    call_each()
+else:
+    call_many(int(mode))
 done = len(latencies)
 latencies.sort()
 thinned = latencies[:: max(1, done // 1000)]  # small enough for one write to a pipe

@@ -1,4 +1,4 @@
-"""TrainEach over real gRPC: each run has its own outcome, in order and once, whatever happens to the master."""
+"""TrainEach over real gRPC: each run has its own outcome, in order and once, though the master is killed."""
 
 from __future__ import annotations
 

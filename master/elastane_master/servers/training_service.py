@@ -109,7 +109,7 @@ class TrainingServicer:
         server = self._runs.server
         try:
             spec, request_id, client_key = _asked(message.request)
-            if spec.dataset is not None or _archive(spec) is not None:
+            if _is_looked_up(spec):
                 looking = partial(submit, self._runs, spec, request_id, client_key)
                 return asyncio.create_task(self._outcome(looking))
             server.require_taking()
@@ -283,7 +283,8 @@ async def submit(runs: TrainingRuns, spec: RunSpec, request_id: str, client_key:
     event = await _submission(runs, _event(runs, spec, request_id, client_key))
     async with AsyncExitStack() as archives:
         await _hold_archive(runs, event, archives)
-        _event(runs, spec, request_id, client_key)  # the quota counts what was submitted meanwhile
+        if _is_looked_up(spec):
+            _event(runs, spec, request_id, client_key)  # the quota counts what was submitted meanwhile
         return cast("Submitted", await runs.server.submit(event))
 
 
@@ -349,6 +350,11 @@ async def _submission(runs: TrainingRuns, event: RunSubmitted) -> RunSubmitted:
 def _archive(spec: RunSpec) -> str | None:
     """Return the digest of the spec's code archive."""
     return spec.code.archive_sha256 if spec.code is not None else None
+
+
+def _is_looked_up(spec: RunSpec) -> bool:
+    """True if a submission waits for storage, or for the data service."""
+    return spec.dataset is not None or _archive(spec) is not None
 
 
 async def _hold_archive(runs: TrainingRuns, event: RunSubmitted, archives: AsyncExitStack) -> None:

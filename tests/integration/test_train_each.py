@@ -22,6 +22,7 @@ from elastane_common.storage import Folder
 from elastane_common.training_client import TrainingClient
 from elastane_master.app import Master
 from elastane_master.decisions.events import Rejection
+from elastane_master.jobs import durable_server
 from elastane_master.servers.training_service import REQUESTS_IN_FLIGHT
 from elastane_proto.v1 import training_pb2, training_pb2_grpc
 from integration.master_support import reason_of, serving_master, store_down
@@ -118,9 +119,7 @@ async def test_a_run_has_one_outcome_however_often_it_is_sent_and_by_which_rpc(t
             assert await queued(channel) == list(range(1, len(requests) + 1))
 
 
-async def test_a_run_that_is_looked_up_holds_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_that_is_looked_up_holds_its_place(tmp_path: Path) -> None:
     artifacts = str(tmp_path / "artifacts")
     Folder(artifacts).write(layout.code_archive(DIGEST), [b"zip"])
     code = training_pb2.CodeRef(archive_sha256=DIGEST)
@@ -177,6 +176,17 @@ async def test_a_master_that_leads_no_more_sends_streams_away(tmp_path: Path) ->
         await put(call, train(1, "r1"))
         assert not (await next_of(call)).response.created, "it was decided on before"
         call.cancel()
+
+
+async def test_a_refusal_that_the_store_cannot_confirm_ends_the_stream_and_is_no_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_server, "CONFIRM_SECONDS", 0.1)
+    async with serving_master(tmp_path) as (master, channel):
+        call = training_pb2_grpc.TrainingServiceStub(channel).TrainEach()
+        async with store_down(master):
+            await put(call, train(0, instances=10**6))
+            assert await ended(call) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
 
 
 async def test_streams_are_limited_and_one_that_is_left_leaves_nothing(tmp_path: Path) -> None:

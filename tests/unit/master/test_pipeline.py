@@ -1,0 +1,85 @@
+"""Answers of one stream's requests: in order, together once they are known, and never before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from elastane_master.servers.pipeline import Decided, Pipeline
+
+Begun = Decided[str] | asyncio.Task[str]
+
+
+async def of(answers: list[Begun]) -> AsyncIterator[Begun]:
+    for answer in answers:
+        yield answer
+    await asyncio.Event().wait()
+
+
+async def test_answers_go_together_once_each_is_durable() -> None:
+    loop = asyncio.get_running_loop()
+    first, second, looked_up = (loop.create_future() for _ in range(3))
+
+    async def look() -> str:
+        await looked_up
+        return "looked up"
+
+    begun: list[Begun] = [
+        Decided("a", first),
+        Decided("b", first),
+        Decided("at once", None),
+        Decided("c", second),
+        asyncio.create_task(look()),
+        Decided("d", None),
+    ]
+    async with Pipeline(lambda request: request, of(begun), most=9) as pipeline:
+        batches = pipeline.batches()
+        following = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0.01)
+        assert not following.done()
+        first.set_result(None)
+        assert await following == ["a", "b", "at once"]
+        following = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0.01)
+        assert not following.done()
+        second.set_result(None)
+        assert await following == ["c"]
+        looked_up.set_result(None)
+        assert await anext(batches) == ["looked up", "d"]
+
+
+async def test_an_answer_that_cannot_become_durable_is_an_error_at_its_place() -> None:
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+    first.set_result(None)
+    second.set_exception(OSError("the log has ended"))
+    begun: list[Begun] = [Decided("a", first), Decided("b", second), Decided("c", None)]
+    async with Pipeline(lambda request: request, of(begun), most=9) as pipeline:
+        batches = pipeline.batches()
+        assert await anext(batches) == ["a"]
+        with pytest.raises(OSError, match="the log has ended"):
+            await anext(batches)
+
+
+async def test_more_is_begun_when_a_batch_has_made_room() -> None:
+    begun: list[str] = []
+
+    def begin(request: str) -> Decided[str]:
+        begun.append(request)
+        return Decided(request, None)
+
+    async def requests() -> AsyncIterator[str]:
+        for request in "abcde":
+            yield request
+
+    async with Pipeline(begin, requests(), most=2) as pipeline:
+        assert [batch async for batch in pipeline.batches()] == [["a", "b"], ["c", "d"], ["e"]]
+        assert begun == list("abcde")
+
+
+async def test_what_is_left_behind_a_batch_is_cancelled() -> None:
+    task = asyncio.create_task(asyncio.sleep(60, "never"))
+    async with Pipeline(lambda request: request, of([Decided("a", None), task]), most=9) as pipeline:
+        assert await anext(pipeline.batches()) == ["a"]
+    assert task.cancelled()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from google.rpc import code_pb2
+from google.rpc import code_pb2, status_pb2
 
 from elastane_common.training_client import FINAL_STATES
 from elastane_proto.v1 import errors_pb2, job_pb2_grpc, ring_pb2_grpc, training_pb2, training_pb2_grpc
@@ -112,6 +112,23 @@ class FakeTraining(training_pb2_grpc.TrainingServiceServicer):
         for run, spec in zip(runs, request.specs, strict=True):
             run.spec.CopyFrom(spec)
         return training_pb2.TrainingServiceTrainManyResponse(runs=runs)
+
+    def TrainEach(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        for message in requests:
+            self._seen(message.request, context)
+            outcome = training_pb2.TrainOutcome()
+            if message.request.spec.parameters.get("LR") == "bad":
+                detail = errors_pb2.ErrorDetail(
+                    reason=errors_pb2.ERROR_REASON_INVALID_ARGUMENT, hint="another rate"
+                )
+                status = status_pb2.Status(code=code_pb2.INVALID_ARGUMENT, message="spec.parameters: LR")
+                status.details.add().Pack(detail)
+                outcome.refusal = status.SerializeToString()
+            else:
+                run = self.add()
+                run.spec.CopyFrom(message.request.spec)
+                outcome.response.run.CopyFrom(run)
+            yield training_pb2.TrainingServiceTrainEachResponse(outcomes=[outcome])
 
     def Train(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._seen(request, context)

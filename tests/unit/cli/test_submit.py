@@ -19,6 +19,7 @@ import patience
 from elastane_cli.commands.main import build_app
 from elastane_common import layout
 from elastane_common.artifacts import write_record
+from elastane_common.exit_codes import CODE_REFUSED
 from elastane_common.run_record import RunRecord
 from elastane_common.storage import Folder
 from elastane_proto.v1 import job_pb2, training_pb2
@@ -455,9 +456,52 @@ def test_a_sweep_queues_a_run_for_each_combination(training: FakeTraining, scrip
     assert [run["spec"]["parameters"] for run in printed["runs"]] == [{"A": "1"}, {"A": "2"}]
 
 
+def test_a_file_of_runs_queues_each_on_its_own(training: FakeTraining, script: Path, tmp_path: Path) -> None:
+    lines = [{"LR": rate, "SEED": seed} for seed in range(20) for rate in ("bad", 0.1)]
+    file = tmp_path / "runs.jsonl"
+    file.write_text("\n\n".join(map(json.dumps, lines)))
+    asked = ("--model", "digits", "--param", "A=b", "--sweep-file", file, script)
+    result = submit(training, *asked)
+    assert result.exit_code == CODE_REFUSED, result.output
+    sent = [dict(one.spec.parameters) for one in training.sent(training_pb2.TrainingServiceTrainRequest)]
+    assert sent == [{"A": "b", "LR": str(line["LR"]), "SEED": str(line["SEED"])} for line in lines]
+    said = result.stdout.splitlines()
+    assert len(said) == 20 and said[-1].startswith("run 20:") and said[-1].endswith("LR=0.1 SEED=19")
+    errors = result.stderr.splitlines()
+    assert len(errors) == 21 and errors[-1] == "20 of 40 runs are queued"
+    assert errors[0].startswith("refused: LR=bad SEED=0: ") and "spec.parameters: LR" in errors[0]
+    printed = json.loads(submit(training, "--json", *asked).stdout)
+    assert [run["spec"]["parameters"]["SEED"] for run in printed["runs"]] == [str(n) for n in range(20)]
+    assert printed["refused"][1]["parameters"] == {"LR": "bad", "SEED": "1"}
+    assert printed["refused"][1]["hint"] == "another rate"
+    file.write_text('{"LR": 1}')
+    assert submit(training, *asked).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"LR": 1}\n{"lr": 1}', "line 2: 'lr': a name has capital letters"),
+        ('{"LR": [1]}', "line 1: 'LR': a value is a text"),
+        ("[1]", "line 1 must hold one object"),
+        ("LR=1", "cannot be read as lines of JSON"),
+        ("\n", "has no line"),
+    ],
+)
+def test_an_invalid_file_of_runs_is_bad_usage(
+    training: FakeTraining, script: Path, tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "f").write_text(text)
+    result = submit(training, "--model", "digits", "--sweep-file", tmp_path / "f", script)
+    assert result.exit_code == 2 and words in " ".join(result.stderr.replace("│", " ").split())
+    assert not training.requests
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--sweep", "A=1,2", "--sweep-file", "f"], "a sweep has combinations or a file"),
+        (["--sweep-file", "absent"], "cannot be read as lines of JSON"),
         (["--sweep", "LR"], "it has no ="),
         (["--sweep", "lr=1,2"], "lr=...: "),
         (["--sweep", "LR=1,1"], "LR: a value is there twice"),

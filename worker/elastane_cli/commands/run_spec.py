@@ -184,6 +184,22 @@ def combinations(sweeps: Sequence[str]) -> list[dict[str, str]]:
     return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
+def listed(path: Path) -> list[dict[str, str]]:
+    """Return the parameters of each run of a file with an object of JSON a line. Raises BadParameter."""
+    found: list[dict[str, str]] = []
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+            if line.strip():
+                found.append(_parameters(json.loads(line), f"{path}, line {number}", "--sweep-file"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(
+            f"{path} cannot be read as lines of JSON: {error}", param_hint="--sweep-file"
+        ) from None
+    if not found:
+        raise typer.BadParameter(f"{path} has no line", param_hint="--sweep-file")
+    return found
+
+
 def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
     """Set what decides the result of an elastic run beside its number of instances."""
     from elastane_proto.v1 import job_pb2
@@ -386,8 +402,13 @@ def _parameter_file(path: Path | None) -> dict[str, str]:
         values = tomllib.loads(text) if form == "TOML" else json.loads(text)
     except (OSError, ValueError) as error:  # ValueError: also of bytes that are not UTF-8
         raise typer.BadParameter(f"{path} cannot be read as {form}: {error}", param_hint="--params") from None
+    return _parameters(values, str(path), "--params")
+
+
+def _parameters(values: Any, where: str, option: str) -> dict[str, str]:
+    """Return the parameters of one object of texts, numbers and booleans. Raises BadParameter."""
     if not isinstance(values, dict):
-        raise typer.BadParameter(f"{path} must hold one object of names and values", param_hint="--params")
+        raise typer.BadParameter(f"{where} must hold one object of names and values", param_hint=option)
     parameters: dict[str, str] = {}
     for name, value in values.items():
         text_of_value = _parameter_text(value)
@@ -395,7 +416,7 @@ def _parameter_file(path: Path | None) -> dict[str, str]:
         if not fault and text_of_value is None:
             fault = "a value is a text without NUL, a number, true or false"
         if fault or text_of_value is None:
-            raise typer.BadParameter(f"{path}: {name!r}: {fault}", param_hint="--params")
+            raise typer.BadParameter(f"{where}: {name!r}: {fault}", param_hint=option)
         parameters[name] = text_of_value
     return parameters
 

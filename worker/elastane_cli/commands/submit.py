@@ -26,10 +26,10 @@ from elastane_cli.commands.run_following import RunFollower
 from elastane_cli.commands.run_ids import run_id
 from elastane_cli.commands.run_like import spec_like
 from elastane_cli.commands.run_options import SCRIPT_SETTINGS
-from elastane_cli.commands.run_spec import Plan, combinations, plan, spec_of
+from elastane_cli.commands.run_spec import Plan, combinations, listed, plan, spec_of
 from elastane_cli.commands.submit_options import SubmitOptions
 from elastane_cli.commands.training import connect_training
-from elastane_common.exit_codes import CODE_DETACHED, CODE_FAILED, CODE_RUN_CANCELLED
+from elastane_common.exit_codes import CODE_DETACHED, CODE_FAILED, CODE_REFUSED, CODE_RUN_CANCELLED
 
 if TYPE_CHECKING:
     from elastane_common.training_client import TrainingClient
@@ -52,6 +52,7 @@ HELP: Final = "\n\n".join(
         "  elastane submit --model digits --algorithm resnet --param EPOCHS=10 --detach",
         "  elastane submit --like 17 --param LR=0.1",
         "  elastane submit --model digits --sweep LR=0.1,0.01 --sweep SEED=1,2,3 train.py",
+        "  elastane submit --model digits --sweep-file runs.jsonl train.py",
         "Exits with 0 if the run succeeded (with --detach: if it is queued), 1 if it failed, 12 if it was "
         "cancelled, 2 for bad usage, 3 if it was refused, 4 if the master was unreachable, 130 if Ctrl-C "
         "detached.",
@@ -90,6 +91,16 @@ def _submit(
             show_default=False,
         ),
     ] = None,
+    sweep_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--sweep-file",
+            metavar="FILE",
+            help="Parameters of one run on each line, as an object of JSON. Each run is queued on its own: "
+            "one that is refused does not stop those after it.",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as the run is queued.")
     ] = False,
@@ -101,7 +112,9 @@ def _submit(
     as_json: JsonOption = False,
 ) -> None:
     planned = plan(script or (), options, None if options.like is None else run_id(options.like, "--like"))
-    swept = combinations(sweep or ())
+    if sweep and sweep_file is not None:
+        raise typer.BadParameter("a sweep has combinations or a file", param_hint="--sweep-file")
+    swept = combinations(sweep or ()) if sweep_file is None else listed(sweep_file)
     if swept and key:
         raise typer.BadParameter("a key identifies one run, --sweep submits several", param_hint="--key")
     if swept and cancel_on_interrupt:
@@ -112,7 +125,7 @@ def _submit(
     with _packed(planned) as archive, connect_training(master, timeout) as training:
         spec = _spec(training, planned, archive)
         if swept:
-            _queue_all(training, spec, swept, as_json)
+            _queue_all(training, spec, swept, as_json, each=sweep_file is not None)
             return
         run, created = _queue(training, spec, key)
         if detach:
@@ -164,11 +177,19 @@ def _queue(
 
 
 def _queue_all(
-    training: TrainingClient, spec: training_pb2.RunSpec, swept: list[dict[str, str]], as_json: bool
+    training: TrainingClient,
+    spec: training_pb2.RunSpec,
+    swept: list[dict[str, str]],
+    as_json: bool,
+    each: bool,
 ) -> None:
-    """Queue a run for each set of parameters, and print each with its own."""
+    """Queue a run for each set of parameters, and print each with its own.
+
+    each: on its own; those that are refused are told. Else the first refusal ends the command.
+    """
     from elastane_cli.views.plain import to_plain
     from elastane_cli.views.runs import change_line
+    from elastane_common.client_errors import RequestRefusedError
     from elastane_proto.v1 import training_pb2
 
     def specs() -> Iterator[training_pb2.RunSpec]:
@@ -179,16 +200,27 @@ def _queue_all(
             yield one
 
     queued: list[training_pb2.Run] = []
+    refused: list[dict[str, object]] = []
+    outcomes = training.train_each(specs()) if each else training.train_many(specs())
     try:
-        for run, parameters in zip(training.train_many(specs()), swept, strict=True):
+        for outcome, parameters in zip(outcomes, swept, strict=True):
+            said = " ".join(f"{k}={v}" for k, v in parameters.items())
+            if isinstance(outcome, RequestRefusedError):
+                refused.append({"parameters": parameters, "error": str(outcome), "hint": outcome.hint})
+                typer.echo(f"refused: {said}: {outcome}", err=True)
+                continue
+            run = outcome if isinstance(outcome, training_pb2.Run) else outcome.run
             queued.append(run)
             if not as_json:
-                typer.echo(f"{change_line(run)}: {' '.join(f'{k}={v}' for k, v in parameters.items())}")
+                typer.echo(f"{change_line(run)}: {said}")
     finally:
         if as_json:
-            print_json({"runs": [to_plain(run) for run in queued]})
+            more = {"refused": refused} if each else {}
+            print_json({"runs": [to_plain(run) for run in queued], **more})
         elif len(queued) < len(swept):
             typer.echo(f"{len(queued)} of {len(swept)} runs are queued", err=True)
+    if refused:
+        raise typer.Exit(CODE_REFUSED)
 
 
 def _print_queued(run: training_pb2.Run, created: bool, as_json: bool) -> None:

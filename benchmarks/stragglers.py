@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 from pathlib import Path
-from time import monotonic
 
 from harness import Better, Report, Row, Series, run_benchmark
 
@@ -27,7 +27,7 @@ from elastane_cli.rehearse.results import compare_outcomes, read_elastic, read_s
 from elastane_cli.rehearse.stock_run import run_stock_ddp
 from elastane_proto.history import events as history
 from elastane_proto.history_wire import dated_event_of
-from elastane_proto.v1 import job_pb2
+from elastane_proto.v1 import job_pb2, shard_pb2
 
 SCRIPT = Path(__file__).parent.parent / "tests" / "integration" / "scripts" / "train_matrix.py"
 ESTS, WORKERS, BATCH, PER_EPOCH, EPOCHS = 16, 4, 4, 50, 9
@@ -35,33 +35,48 @@ SLOW, STANDBY = "w0", "w4"
 SETTLE_STEPS = 10
 
 
-@dataclass
 class Steps:
-    """When each step was first seen as committed, on the clock of `monotonic`."""
+    """Steps of a job by the number of those that were then committed, from its whole audit log."""
 
-    seen: dict[int, float] = field(default_factory=dict)
+    def __init__(self, audit: Sequence[shard_pb2.AuditEntry]) -> None:
+        self._at: dict[int, float] = {}
+        self._hosts: dict[int, Counter[str]] = {}
+        for entry in audit:
+            number = entry.step + 1
+            self._at[number] = entry.committed.ToNanoseconds() / 1e9
+            self._hosts.setdefault(number, Counter())[entry.worker_id] += 1
 
-    def look(self, job: job_pb2.Job) -> None:
-        """Take note of a state of the job."""
-        self.seen.setdefault(job.step, monotonic())
+    def _between(self, first: int, end: int) -> list[float]:
+        times = [at for number, at in sorted(self._at.items()) if first <= number <= end]
+        return [b - a for a, b in pairwise(times)]
 
     def seconds(self, first: int, end: int) -> float:
-        """Return the time of a step, as the median between two that were seen."""
-        times = sorted((step, at) for step, at in self.seen.items() if first <= step <= end)
-        return statistics.median((b - a) / (after - step) for (step, a), (after, b) in pairwise(times))
+        """Return the median time of a step, by the master's clock."""
+        return statistics.median(self._between(first, end))
 
     def stall(self, first: int, end: int) -> float:
         """Return the longest time without a step, less a usual one."""
-        times = sorted(at for step, at in self.seen.items() if first <= step <= end)
-        return max(0.0, max(b - a for a, b in pairwise(times)) - self.seconds(first, end))
+        return max(0.0, max(self._between(first, end)) - self.seconds(first, end))
+
+    def longest_wait(self, first: int, end: int) -> int:
+        """Return how long the worker that had most to do slept in a step, in sleeps of a healthy EST.
+
+        However busy the machine is: the steps cannot be shorter. An EST of the straggler counts twice.
+        """
+        return max(
+            (1 + (worker == SLOW)) * ests
+            for number, hosts in self._hosts.items()
+            if first <= number <= end
+            for worker, ests in hosts.items()
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a run has shown. Seconds of a step: clean, slowed, and after each remedy; est: of one EST.
 
-    shares: of the ring after the first remedy. sizes: of all rings since the first full one. differences:
-    from stock DDP, in words.
+    waits: `longest_wait` while slowed, and after each remedy. shares: of the ring after the first remedy.
+    sizes: of all rings since the first full one. differences: from stock DDP, in words.
     """
 
     est: float
@@ -69,6 +84,7 @@ class Outcome:
     slowed: float
     reweighted: float
     replaced: float
+    waits: tuple[int, int, int]
     shares: tuple[int, ...]
     stalls: tuple[float, float]
     sizes: tuple[int, ...]
@@ -94,10 +110,9 @@ def run(folder: Path, est_seconds: float, steps: int, *, ests: int = ESTS, epoch
     arguments += ["--size", str(ests * BATCH * PER_EPOCH), "--batch-size", str(BATCH)]
     settings = job_pb2.JobSettings(ests=ests, workers_min=2, workers_max=WORKERS, audit_samples=True)
     settings.join_window.FromMilliseconds(500)
-    slowed_by, seen = folder / "slowed", Steps()
+    slowed_by = folder / "slowed"
     environment = {"BUSY_SECONDS": str(est_seconds)}
     with local_cluster(folder / "elastic", settings, arguments, environment=environment) as cluster:
-        cluster.on_job = seen.look
         for number in range(WORKERS):
             is_slow = f"w{number}" == SLOW
             cluster.add_worker(environment={"SLOWED_BY": str(slowed_by)} if is_slow else {})
@@ -117,14 +132,21 @@ def run(folder: Path, est_seconds: float, steps: int, *, ests: int = ESTS, epoch
         cluster.wait_for_success()
         told = tuple(dated_event_of(event).event for event in cluster.client.events(cluster.job))
         audit = list(cluster.client.audit_log(cluster.job))
+    taken = Steps(audit)
+    slowed, reweighted, replaced = (
+        (begin + steps + 2, changed.step - 1),
+        (again, again + steps),
+        (last, last + steps),
+    )
     return Outcome(
         est,
-        seen.seconds(begin, begin + steps),
-        seen.seconds(begin + steps + 2, changed.step - 1),
-        seen.seconds(again, again + steps),
-        seen.seconds(last, last + steps),
+        taken.seconds(begin, begin + steps),
+        taken.seconds(*slowed),
+        taken.seconds(*reweighted),
+        taken.seconds(*replaced),
+        (taken.longest_wait(*slowed), taken.longest_wait(*reweighted), taken.longest_wait(*replaced)),
         tuple(counts(changed).values()),
-        (seen.stall(changed.step - 5, again), seen.stall(out.step - 5, last)),
+        (taken.stall(changed.step - 5, again), taken.stall(out.step - 5, last)),
         _sizes(told),
         told,
         _differences(folder, arguments, ests, cluster.reports, audit),

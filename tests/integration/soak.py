@@ -59,6 +59,8 @@ LOOP_OBJECTS_AT_WORK = 200  # the loop forgets cancelled timers by the hundred
 STORE_CONNECTIONS_MAX = Limits().store_reads_max + JOBS + 2
 """Reads under way, each job's other calls, the lease's and one for all jobs."""
 STEPS = 6
+SILENCE_SECONDS = 120
+"""Of a worker, before it counts as lost: more than a busy machine stands still."""
 RECENT_NOTES = 10
 """And requests of operators: so that what is kept on purpose is full soon and cannot hide a leak."""
 
@@ -109,6 +111,7 @@ class Load:
             for number in range(JOBS):
                 settings = job_pb2.JobSettings(ests=1, workers_max=1)
                 settings.join_window.nanos = 1_000_000
+                settings.heartbeat_timeout.seconds = SILENCE_SECONDS
                 await job_pb2_grpc.JobServiceStub(channel).Create(
                     job_pb2.JobServiceCreateRequest(name=f"job-{number}", settings=settings)
                 )
@@ -135,8 +138,7 @@ class Load:
     async def leaser(self, job: str) -> None:
         """A worker that leases tasks, fails at some, and leaves with a Bye or without."""
         worker = self.name("w")
-        # A machine that stands still for seconds loses a worker: its master has ended the stream.
-        async with self.channel() as channel, _lost():
+        async with self.channel() as channel:
             call = ring_pb2_grpc.RingServiceStub(channel).Attend()
             hello = ring_pb2.Hello(job=job, worker_id=worker, role=ring_pb2.WORKER_ROLE_TASKS)
             await call.write(ring_pb2.AttendRequest(hello=hello))
@@ -271,7 +273,10 @@ async def sample(master: Master, load: Load, minute: int) -> Sample:
     await settle(master)
     assert master.jobs is not None and master._store is not None
     hosts = master.jobs.all()
-    # A snapshot ends what is kept since the last one; when that is due depends on real time.
+    for host in hosts:
+        # Events are kept until the next stored snapshot; when that is due depends on real time.
+        host.log.snapshot_soon()
+        await host.log.append(None)
     state_bytes = sum(len(host.machine.snapshot()) for host in hosts)
     gc.collect()
     process = psutil.Process()
@@ -294,12 +299,6 @@ async def sample(master: Master, load: Load, minute: int) -> Sample:
         store_connections,
         ours,
     )
-
-
-@contextlib.asynccontextmanager
-async def _lost() -> AsyncIterator[None]:
-    with contextlib.suppress(asyncio.InvalidStateError):
-        yield
 
 
 class _Settings(MasterSettings):

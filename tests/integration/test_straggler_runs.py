@@ -19,7 +19,8 @@ def test_a_slow_leader_gets_fewer_ests_and_then_another_has_its_place(tmp_path: 
     assert found.differences == ()
     # Half as many ESTs as in the benchmark, which holds rates and stalls to figures on a quiet machine.
     assert sum(found.shares) == 8 and min(found.shares) == 1 and max(found.shares) <= 3
-    assert found.reweighted < found.slowed and found.replaced < found.slowed
+    # What a step waits for, whatever the machine does besides: of two ESTs each, the straggler's count twice.
+    assert found.waits == (4, 3, 2)
     assert min(found.sizes) == WORKERS
     reweighted = [event for event in found.told if isinstance(event, history.StragglerReweighted)]
     assert {event.worker for event in reweighted} <= {SLOW}

@@ -146,6 +146,9 @@ class ClusterStore:
         new = self._admitted(kind, new)
         if new == old:
             return old
+        was, told = (one.get("status", {}).get("containerStatuses") for one in (old, new))
+        if key[1] == "pods" and told != was:
+            new["metadata"] = new["metadata"] | {"managedFields": [_kubelet_wrote()]}
         if new.get("spec") != old.get("spec"):
             new["metadata"]["generation"] = old["metadata"]["generation"] + 1
         self.objects[key] = new
@@ -261,6 +264,14 @@ def selects(item: Object, labels: str, fields: str) -> bool:
 
 def _covers(key: Key, group: str, plural: str, namespace: str) -> bool:
     return key[:2] == (group, plural) and namespace in ("", key[2])
+
+
+def _kubelet_wrote() -> Object:
+    fields = {"f:status": {"f:containerStatuses": {}}}
+    return {
+        "manager": "kubelet", "operation": "Update", "subresource": "status", "time": _stamp(),
+        "fieldsType": "FieldsV1", "fieldsV1": fields,
+    }  # fmt: skip
 
 
 def _stamp(when: datetime | None = None) -> str:

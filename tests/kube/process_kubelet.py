@@ -16,7 +16,7 @@ import ssl
 import sys
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Pod:
 
 class ProcessKubelet:
     """The node of all pods of a namespace. capacity: of pods that run at a time; others stay Pending.
+    clock_behind: what its clock lacks.
 
     Images whose name begins with "missing" cannot be pulled; those with "slow" are, once `pulled` is set.
     """
@@ -55,6 +56,7 @@ class ProcessKubelet:
     def __init__(self, api: Api, namespace: str, node: str, folder: Path) -> None:
         self.api, self.namespace, self.node, self.folder = api, namespace, node, folder
         self.capacity = 1000
+        self.clock_behind = timedelta()
         self.pulled = asyncio.Event()
         self.pods: dict[str, Pod] = {}
         self.started = 0
@@ -189,7 +191,7 @@ class ProcessKubelet:
         (container,) = spec["containers"]
         if not await self._pulled(pod, container, "containerStatuses"):
             return
-        started = _now()
+        started = self._now()
         self.started += 1
         pod.process = await self._start(pod, item, container)
         running = {"containerStatuses": [_status(container, {"running": {"startedAt": started}})]}
@@ -199,7 +201,7 @@ class ProcessKubelet:
         if pod.is_lost:
             return
         code = code if code >= 0 else 128 - code
-        ended = {"terminated": {"exitCode": code, "startedAt": started, "finishedAt": _now()}}
+        ended = {"terminated": {"exitCode": code, "startedAt": started, "finishedAt": self._now()}}
         phase = "Failed" if code else "Succeeded"
         await self._patch(
             pod.name, {"phase": phase, "containerStatuses": [_status(container, ended)]} | pod.statuses
@@ -249,6 +251,9 @@ class ProcessKubelet:
                 start_new_session=True,
             )
 
+    def _now(self) -> str:
+        return (datetime.now(UTC) - self.clock_behind).strftime("%Y-%m-%dT%H:%M:%SZ")
+
     async def _patch(self, name: str, status: Object) -> None:
         with contextlib.suppress(ApiError):
             await self.api.patch(f"{self._pods_path}/{name}/status", {"status": status})
@@ -283,7 +288,3 @@ def _status(container: Object, state: Object) -> Object:
         "imageID": f"registry.test/{container['image'].partition(':')[0]}@{DIGEST}",
         "restartCount": 0, "state": state,
     }  # fmt: skip
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -238,7 +239,11 @@ async def until_gone_pods(bench: Bench) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_pod_that_somebody_deletes_is_lost_whatever_its_code(bench: Bench) -> None:
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+async def test_a_pod_that_somebody_deletes_is_lost_whatever_its_code_and_clock(
+    bench: Bench, hours: int
+) -> None:
+    bench.kubelet.clock_behind = timedelta(hours=hours)
     engine = bench.engine()
     await engine.launch(
         bench.plan(
@@ -252,6 +257,25 @@ async def test_a_pod_that_somebody_deletes_is_lost_whatever_its_code(bench: Benc
     ends = {event.rank: event for event in [await next_end(engine), await next_end(engine)]}
     assert {one.state for one in ends.values()} == {RankState.LOST}
     assert ends[1].last_line == b"bye", "its log was kept until it was copied"
+    await until_gone_pods(bench)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_a_rank_that_ended_before_its_pod_was_deleted_keeps_its_code(bench: Bench, hours: int) -> None:
+    bench.kubelet.clock_behind = timedelta(hours=hours)
+    go, engine = bench.folder / "go", bench.engine()
+    await engine.launch(bench.plan(UP + f"until [ -e {go} ]; do sleep 0.05; done; exit 3"))
+    await said(engine, b"up")
+    await bench.close(engine)  # nobody looks until it is deleted
+    go.touch()
+    async with patience.within(30):
+        while (await bench.pods())[0]["status"]["phase"] != "Failed":
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(1.1)  # times are whole seconds
+    await bench.delete((await bench.pods())[0])
+    engine = bench.engine()
+    (record,) = await engine.adopt()
+    assert (record.ranks[0].state, record.ranks[0].returncode) == (RankState.EXITED, 3)
     await until_gone_pods(bench)
 
 

@@ -1,7 +1,9 @@
 """A rank's state from its Pod's status: started or not, the image, how it ended, and why. Pure.
 
 A pod that was deleted, evicted or preempted, or whose node is lost, is disrupted: its exit code says nothing
-about the rank. What had ended before that keeps its code.
+about the rank. What the API server had been told the end of before that keeps its code. Both are times of the
+API server's, which notes when each part of a pod was written (`managedFields`): the clock of a node may be
+wrong. They are whole seconds; an end within the same one as a disruption counts as disrupted.
 """
 
 from __future__ import annotations
@@ -55,13 +57,13 @@ def state_of(pod: Object, now: float) -> ContainerState:
     status = pod.get("status") or {}
     state = _state(pod, RANK_CONTAINER)
     if (ended := state.get("terminated")) is not None:
-        ended_at = _seconds(ended.get("finishedAt"))
+        told_at = max(_written_at(pod, "f:containerStatuses"), default=None)
         return ContainerState(
             False,
             _seconds(ended.get("startedAt")),
-            ended_at,
+            _seconds(ended.get("finishedAt")),
             _exit_code(ended),
-            any(at is None or ended_at is None or at <= ended_at for at in _disrupted_at(pod)),
+            any(at is None or told_at is None or at <= told_at for at in _disrupted_at(pod)),
             disruption(pod),
         )
     started_at = _seconds((state.get("running") or {}).get("startedAt"))
@@ -143,7 +145,24 @@ def _disrupted_at(pod: Object) -> Iterator[float | None]:
         yield None
     for condition in status.get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            yield _seconds(condition.get("lastTransitionTime"))
+            # The eviction API writes no managedFields; its clock is the API server's.
+            written_at = _written_at(pod, "f:conditions", 'k:{"type":"DisruptionTarget"}')
+            yield min(written_at, default=_seconds(condition.get("lastTransitionTime")))
+
+
+def _written_at(pod: Object, *path: str) -> list[float]:
+    """Return when the API server took the last writes of a field of the status, one of each writer."""
+    found = []
+    for entry in pod["metadata"].get("managedFields") or ():
+        fields = (entry.get("fieldsV1") or {}).get("f:status") or {}
+        for name in path:
+            fields = fields.get(name)
+            if fields is None:
+                break
+        at = _seconds(entry.get("time"))
+        if fields is not None and at is not None:
+            found.append(at)
+    return found
 
 
 def image_digest(pod: Object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,17 +166,35 @@ AT_0 = 1767225600.0
 
 
 def status(
-    rank: dict[str, Any] | None = None, *, meta: dict[str, Any] | None = None, **fields: Any
+    rank: dict[str, Any] | None = None,
+    *,
+    meta: dict[str, Any] | None = None,
+    written: Sequence[dict[str, Any]] = (),
+    **fields: Any,
 ) -> dict[str, Any]:
     found = dict(fields)
     if rank is not None:
         found["containerStatuses"] = [{"name": "rank", "state": rank}]
-    spec = {"nodeName": "n"}
-    return {"metadata": {"name": "p", **(meta or {})}, "spec": spec, "status": found}
+    metadata = {"name": "p", "managedFields": list(written), **(meta or {})}
+    return {"metadata": metadata, "spec": {"nodeName": "n"}, "status": found}
+
+
+def wrote(at: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """The API server's note of a write to the status."""
+    return {"manager": "m", "time": T.format(at), "fieldsV1": {"f:status": fields}}
+
+
+def told(at: int) -> list[dict[str, Any]]:
+    """Notes of a kubelet's last report, and of another's to other fields."""
+    return [{"manager": "m"}, wrote(58, {"f:phase": {}}), wrote(at, {"f:containerStatuses": {}})]
 
 
 def over(code: int = 3, at: int = 30, **more: Any) -> dict[str, Any]:
     return {"terminated": {"exitCode": code, "startedAt": T.format(1), "finishedAt": T.format(at), **more}}
+
+
+def target(at: int) -> dict[str, Any]:
+    return {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": T.format(at)}
 
 
 def deleted(due: int, grace: int) -> dict[str, Any]:
@@ -185,18 +204,36 @@ def deleted(due: int, grace: int) -> dict[str, Any]:
 def test_a_rank_that_has_ended_has_its_code_unless_something_else_ended_it() -> None:
     own = state_of(status(over(), phase="Failed"), AT_0)
     assert (own.is_running, own.exit_code, own.is_disrupted, own.ended_at) == (False, 3, False, AT_0 + 30)
-    before = state_of(status(over(0), phase="Succeeded", meta=deleted(59, 20)), AT_0)
-    assert (before.exit_code, before.is_disrupted) == (0, False)
-    target = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": T.format(20)}
     for one in (
         status(over(143), meta=deleted(40, 20)),
         status(over(0), meta=deleted(20, 0)),  # as its kubelet leaves it
         status(over(137), phase="Failed", reason="Evicted"),
-        status(over(143), conditions=[target]),
+        status(over(143), conditions=[target(20)]),
     ):
-        assert state_of(one, AT_0).is_disrupted
+        for seen in (one, {**one, "metadata": one["metadata"] | {"managedFields": told(41)}}):
+            assert state_of(seen, AT_0).is_disrupted
     assert state_of(status(over(137, reason="ContainerStatusUnknown")), AT_0).exit_code is None
     assert state_of(status(over(128, reason="StartError")), AT_0).exit_code == 127
+
+
+@pytest.mark.parametrize("ended_at", [1, 31, 59])
+def test_whether_a_rank_ended_before_its_pod_was_deleted_is_told_by_the_clock_of_the_api(
+    ended_at: int,
+) -> None:
+    """ended_at: by the clock of its node."""
+
+    def is_disrupted(at: int, **fields: Any) -> bool:
+        state = state_of(status(over(0, ended_at), written=told(at), **fields), AT_0)
+        assert state.exit_code == 0 and state.ended_at == AT_0 + ended_at
+        return state.is_disrupted
+
+    assert [is_disrupted(at, meta=deleted(59, 20)) for at in (38, 39, 40)] == [False, True, True]
+    assert [is_disrupted(at, conditions=[target(39)]) for at in (38, 39)] == [False, True]
+    # A scheduler has its own clock, too: the API server has noted when it wrote.
+    preempted = wrote(39, {"f:conditions": {'k:{"type":"DisruptionTarget"}': {}}})
+    for at, expected in ((38, False), (39, True)):
+        pod = status(over(0, ended_at), written=[*told(at), preempted], conditions=[target(1)])
+        assert state_of(pod, AT_0).is_disrupted is expected
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastane.tables import growing
+from elastane.tables import growing, row_index
 from elastane.tables.growing import GrowingArray
 from elastane.tables.initial import initial_rows
 from elastane.tables.layout import slots_of
@@ -52,7 +53,9 @@ def test_slots_of_arrays_are_those_of_rows(ids: list[int], slots: int) -> None:
     assert slots_of(placement, np.array(ids)).tolist() == [placement.slot(row) for row in ids]
 
 
-def test_an_index_finds_what_a_dictionary_finds() -> None:
+@pytest.mark.parametrize("part", [7, 1000, 65_536])
+def test_an_index_finds_what_a_dictionary_finds(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_index, "_PART", part)
     generator = np.random.default_rng(3)
     index, known = RowIndex(), dict[int, int]()
     for _ in range(200):
@@ -69,6 +72,57 @@ def test_an_index_finds_what_a_dictionary_finds() -> None:
     ids, places = index.entries()
     assert dict(zip(ids.tolist(), places.tolist(), strict=True)) == known and ids.tolist() == sorted(known)
     assert index.bytes == 12 * len(known) == 12 * len(index)
+
+
+def test_an_index_grows_without_a_copy_of_itself() -> None:
+    index, generator = RowIndex(), np.random.default_rng(4)
+    tracemalloc.start()
+    try:
+        while len(index) < 600_000:
+            ids = np.unique(generator.integers(0, ID_MAX, 20_000))
+            index.add(ids[index.find(ids) < 0])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 3 * 2**20 < index.bytes / 2  # numpy's arrays: mappings do not count
+
+
+def test_without_memory_an_index_has_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = RowIndex()
+    ids = np.arange(0, 100_000, 2)
+    index.add(ids)
+
+    def extend(array: GrowingArray, count: int) -> None:
+        if array.dtype == np.int32 and count:
+            raise MemoryError
+        all_of(array, count)
+
+    all_of = GrowingArray.extend
+    with monkeypatch.context() as patched:
+        patched.setattr(GrowingArray, "extend", extend)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                index.add(ids + 1)
+            assert len(index) == len(ids) and index.find(ids).tolist() == list(range(len(ids)))
+    assert index.add(ids + 1).tolist() == list(range(len(ids), 2 * len(ids)))
+    assert (index.find(ids) == np.arange(len(ids))).all()
+
+
+def test_of_many_arrays_only_larger_ones_are_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "_mapped", growing.WeakSet())
+    monkeypatch.setattr(growing, "MAPPINGS_MANY", 2)
+    arrays = [GrowingArray(np.uint8) for _ in range(3)]
+    for array in arrays:
+        array.extend(growing.MAPPED_BYTES)
+        array.array[:] = 7
+    assert len(growing._mapped) == 2
+    for array in arrays:
+        array.extend(10)
+        assert array.array.tolist() == [7] * growing.MAPPED_BYTES + [0] * 10
+    del arrays[0], array
+    assert len(growing._mapped) == 1
+    arrays[1].extend(growing.MAPPED_BYTES)
+    assert len(growing._mapped) == 2
 
 
 @pytest.mark.parametrize("width", [0, 3])
@@ -133,14 +187,12 @@ def test_the_padding_row_is_zero() -> None:
 @pytest.mark.slow
 def test_ten_million_rows_take_at_most_1_3_of_their_values() -> None:
     script = """
-        import ctypes
         import numpy as np, torch
         from elastane.tables.layout import PushPart, RowGradients, slots_of
         from elastane.tables.slot_weights import SlotWeights
         from elastane.tables.spec import ModelSpec, RowTable
 
         def resident():
-            ctypes.CDLL(None).malloc_trim(0)  # what is free is nobody's
             return int(open("/proc/self/statm").read().split()[1]) * 4096
 
         count, width = 10_000_000, 16

@@ -1,20 +1,26 @@
 """Arrays that grow in place.
 
 Doubling an array by a copy needs three times its memory for a moment. Large ones are therefore mappings of
-their own, which the kernel moves without copying, and of which only what was written to takes memory; small
-ones are ordinary arrays, as a process has a limited number of mappings.
+their own, which the kernel moves without copying, and of which only what was written to takes memory. Small
+ones are ordinary arrays, as a process has a limited number of mappings (65,530 in Linux); each leaves a hole
+in the heap when it has become too small.
 """
 
 from __future__ import annotations
 
 import mmap
 from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-#: From this size on an array is a mapping.
-MAPPED_BYTES: Final = 2**18
+#: From this size on an array is a mapping; from the other one on where the process has that many.
+MAPPED_BYTES: Final = 2**16
+MAPPED_BYTES_OF_MANY: Final = 2**18
+MAPPINGS_MANY: Final = 16_384
+
+_mapped: WeakSet[GrowingArray] = WeakSet()
 
 
 class GrowingArray:
@@ -47,7 +53,8 @@ class GrowingArray:
 
     def _reserve(self, entries: int) -> None:
         size = entries * self._entry_bytes
-        if size < MAPPED_BYTES:
+        mapped_bytes = MAPPED_BYTES if len(_mapped) < MAPPINGS_MANY else MAPPED_BYTES_OF_MANY
+        if self._map is None and size < mapped_bytes:
             larger = self._shaped(np.zeros(entries * max(self._width, 1), self.dtype))
             larger[: self.length] = self.array
             self._all = larger
@@ -61,6 +68,7 @@ class GrowingArray:
                 larger = self._viewed(mapped)
                 larger[: self.length] = self.array
                 self._map, self._all = mapped, larger
+                _mapped.add(self)
             else:
                 self._all = self._shaped(np.zeros(0, self.dtype))  # the mapping has no view now
                 try:

@@ -263,7 +263,7 @@ SLOT_STALENESS_LIMIT = _gauge(
     "job_name",
 )
 SLOT_STALENESS = _histogram(
-    "job_slots_staleness",
+    "job_slots_staleness_tasks",
     "Tasks that a slot applied between a task's pull and its push; of connected parameter servers.",
     "job_name",
 )

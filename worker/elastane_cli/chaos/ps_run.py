@@ -3,7 +3,8 @@
     run 1: fault, next task DONE, fault ... end, audit ─▶ run 2 ...
 
 There is no fixed run to compare with: the order of pushes is open. What holds in any order is that each slot
-has applied exactly the DONE tasks, and, of the built-in job, that its weights are those of each task once.
+has applied exactly the DONE tasks, and, of the built-in job, that its weights are those of each task once. A
+fault is over once more tasks are DONE than can have been in flight: one was pulled and pushed after it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ PS_SCRIPT: Final = (str(Path(ps_job.__file__)),)
 FIRST_SECONDS: Final = 180.0
 #: Limit of the time without a DONE task after a fault.
 RECOVERY_SECONDS_MAX: Final = 120.0
-#: Tasks that become DONE between two faults, but for bursts: faults that follow at once.
-_TASKS_BETWEEN: Final = 3
+#: Share of faults that the next one follows at once.
 _BURST: Final = 0.2
 _END_SECONDS: Final = 900.0
 
@@ -144,32 +144,22 @@ class _State:
         with PS_FAULTS[name].act(cluster, rng) as active:
             if active.hold_seconds:
                 time.sleep(max(0.0, active.at + active.hold_seconds - time.monotonic()))
-        problem = active.check()
+        problems = [problem for problem in (active.check(), *cluster.mishaps()) if problem]
         cluster.replenish()
         recovered: float | None = None
         if rng.random() >= _BURST:
-            at_fault = cluster.commits()
-            recovered = (
-                cluster.until(
-                    lambda: cluster.commits() > at_fault,
-                    f"a task after: {active.detail}",
-                    RECOVERY_SECONDS_MAX,
-                )
-                - active.at
+            # More than were in flight: one was leased and pushed after the fault.
+            enough = cluster.commits() + self.chaos.workers
+            what = f"tasks after: {active.detail}"
+            recovered = -active.at + cluster.until(
+                lambda: cluster.commits() > enough or cluster.is_complete, what, RECOVERY_SECONDS_MAX
             )
         injection = Injection(
-            name, number, done, active.detail, active.hold_seconds or 0.0, recovered,
-            (problem,) if problem else (),
-        )  # fmt: skip
-        self.injections.append(injection)
-        self.chaos.watcher.note(
-            f"  {len(self.injections)}: {injection.in_words('task', 'the next fault at once')}"
+            name, number, done, active.detail, active.hold_seconds or 0.0, recovered, tuple(problems)
         )
-        if recovered is not None:
-            enough = cluster.commits() + _TASKS_BETWEEN
-            cluster.until(
-                lambda: cluster.commits() >= enough or cluster.is_complete, "tasks", RECOVERY_SECONDS_MAX
-            )
+        self.injections.append(injection)
+        said = injection.in_words("task", "the next fault at once")
+        self.chaos.watcher.note(f"  {len(self.injections)}: {said}")
 
     def _ended(self, cluster: PsChaosCluster, number: int, started: float) -> RunSummary:
         """Let the run finish, and read every slot, and the weights of the built-in job."""
@@ -177,6 +167,7 @@ class _State:
         faults = [f"slot {slot.slot}: {fault}" for slot in audit.slots for fault in slot.faults]
         if audit.closing:
             faults.append(f"{audit.closing} FAILED tasks are not closed")
+        faults += cluster.mishaps()
         missing = sum(slot.missing for slot in audit.slots)
         surplus = sum(slot.surplus for slot in audit.slots)
         commits = {(one.epoch, one.step) for one in cluster.client.audit_log(cluster.job)}

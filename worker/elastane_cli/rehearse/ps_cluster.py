@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +51,7 @@ class PsCluster(LocalCluster):
         self.servers: dict[str, ChildProcess] = {}
         #: Parameter servers that were drained: another one takes their place, not they again.
         self.drained: set[str] = set()
+        self._judged: set[ChildProcess] = set()
 
     def close(self) -> None:
         for server in self.servers.values():
@@ -74,6 +76,18 @@ class PsCluster(LocalCluster):
             server = self.servers.get(name)
             if name not in self.drained and (server is None or server.status is not None):
                 self._start_ps(name)
+
+    def mishaps(self) -> list[str]:
+        """Return those that have ended by themselves with an error, each once."""
+        found = []
+        for name, process in [*self.workers.items(), *self.servers.items()]:
+            status = process.status
+            if status is None or process in self._judged:
+                continue
+            self._judged.add(process)
+            if status.returncode not in (0, -signal.SIGKILL):
+                found.append(f"{name} ended by itself: {status.error or status}")
+        return found
 
     def hurry(self) -> None:
         """Remove the artificial pace, so that the run can finish."""
@@ -109,9 +123,10 @@ class PsCluster(LocalCluster):
         return self.client.get_slots(self.job)
 
     def commits(self) -> int:
-        """Return how often a task has become DONE so far."""
+        """Return how often a task has become DONE so far, also again."""
         found = self.client.get_progress(self.job)
-        return sum(one.epoch * one.total + one.done + one.reopened for one in found)
+        unfinished = sum(one.todo + one.doing + one.failed for one in found)  # also of earlier epochs
+        return sum((one.epoch + 1) * one.total + one.reopened for one in found) - unfinished
 
     @property
     def is_complete(self) -> bool:

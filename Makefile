@@ -19,7 +19,7 @@
 # make slot-sim    pushes to parameter servers under faults: SEED, SEEDS, FIRST as above; make slot-mutants: known bugs in it
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # make chaos   about ten minutes of real faults of all kinds on one job after the other; root can inject more; PIPELINE=2:3 of a
-#              model in stages, each on two workers
+#              model in stages, each on two workers; PS=3 REPLICAS=1 of a job with parameter servers
 # make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
 # make hostile    a thousand hostile connections at a master's port, attack after attack: its memory, honest callers' times
 # make bench   every benchmark beside its peer, under 25 minutes, into docs/benchmarks.md; ONLY=a,b some; FULL=1 long
@@ -119,7 +119,8 @@ screenshots: $(VENV)/.installed
 
 # SEED=n gives the same order of faults and victims again, FAULTS=a,b only these.
 chaos: $(VENV)/.installed
-	$(BIN)/elastane chaos --minutes $(CHAOS_MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(PIPELINE),--pipeline $(PIPELINE) --shadow 1)
+	$(BIN)/elastane chaos --minutes $(CHAOS_MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(PIPELINE),--pipeline $(PIPELINE) --shadow 1) \
+	    $(if $(PS),--ps $(PS) --workers 8 --ps-replicas $(or $(REPLICAS),0) --pace 0.2)
 
 # Each recipe beside its own original, started by torchrun; prints a table at the end.
 gallery: $(VENV)/.installed

@@ -16,6 +16,7 @@ from integration.dashboard_support import (
     NASTY,
     create_job,
     dashboard_master,
+    parameter_servers,
     tell_blocks,
     train,
     train_pipeline,
@@ -153,6 +154,33 @@ async def test_a_pipeline_appears_on_an_open_page_and_its_step_is_drawn(tmp_path
             await page.keyboard.press("j")
         assert await page.evaluate("document.activeElement.id") == "stages-title"
         assert watched.faults == []
+
+
+@slow
+async def test_parameter_servers_appear_with_their_slots_at_any_width(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), chromium() as browser:
+        cluster = await parameter_servers(channel)
+        for options in ({}, {"color_scheme": "dark"}, {"java_script_enabled": False}):
+            async with watched_page(browser, viewport=PHONE, **options) as watched:
+                page = watched.page
+                await page.goto(f"{base}/jobs/j")
+                await expect(page.get_by_role("heading", name="Parameter servers")).to_be_visible()
+                cells = page.locator("#slots .slots li")
+                await expect(cells).to_have_count(8)
+                box = await cells.first.bounding_box()
+                assert box is not None and box["width"] >= 20 and box["height"] >= 20
+                if "java_script_enabled" not in options:
+                    ground = "one => getComputedStyle(one).backgroundColor"
+                    of_first, of_second = (page.locator(f".slots .h{owner}").first for owner in range(2))
+                    assert await of_first.evaluate(ground) != await of_second.evaluate(ground)
+                    assert await overflow(page) == 0
+                assert watched.faults == []
+        async with watched_page(browser, viewport=PHONE) as watched:
+            await watched.page.goto(f"{base}/jobs/j")
+            await expect(watched.page.locator("#live")).to_have_text("live")
+            for server in list(cluster.servers.values()):
+                await server.die()
+            await expect(watched.page.locator(".slots .none")).to_have_count(8)
 
 
 @slow

@@ -13,9 +13,10 @@ import grpc
 import patience
 from elastane_master.app import Master
 from elastane_master.security.settings import SecuritySettings
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ps_pb2, ring_pb2
 from integration.master_support import Worker, serving_master
 from integration.test_master_sessions import RING, SIGNATURE, duration, form_ring, report
+from integration.test_slot_sessions import Cluster
 
 NASTY = "<script>alert('x')</script>&\"'"
 """A worker can write anything into a reason."""
@@ -92,3 +93,20 @@ async def tell_blocks(worker: Worker, go: ring_pb2.Go, step: int) -> None:
     figures.block_seconds.extend((0.0, 0.1, 0.1, 0.3, 0.5, 0.6, 0.6, 0.8))
     heartbeat = ring_pb2.Heartbeat(generation=go.generation, applied_step=1, figures=figures)
     await worker.send(heartbeat=heartbeat)
+
+
+async def parameter_servers(channel: grpc.aio.Channel) -> Cluster:
+    """A job "j" whose slots are at "ps-0" and "ps-1", which has told its figures; a task is in flight."""
+    cluster = Cluster(channel)
+    await cluster.create(tasks=5, ps_staleness=3)
+    servers = [await cluster.ps(f"ps-{number}") for number in range(2)]
+    await cluster.register()
+    found = await cluster.served()
+    await cluster.lease()
+    figures = ps_pb2.PsFigures(staleness_counts=[90, 9, 0, 1], push_frames=40, verdicts={"applied": 100})
+    for slot, place in enumerate(found.map.places):
+        if place.owner == "ps-1":
+            figures.slots.add(slot=slot, version=20, rows=1000, weight_bytes=2**20, saved_version=17)
+    servers[1].say(heartbeat=ps_pb2.PsHeartbeat(figures=figures))
+    await cluster.until(lambda found: any(one.HasField("figures") for one in found.processes))
+    return cluster

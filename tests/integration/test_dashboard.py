@@ -29,6 +29,7 @@ from integration.dashboard_support import (
     NASTY,
     create_job,
     dashboard_master,
+    parameter_servers,
     tell_blocks,
     train,
     train_pipeline,
@@ -160,6 +161,40 @@ async def test_a_pipeline_shows_its_stages_and_its_last_step(
         assert untold not in words
         monkeypatch.setattr(last_step, "BLOCKS_TOLD_MAX", 3)
         assert untold in text_of((await browser.get("/jobs/j"))[1])
+
+
+async def test_parameter_servers_are_shown_with_their_slots(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), Browser(base) as browser:
+        await create_job(channel, "other")
+        _, page = await browser.get("/jobs/other")
+        assert 'id="slots"' not in page and 'data-part="slots"' in page
+        cluster = await parameter_servers(channel)
+        _, page = await browser.get("/jobs/j")
+        words = text_of(page)
+        places = (await cluster.get()).map.places
+        own = [slot for slot, place in enumerate(places) if place.owner == "ps-1"]
+        assert "8 of 8 slots served" in words
+        assert "Staleness: at most 3, 0 possible now; 1 task in flight" in words
+        silent, told = f"0: ps-0 serving {8 - len(own)}", f"1: ps-1 serving {len(own)}"
+        assert f"{silent} - - - -, - -" in words
+        assert f"{told} {1000 * len(own):,} {len(own)}.0 MiB - 0, 1 lack up to 3 tasks" in words
+        cells = re.findall(r'<li class="(h\d|none)" title="slot (\d): (ps-\d)">(\d)</li>', page)
+        owners = [place.owner for place in places]
+        assert cells == [(f"h{owner[-1]}", str(slot), owner, owner[-1]) for slot, owner in enumerate(owners)]
+        await cluster.servers["ps-0"].die()
+        async with patience.within(20):
+            while "0: ps-0 lost" not in text_of((await browser.get("/jobs/j"))[1]):
+                await asyncio.sleep(0.02)
+        await cluster.until(lambda found: {place.owner for place in found.map.places} == {"ps-1"})
+        await cluster.served()
+        _, page = await browser.get("/jobs/j")
+        assert re.findall(r'title="slot \d: (ps-\d)">', page) == ["ps-1"] * 8
+        for server in list(cluster.servers.values()):
+            await server.die()
+        await cluster.until(lambda found: not any(place.owner for place in found.map.places))
+        _, page = await browser.get("/jobs/j")
+        assert "No task is leased: 8 of 8 slots wait for a parameter server" in text_of(page)
+        assert page.count('<li class="none" title="slot ') == 8
 
 
 async def test_what_scripts_and_workers_write_is_text(tmp_path: Path) -> None:

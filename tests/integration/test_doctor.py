@@ -56,6 +56,46 @@ def test_a_pipeline_is_examined_as_the_whole_model(servers: ForkServers) -> None
     assert refused.what.startswith("memory is 'much'")
 
 
+PUSHES = """
+import torch
+import elastane
+
+job = elastane.init(seed=3)
+model = torch.nn.Sequential(torch.nn.EmbeddingBag(100, 8, sparse=True), torch.nn.Linear(8, 1))
+dense = torch.optim.Adam(model[1].parameters(){options})
+job.prepare_ps(model, [dense, elastane.RowOptimizer(model[0].parameters(), "sgd", lr=1.0)])
+for task in job.tasks("clicks", size=64, task_size=8):
+    print("task", task.index)
+    {block}
+        model(torch.arange(8).view(2, 4)).sum().backward()
+raise SystemExit("after the loop")
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "block", "said"),
+    [
+        ("", "with job.push(task):", ()),
+        (", amsgrad=True", "with job.push(task):", ("prepare", "amsgrad", "job.prepare_ps")),
+        ("", "if False:", ("loop body", "was neither pushed nor skipped", "the loop over job.tasks")),
+    ],
+    ids=["right", "refused", "not pushed"],
+)
+def test_tasks_of_parameter_servers_are_examined(
+    tmp_path: Path, servers: ForkServers, options: str, block: str, said: tuple[str, ...]
+) -> None:
+    script = tmp_path / "clicks.py"
+    script.write_text(PUSHES.replace("{options}", options).replace("{block}", block))
+    report = Examination([str(script)], launch=servers.launch).inspect()
+    assert [(one.severity, one.kind, one.where) for one in report.findings] == (
+        [(Severity.REFUSED, said[0], said[2])] if said else []
+    )
+    if said:
+        assert said[1] in report.findings[0].what
+    else:
+        assert report.facts["embeddings by rows"] == "0" and report.facts["dense weights"] == "36 bytes"
+
+
 def test_generators_of_the_script_are_named_and_are_the_reason(servers: ForkServers) -> None:
     report = examine(servers, "local global")
     found = of_kind(report, "generator")

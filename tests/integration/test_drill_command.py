@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from elastane_cli.chaos import ps_job
 from integration.forked_cli import ForkedCommands
 from slow import slow
 
@@ -42,3 +43,21 @@ def test_a_pipeline_is_drilled(tmp_path: Path, forked_commands: ForkedCommands) 
     found = json.loads(done.stdout)
     assert found["held"] and found["steps"] == 16 and found["differing"] == []
     assert found["saved_step"] == found["reclaims"][-1]["step"] and found["tasks_done_twice"] == 0
+
+
+@slow
+def test_the_death_of_a_parameter_server_is_drilled(tmp_path: Path, forked_commands: ForkedCommands) -> None:
+    """Without copies DONE tasks are done again, at most those since the snapshots; with copies none is."""
+    done = forked_commands.run(
+        *("drill", "--json", "--ps", "2", "--seed", "3", ps_job.__file__, "--tasks", "300", "--epochs", "1"),
+        timeout_seconds=280,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["held"] and not found["problems"]
+    without, having = found["deaths"]
+    assert (without["replicas"], having["replicas"]) == (0, 1)
+    assert 0 <= without["reopened"] <= without["done"] and having["reopened"] == 0
+    for death in (without, having):
+        assert 100 <= death["done"] < death["tasks"] == 300
+        assert 0 < death["served_seconds"] <= death["task_seconds"]

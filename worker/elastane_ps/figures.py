@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Final
 
 from elastane_proto.v1 import ps_pb2
 from elastane_ps.held import Holdings
-
-#: Counts of staleness: 0, 1, 2, 3-4, 5-8, ...; the last is unbounded.
-_STALENESS_COUNTS: Final = 16
+from elastane_slots.staleness_counts import COUNTS, place_of
 
 
 class Figures:
@@ -19,7 +16,8 @@ class Figures:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._verdicts: Counter[str] = Counter()
-        self._staleness = [0] * _STALENESS_COUNTS
+        self._staleness = [0] * COUNTS
+        self._staleness_sum = 0
         self._seconds: Counter[str] = Counter()
         self._frames: Counter[str] = Counter()
         self.bytes_received = 0
@@ -31,8 +29,8 @@ class Figures:
         with self._lock:
             self._verdicts[verdict] += 1
             if verdict == "applied":
-                place = staleness if staleness < 2 else (staleness - 1).bit_length() + 1
-                self._staleness[min(place, _STALENESS_COUNTS - 1)] += 1
+                self._staleness[place_of(staleness)] += 1
+                self._staleness_sum += staleness
 
     def frame(self, kind: str, seconds: float, received: int, sent: int) -> None:
         """Count a request. kind: "pull" or "push"."""
@@ -48,6 +46,7 @@ class Figures:
             figures = ps_pb2.PsFigures(
                 verdicts=dict(self._verdicts),
                 staleness_counts=self._staleness,
+                staleness_sum=self._staleness_sum,
                 pull_seconds=float(self._seconds["pull"]),
                 pull_frames=self._frames["pull"],
                 push_seconds=float(self._seconds["push"]),

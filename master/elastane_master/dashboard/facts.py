@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
+from elastane_master.dashboard.slot_facts import SlotFacts, slot_facts
 from elastane_master.dashboard.stage_facts import StageFacts, stage_facts
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.contexts import parts_bytes
@@ -123,6 +124,8 @@ class JobFacts:
     curves_left_out: int
     #: Of a pipeline.
     stages: StageFacts | None
+    #: Of a model at parameter servers.
+    slots: SlotFacts | None
     #: Messages about parts that could not be read.
     missing: tuple[str, ...] = field(default=())
 
@@ -165,6 +168,7 @@ class Gatherer:
             curves=drawn_curves[0],
             curves_left_out=drawn_curves[1],
             stages=stage_facts(server, view.pipeline),
+            slots=slot_facts(server),
             missing=tuple(missing),
         )
 

@@ -107,5 +107,5 @@ def _facts(job_server: JobServer) -> JobFacts:
         pending_appends=log.appended - log.durable,
         log_bytes=log.log_bytes,
         snapshot_bytes=log.snapshot_bytes,
-        pushes=job_server.slots.pushes(),
+        slots=job_server.slots.measured(),
     )

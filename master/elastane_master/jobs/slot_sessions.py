@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
+from typing import Final
 
 import structlog
 
@@ -19,13 +21,18 @@ from elastane_master.errors import MachineBroken
 from elastane_master.jobs.clock import Clock
 from elastane_master.jobs.limits import Limits, require_room
 from elastane_master.jobs.sessions import Session
+from elastane_master.metrics.figures import VERDICTS
+from elastane_master.metrics.measures import SlotMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.errors import StoreError
 from elastane_proto.v1 import ps_pb2
+from elastane_slots.staleness_counts import hot
 
 logger = structlog.get_logger(__name__)
 
 PsSession = Session[PsMessage]
+
+_RATE_SECONDS: Final = 2.0
 
 
 class SlotSessions:
@@ -33,7 +40,8 @@ class SlotSessions:
 
     decide: decides on an event, stores it and schedules its effects. when_durable: runs an action once all
     decided so far is stored. look_soon: has deadlines looked for soon. sessions: the current ones. streams:
-    all that are open, also those that were replaced. figures: the latest of each, serialized. told: the map
+    all that are open, also those that were replaced. figures: the latest of each, serialized;
+    push_rates: its pushes a second, once they are known. told: the map
     that is stored and told; None: there is none. changed: announces another.
     """
 
@@ -55,6 +63,8 @@ class SlotSessions:
         self.sessions: dict[str, PsSession] = {}
         self.streams: dict[PsSession, None] = {}
         self.figures: dict[str, bytes] = {}
+        self.push_rates: dict[str, float] = {}
+        self._pushes: dict[str, tuple[float, int]] = {}
         self.liveness = Liveness()
         self.told: ToldMap | None = None
         self.changed = Signal()
@@ -100,17 +110,38 @@ class SlotSessions:
         """True unless the session was ended or replaced."""
         return self.sessions.get(session.worker) is session
 
-    def keep_figures(self, session: PsSession, figures: bytes) -> None:
-        """Keep the latest figures of a parameter server for display."""
-        if self.is_current(session):
-            self.figures[session.worker] = figures
+    def keep_figures(self, session: PsSession, figures: bytes, pushes: int) -> None:
+        """Keep the latest figures of a parameter server for display. pushes: requests it has answered."""
+        if not self.is_current(session):
+            return
+        self.figures[session.worker] = figures
+        now = self._clock()
+        since, before = self._pushes.setdefault(session.worker, (now, pushes))
+        if now - since >= _RATE_SECONDS:
+            self.push_rates[session.worker] = max(0, pushes - before) / (now - since)
+            self._pushes[session.worker] = (now, pushes)
 
-    def pushes(self) -> dict[str, int]:
-        """Answers to pushes of the parameter servers that are connected, by verdict."""
-        answered: Counter[str] = Counter()
-        for figures in self.figures.values():
-            answered.update(dict(ps_pb2.PsFigures.FromString(figures).verdicts))
-        return dict(answered)
+    def measured(self) -> SlotMeasures:
+        """Return what the parameter servers that are connected have counted, together."""
+        told = [ps_pb2.PsFigures.FromString(figures) for figures in self.figures.values()]
+        slots = [slot for one in told for slot in one.slots]
+        sizes = [slot.weight_bytes + slot.optimizer_bytes for slot in slots]
+        verdicts: Counter[str] = Counter()
+        for one in told:
+            verdicts.update(dict(one.verdicts))
+        return SlotMeasures(
+            verdicts={name: count for name, count in verdicts.items() if name in VERDICTS},
+            staleness_counts=tuple(
+                sum(counts) for counts in zip_longest(*(one.staleness_counts for one in told), fillvalue=0)
+            ),
+            staleness_sum=sum(one.staleness_sum for one in told),
+            rows=sum(slot.rows for slot in slots),
+            weight_bytes=sum(slot.weight_bytes for slot in slots),
+            optimizer_bytes=sum(slot.optimizer_bytes for slot in slots),
+            hot=hot(sizes, sizes),
+            non_finite=sum(one.non_finite for one in told),
+            unsaved=sum(bool(one.unsaved_error) for one in told),
+        )
 
     def deliver(self, session: PsSession, event: AnyEvent) -> None:
         """Decide on a message of a parameter server. Raises as a decision does."""
@@ -192,4 +223,5 @@ class SlotSessions:
         self.liveness.forget(session.worker, session.id)
         if self.sessions.get(session.worker) is session:
             del self.sessions[session.worker]
-            self.figures.pop(session.worker, None)
+            for kept in (self.figures, self.push_rates, self._pushes):
+                kept.pop(session.worker, None)

@@ -254,14 +254,38 @@ SLOT_TASKS = _gauge(
     "job_name",
     "state",
 )
-SLOT_STALENESS = _gauge(
+SLOT_STALENESS_WORST = _gauge(
     "job_slots_staleness_worst", "Highest staleness that a push can have now, in tasks.", "job_name"
+)
+SLOT_STALENESS_LIMIT = _gauge(
+    "job_slots_staleness_limit",
+    "Limit of the staleness of a push, in tasks; absent for jobs without one.",
+    "job_name",
+)
+SLOT_STALENESS = _histogram(
+    "job_slots_staleness_tasks",
+    "Tasks that a slot applied between a task's pull and its push; of connected parameter servers.",
+    "job_name",
 )
 SLOT_PUSHES = _counter(
     "job_slots_pushes",
     "Answers to pushes, one for each slot, by verdict; of the parameter servers that are connected.",
     "job_name",
     "verdict",
+)
+SLOT_NON_FINITE = _counter(
+    "job_slots_pushes_non_finite", "Pushes that were refused for a NaN or an infinity.", "job_name"
+)
+SLOT_ROWS = _gauge("job_slots_rows", "Rows of embeddings that tasks have used.", "job_name")
+SLOT_BYTES = _gauge(
+    "job_slots_bytes",
+    "Memory of slots at their owners: weights, or the optimizer's states.",
+    "job_name",
+    "kind",
+)
+SLOTS_HOT = _gauge("job_slots_hot", "Slots that have more than twice the bytes of the mean.", "job_name")
+SLOT_UNSAVED = _gauge(
+    "job_slots_processes_unsaved", "Parameter servers whose snapshots fail now.", "job_name"
 )
 SLOT_REOPENED = _counter(
     "job_slots_tasks_reopened",

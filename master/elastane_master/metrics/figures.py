@@ -26,9 +26,10 @@ from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
 from elastane_master.metrics.counters import JobCounters, RunCounters
-from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures
+from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, SlotMeasures
 from elastane_proto.history.fold import CAUSES
 from elastane_shards.progress import Progress
+from elastane_slots.pushes import Verdict
 
 MICROS = 1_000_000
 
@@ -41,6 +42,7 @@ HELD = ("damaged", "too_new")
 
 STAGES: tuple[str, ...] = tuple(Stage)
 PLACES: tuple[str, ...] = get_args(WorkerPlace)
+VERDICTS = tuple(verdict.value for verdict in Verdict)
 PS_STATES = ("serving", "draining", "lost", "awaited")
 RUN_STATES: tuple[str, ...] = get_args(RunState)
 RUNNER_STATES = ("attending", "paused", "silent", "lost")
@@ -52,7 +54,7 @@ class Samples:
     def __init__(self) -> None:
         self.by_metric: dict[Metric, list[tuple[tuple[str, ...], float | Distribution]]] = {}
 
-    def add(self, metric: Metric, value: float | Histogram, *labels: str) -> None:
+    def add(self, metric: Metric, value: float | Histogram | Distribution, *labels: str) -> None:
         """Add a sample. labels: values in the order of the metric's label names."""
         assert len(labels) == len(metric.labels), metric.name
         figure = value.distribution() if isinstance(value, Histogram) else value
@@ -92,7 +94,7 @@ class MasterFacts:
 class JobFacts:
     """Facts about a job besides its state.
 
-    log_bytes: written since the last snapshot. pushes: answers of its parameter servers, by verdict.
+    log_bytes: written since the last snapshot. slots: of its parameter servers.
     """
 
     lease_waiters: int = 0
@@ -101,7 +103,7 @@ class JobFacts:
     pending_appends: int = 0
     log_bytes: int = 0
     snapshot_bytes: int = 0
-    pushes: Mapping[str, int] = field(default_factory=dict)
+    slots: SlotMeasures = field(default_factory=SlotMeasures)
 
 
 def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -> None:
@@ -276,8 +278,18 @@ def _add_slots(samples: Samples, machine: JobMachine, facts: JobFacts) -> None:
     samples.add(known.SLOT_TASKS, len(gate.outstanding), job, "leased")
     samples.add(known.SLOT_TASKS, len(gate.returned), job, "returned")
     samples.add(known.SLOT_TASKS, len(gate.closing), job, "closing")
-    samples.add(known.SLOT_STALENESS, gate.worst(), job)
-    samples.count(known.SLOT_PUSHES, facts.pushes, job, values=("applied",))
+    samples.add(known.SLOT_STALENESS_WORST, gate.worst(), job)
+    if gate.limit is not None:
+        samples.add(known.SLOT_STALENESS_LIMIT, gate.limit, job)
+    measured = facts.slots
+    samples.add(known.SLOT_STALENESS, measured.staleness(), job)
+    samples.count(known.SLOT_PUSHES, measured.verdicts, job, values=VERDICTS)
+    samples.add(known.SLOT_NON_FINITE, measured.non_finite, job)
+    samples.add(known.SLOT_ROWS, measured.rows, job)
+    samples.add(known.SLOT_BYTES, measured.weight_bytes, job, "weights")
+    samples.add(known.SLOT_BYTES, measured.optimizer_bytes, job, "optimizer")
+    samples.add(known.SLOTS_HOT, measured.hot, job)
+    samples.add(known.SLOT_UNSAVED, measured.unsaved, job)
     reopened = sum(queue.reopened for queue in machine.queues.dynamic.values())
     samples.add(known.SLOT_REOPENED, reopened, job)
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
+
+from elastane_slots.staleness_counts import BOUNDS, COUNTS
 
 CALL_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Bucket bounds for call durations: a call on loopback takes 0.3 ms, a store that syncs 10 ms."""
@@ -53,6 +56,33 @@ class Histogram:
         """Return a snapshot."""
         ends = [*map(str, self._bounds), "+Inf"]
         return Distribution(list(zip(ends, map(float, accumulate(self._counts)), strict=True)), self.sum)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMeasures:
+    """What the connected parameter servers of a job have counted.
+
+    verdicts: answers to pushes, one for each slot. staleness_counts: as `elastane_slots.staleness_counts`;
+    staleness_sum: of all these pushes. hot: slots with far more bytes than the mean. non_finite: pushes
+    refused for a NaN or an infinity. unsaved: parameter servers whose snapshots fail.
+    """
+
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    staleness_counts: tuple[int, ...] = ()
+    staleness_sum: int = 0
+    rows: int = 0
+    weight_bytes: int = 0
+    optimizer_bytes: int = 0
+    hot: int = 0
+    non_finite: int = 0
+    unsaved: int = 0
+
+    def staleness(self) -> Distribution:
+        """Return the histogram of staleness, in tasks."""
+        counts = [*self.staleness_counts, *(0,) * COUNTS][:COUNTS]
+        ends = [*(f"{bound}.0" for bound in BOUNDS), "+Inf"]
+        found = list(zip(ends, map(float, accumulate(counts)), strict=True))
+        return Distribution(found, float(self.staleness_sum))
 
 
 class MethodMeasures:

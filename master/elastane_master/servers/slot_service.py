@@ -169,7 +169,7 @@ async def _read(server: JobServer, session: PsSession, requests: Requests) -> No
             slots.heard(session)
             figures = request.heartbeat.figures
             if request.HasField("heartbeat") and 0 < figures.ByteSize() <= FIGURES_BYTES_MAX:
-                slots.keep_figures(session, figures.SerializeToString())
+                slots.keep_figures(session, figures.SerializeToString(), figures.push_frames)
             event = translate_slots.attend_event(request, session.worker, session.id)
             if event is not None:
                 slots.deliver(session, event)

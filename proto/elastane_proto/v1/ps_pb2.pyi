@@ -358,7 +358,7 @@ class SlotFigures(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., version: _Optional[int] = ..., rows: _Optional[int] = ..., weight_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., pushes: _Optional[int] = ..., pulls: _Optional[int] = ..., saved_version: _Optional[int] = ...) -> None: ...
 
 class PsFigures(_message.Message):
-    __slots__ = ("slots", "verdicts", "staleness_counts", "pull_seconds", "pull_frames", "push_seconds", "push_frames", "bytes_received", "bytes_sent", "memory_bytes_used", "non_finite", "unsaved_since", "unsaved_error")
+    __slots__ = ("slots", "verdicts", "staleness_counts", "pull_seconds", "pull_frames", "push_seconds", "push_frames", "bytes_received", "bytes_sent", "memory_bytes_used", "non_finite", "unsaved_since", "unsaved_error", "staleness_sum")
     class VerdictsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +379,7 @@ class PsFigures(_message.Message):
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     UNSAVED_SINCE_FIELD_NUMBER: _ClassVar[int]
     UNSAVED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_SUM_FIELD_NUMBER: _ClassVar[int]
     slots: _containers.RepeatedCompositeFieldContainer[SlotFigures]
     verdicts: _containers.ScalarMap[str, int]
     staleness_counts: _containers.RepeatedScalarFieldContainer[int]
@@ -392,7 +393,8 @@ class PsFigures(_message.Message):
     non_finite: int
     unsaved_since: _timestamp_pb2.Timestamp
     unsaved_error: str
-    def __init__(self, slots: _Optional[_Iterable[_Union[SlotFigures, _Mapping]]] = ..., verdicts: _Optional[_Mapping[str, int]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., pull_seconds: _Optional[float] = ..., pull_frames: _Optional[int] = ..., push_seconds: _Optional[float] = ..., push_frames: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., memory_bytes_used: _Optional[int] = ..., non_finite: _Optional[int] = ..., unsaved_since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsaved_error: _Optional[str] = ...) -> None: ...
+    staleness_sum: int
+    def __init__(self, slots: _Optional[_Iterable[_Union[SlotFigures, _Mapping]]] = ..., verdicts: _Optional[_Mapping[str, int]] = ..., staleness_counts: _Optional[_Iterable[int]] = ..., pull_seconds: _Optional[float] = ..., pull_frames: _Optional[int] = ..., push_seconds: _Optional[float] = ..., push_frames: _Optional[int] = ..., bytes_received: _Optional[int] = ..., bytes_sent: _Optional[int] = ..., memory_bytes_used: _Optional[int] = ..., non_finite: _Optional[int] = ..., unsaved_since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., unsaved_error: _Optional[str] = ..., staleness_sum: _Optional[int] = ...) -> None: ...
 
 class PsHeartbeat(_message.Message):
     __slots__ = ("generation", "figures", "lease_seen")

@@ -10,6 +10,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from elastane_cli.chaos.plan import ChaosResult, Injection, RunSummary
+from elastane_cli.chaos.ps_faults import PS_FAULTS
 from elastane_cli.chaos.run import FAULTS
 from elastane_cli.commands.chaos import print_result
 from elastane_cli.commands.main import build_app
@@ -32,6 +33,10 @@ def run(*arguments: str) -> tuple[int, str]:
         (["--ests", "1"], "--ests"),
         (["--pipeline", "3:2"], "'3:2': MIN is at least 1 and at most MAX"),
         (["--shadow", "9"], "it must be at most 8"),
+        (["--kills", "3"], "--kills: only with --ps"),
+        (["--ps-replicas", "1"], "--ps-replicas: only with --ps"),
+        (["--ps", "2", "--shadow", "1"], "a pipeline has no parameter servers"),
+        (["--ps", "2", "--faults", "kill-both"], "unknown fault 'kill-both'"),
     ],
 )
 def test_bad_usage_is_named(arguments: list[str], said: str) -> None:
@@ -46,6 +51,11 @@ def test_list_names_every_fault() -> None:
     assert [line.split()[0] for line in output.splitlines()] == list(FAULTS)
     code, output = run("--list", "--json")
     assert json.loads(output) == {fault.name: fault.text for fault in FAULTS.values()}
+
+
+def test_list_names_the_faults_of_parameter_servers() -> None:
+    code, output = run("--list", "--ps", "2", "--json")
+    assert code == 0 and json.loads(output) == {fault.name: fault.text for fault in PS_FAULTS.values()}
 
 
 def shown(result: ChaosResult, folder: Path | None = None) -> str:
@@ -75,3 +85,17 @@ def test_table_says_what_did_not_hold_and_how_to_see_it_again(tmp_path: Path) ->
     assert "run 1: weights" in text and "0 of 1 runs: NO" in text
     assert f"everything is kept in {tmp_path}" in text
     assert "again: elastane chaos --seed 7" in text
+
+
+def test_table_of_parameter_servers_counts_tasks() -> None:
+    injected = Injection("kill-ps", 1, 5, "kill -9 ps-1", 0.0, None)
+    lost = RunSummary(
+        1, 9, 9, 2, 0, (), ("slot 3: task 1 of epoch 0 of clicks is DONE, and not applied here",), 0, 3.0
+    )
+    text = shown(ChaosResult("7", 1, 9, 12.0, (injected,), (lost,), ps=3))
+    assert "3 parameter servers, 9 tasks" in text and "to the next task" in text
+    assert "lost 2, repeated 0; each applied once in every slot in 0 of 1 runs: NO" in text
+    assert "run 1: slot 3: task 1 of epoch 0" in text
+    assert injected.in_words("task", "the next fault at once") == (
+        "task 5: kill -9 ps-1: the next fault at once: held"
+    )

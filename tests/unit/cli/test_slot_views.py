@@ -9,28 +9,11 @@ from elastane_cli.views.slots import (
     place_state,
     ps_rows,
     slot_rows,
-    staleness_text,
     status_lines,
     summary_lines,
 )
 from elastane_common.sizes import size_text
 from elastane_proto.v1 import ps_pb2
-
-
-@pytest.mark.parametrize(
-    ("counts", "told"),
-    [
-        ([], ("-", "-", "-")),
-        ([0] * 16, ("-", "-", "-")),
-        ([5], ("0", "0", "0")),
-        ([50, 40, 9, 1], ("0", "2", "3-4")),
-        ([0, 0, 0, 0, 100], ("5-8",) * 3),
-        ([98, 0, 0, 0, 0, 2], ("0", "9-16", "9-16")),
-        ([1] + [0] * 14 + [1], ("0", "8193+", "8193+")),
-    ],
-)
-def test_staleness_is_told_as_what_a_count_stands_for(counts: list[int], told: tuple[str, str, str]) -> None:
-    assert staleness_text(counts) == told
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ from elastane_master.decisions.views import progress_views
 from elastane_master.metrics import catalogue
 from elastane_master.metrics.counters import JobCounters
 from elastane_master.metrics.figures import JobFacts, Samples, add_job
+from elastane_master.metrics.measures import Distribution, SlotMeasures
 from elastane_slots.applied import AppliedSet
 from elastane_slots.assignment import holders
+from elastane_slots.pushes import Verdict
 from elastane_slots.tasks import TaskName, TaskRun
 
 
@@ -821,11 +823,22 @@ def test_what_is_shown_of_slots_and_why_nothing_is_leased() -> None:
     job.do(said.SlotsCheckpointRequested("c"))
     assert "waits for the tasks in flight" in slots_view(book, queues).waiting
     samples = Samples()
-    facts = JobFacts(pushes={"applied": 7})
+    measured = SlotMeasures({"applied": 7}, (4, 2, 1), staleness_sum=4, rows=9, weight_bytes=5, unsaved=1)
+    facts = JobFacts(slots=measured)
     add_job(samples, job.machine, facts, JobCounters(job.machine.state), job.now)
     assert samples.by_metric[catalogue.SLOTS_SERVED] == [(("job",), SLOTS)]
     assert dict(samples.by_metric[catalogue.SLOT_TASKS])["job", "leased"] == 1
-    assert samples.by_metric[catalogue.SLOT_PUSHES] == [(("job", "applied"), 7)]
+    assert dict(samples.by_metric[catalogue.SLOT_PUSHES]) == {
+        ("job", verdict.value): 7 * (verdict is Verdict.APPLIED) for verdict in Verdict
+    }
+    assert samples.by_metric[catalogue.SLOT_STALENESS_LIMIT] == [(("job",), 0)]
+    [(_, staleness)] = samples.by_metric[catalogue.SLOT_STALENESS]
+    assert isinstance(staleness, Distribution) and staleness.sum == 4
+    assert [bound for bound, _ in staleness.buckets[:5]] == ["0.0", "1.0", "2.0", "4.0", "8.0"]
+    assert [count for _, count in staleness.buckets] == [4, 6, *(7,) * 14]
+    assert dict(samples.by_metric[catalogue.SLOT_BYTES]) == {("job", "weights"): 5, ("job", "optimizer"): 0}
+    assert samples.by_metric[catalogue.SLOT_ROWS] == [(("job",), 9)]
+    assert samples.by_metric[catalogue.SLOT_UNSAVED] == [(("job",), 1)]
 
 
 def test_a_job_without_slots_says_nothing_of_them() -> None:

@@ -42,7 +42,7 @@ def faults_of(name: str, kind: str, text: str, labels: tuple[str, ...]) -> list[
     unit = re.search(r"(?<!_per)_(second|byte)(_total)?$", name)
     if unit:
         faults.append("has its unit in the singular")
-    if kind == "histogram" and not re.search(r"_(seconds|bytes|records|ratio)$", name):
+    if kind == "histogram" and not re.search(r"_(seconds|bytes|records|ratio|tasks)$", name):
         faults.append("is a histogram without a unit")
     if not text or not text.endswith(".") or len(text) > 160:
         faults.append("has no help of one sentence")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import termios
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from elastane_cli.screen import news as news_module
 from elastane_cli.screen.keys import decode
-from elastane_cli.screen.news import JobNews, News, held_key
+from elastane_cli.screen.news import JobNews, News, Watching, held_key
 from elastane_cli.screen.pages import age, picture, plain, rows_of
 from elastane_cli.screen.view import Row, View, press
 from elastane_proto.event_filter import EventFilter
-from elastane_proto.v1 import ring_pb2, shard_pb2
+from elastane_proto.v1 import ps_pb2, ring_pb2, shard_pb2
 from pseudo_terminal import WAIT_SECONDS, Terminal
 from unit.cli.fake_master import FakeMaster, running_job
 
@@ -165,6 +167,33 @@ def test_who_holds_what_and_for_how_long() -> None:
     task.attempt = 3  # another attempt is held from now on
     detail.take_progress([shard_pb2.Progress(dataset="images", holders=[task])], 150.0)
     assert list(detail.held_since.values()) == [150.0]
+
+
+class Slots:
+    """A client that knows the slots of a job once it is asked a second time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.found = ps_pb2.GetSlotsResponse()
+        self.found.processes.add(ps_id="ps-0", state="serving")
+        self.found.map.places.add(owner="ps-0")
+
+    def find_slots(self, job: str) -> ps_pb2.GetSlotsResponse | None:
+        self.asked += 1
+        return self.found if self.asked > 1 else None
+
+
+def test_parameter_servers_are_above_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news_module, "SLOTS_SECONDS", 0.0)
+    detail, client, ended = JobNews("train", running_job()), Slots(), threading.Event()
+    detail.take_progress([shard_pb2.Progress(dataset="images", total=9)], 0.0)
+    detail.slots = next(iter(Watching._slots(client, detail, ended)))  # type: ignore[arg-type]
+    assert client.asked == 2
+    text = plain(picture(View(page="job", tab="tasks"), News(detail=detail), 80, 24, 0.0))
+    assert text.index("parameter servers: ps-0; 1 of 1 slot served") < text.index("images")
+    detail.datasets, client.asked = [shard_pb2.Progress(dataset="train")], 0
+    monkeypatch.setattr(ended, "wait", lambda seconds: ended.set())
+    assert not list(Watching._slots(client, detail, ended)) and not client.asked  # type: ignore[arg-type]
 
 
 def test_ages() -> None:

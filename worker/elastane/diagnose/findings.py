@@ -56,6 +56,7 @@ CODES: Final = {
     "loop body": "ELA520",
     "module state": "ELA536",
     "pipeline": "ELA537",
+    "parameter servers": "ELA538",
 }
 
 

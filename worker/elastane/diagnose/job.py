@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -21,7 +22,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from torch.utils.data import DataLoader, IterableDataset
 
 from elastane.data.source import BatchSource
-from elastane.diagnose import pipeline_findings
+from elastane.diagnose import pipeline_findings, ps_findings
 from elastane.diagnose.ending import end_script
 from elastane.diagnose.findings import COMPLETE, Book, Severity, Timing
 from elastane.diagnose.inspection import Inspection
@@ -37,10 +38,16 @@ from elastane.runtime.pipelines.batch import steps as steps_of
 from elastane.runtime.pipelines.stock_pipe import StockPipe
 from elastane.runtime.prepared_objects import PreparedObjects, check_modules, intercept
 from elastane.runtime.script_generators import roots_of
+from elastane.runtime.slots.errors import NotPushedError
+from elastane.runtime.slots.local import prepare_local
+from elastane.runtime.slots.model import PsArguments
+from elastane.runtime.slots.prepared import PreparedPs
+from elastane.runtime.slots.task import PushTask
 from elastane.runtime.stock import LocalJob, LocalTask
 from elastane.state.codec import StateNotCarriedError
 from elastane.state.train_state import TrainState
 from elastane_common.errors import ElastaneError, StepError, UnsupportedError, reason_of
+from elastane_planner.amounts import bytes_text
 
 ESTS_DEFAULT: Final = 2
 _WARM_UP_STEPS: Final = 3
@@ -148,6 +155,21 @@ class DoctorJob(LocalJob):
         own_loader = DoctorLoader(given.loader, steps_of(turns, lambda: self.step), steps, self._loop_left)
         return prepared.returned(pipe, own_loader)
 
+    def _prepare_ps(self, given: PsArguments) -> PreparedPs:
+        self._begin_prepare("prepare_ps")
+        where = "job.prepare_ps"
+        try:
+            prepared, spec = prepare_local(given, self._seed or 0)
+        except ElastaneError as error:
+            self._refused("prepare", error, where=where)
+            self._end()
+        self._book.fact("dense weights", bytes_text(ps_findings.dense_bytes(spec)))
+        self._book.fact("embeddings by rows", ", ".join(table.name for table in spec.tables) or "none")
+        self._book.fact("at parameter servers", f"{bytes_text(ps_findings.full_bytes(spec))} with all rows")
+        for said in ps_findings.findings(spec, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+            self._book.add(said.severity, ps_findings.KIND, said.what, where=where, todo=said.todo)
+        return prepared
+
     def _begin_prepare(self, name: str) -> None:
         if self._turns is not None:
             raise StepError(f"{name} was called in a prepared script", hint="pass everything to one call")
@@ -188,10 +210,28 @@ class DoctorJob(LocalJob):
             raise StepError("job.log was called before job.prepare")
         self._watch.log(values)
 
-    def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
-        """Yield the first task only: tasks are leased, and their order decides no bits."""
+    def tasks(
+        self, dataset: str, *, size: int, task_size: int, **settings: Any
+    ) -> Iterator[LocalTask | PushTask]:
+        """Yield the first task only: tasks are leased, and their order decides no bits.
+
+        With parameter servers, the first few: what one pushes, the next one pulls.
+        """
         self._book.stage("tasks")
-        yield LocalTask(0, range(min(size, task_size)))
+        self._book.fact("tasks", f"of {dataset}, {task_size} each")
+        if (prepared := self._ps) is None:
+            yield LocalTask(0, range(min(size, task_size)))
+            self._end()
+            return
+        for index, start in enumerate(range(0, size, task_size)[: self._settings.steps]):
+            task = PushTask(0, index, range(start, min(start + task_size, size)), dataset=dataset)
+            prepared.begin(task)
+            yield task
+            try:
+                prepared.end().result()
+            except NotPushedError as error:
+                self._refused("loop body", error, where="the loop over job.tasks")
+                break
         self._end()
 
     def _loop_left(self) -> None:

@@ -9,9 +9,10 @@ settings; all but the first act at the points of `probes`:
     gates   a folder. In step s, once the step is reported, the worker waits while somebody holds a lock
             on the file gates/s, if there is one. So a change can be made while a known step runs,
             however fast the machine is.
-    orders  a file. At the start of each mini-batch the worker executes its text for as long as it is there:
-            "slow SECONDS" sleeps, "hang" waits for another text, "eat" allocates memory until the kernel
-            ends the process. Written by `elastane chaos` while the job runs (see `give_order`).
+    orders  a file. At the start of each mini-batch, and in each task with parameter servers before its
+            gradients and after its push, the worker executes its text for as long as it is there: "slow
+            SECONDS" sleeps, "hang" waits for another text, "eat" allocates memory until the kernel ends the
+            process. Written by `elastane chaos` while the job runs (see `give_order`).
     kill    "point:step". The process kills itself with SIGKILL at that point of that step, or at its
             first visit to the point after that step.
 
@@ -83,7 +84,7 @@ class Rehearsal:
             os.kill(os.getpid(), signal.SIGKILL)
         if point == "all_reduce" and self.gates:
             _wait_for(Path(self.gates) / str(step))
-        if point == "forward" and self.orders:
+        if point in ("forward", "pushed") and self.orders:
             _obey(Path(self.orders))
 
 

@@ -34,10 +34,9 @@ from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
 from elastane.runtime.report import write_pipeline_report, write_stock_report
-from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import PsModeError
-from elastane.runtime.slots.local import LocalSlots
-from elastane.runtime.slots.model import PsArguments, model_parts
+from elastane.runtime.slots.local import prepare_local
+from elastane.runtime.slots.model import PsArguments
 from elastane.runtime.slots.prepared import PreparedPs
 from elastane.runtime.slots.task import PushTask
 from elastane.runtime.step_trace import StepTrace, open_trace
@@ -296,10 +295,7 @@ class PlainJob(LocalJob):
     def _prepare_ps(self, given: PsArguments) -> PreparedPs:
         if self._calls is not None:
             raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
-        # Nothing depends on the number of slots; one takes the least time.
-        parts = model_parts(given, slots=1, seed=self._seed or 0)
-        memory = DenseMemory(parts.spec, parts.dense)
-        return PreparedPs(given, parts, memory, LocalSlots(parts.spec, memory), "refuse")
+        return prepare_local(given, self._seed or 0)[0]
 
     def tasks(
         self, dataset: str, *, size: int, task_size: int, **settings: Any

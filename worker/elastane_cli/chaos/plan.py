@@ -77,11 +77,11 @@ class Injection:
     recovery_seconds: float | None
     problems: tuple[str, ...] = ()
 
-    def in_words(self) -> str:
-        """Return one line: step, fault, recovery, and what was broken."""
+    def in_words(self, unit: str = "step", unrecovered: str = "no step after it") -> str:
+        """Return one line: step, fault, recovery, and what was broken. unit: what `step` counts."""
         seconds = self.recovery_seconds
-        after = "no step after it" if seconds is None else f"next step after {seconds:.2f} s"
-        return f"step {self.step}: {self.detail}: {after}: {'; '.join(self.problems) or 'held'}"
+        after = unrecovered if seconds is None else f"next {unit} after {seconds:.2f} s"
+        return f"{unit} {self.step}: {self.detail}: {after}: {'; '.join(self.problems) or 'held'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,11 @@ class FaultSummary:
 
 @dataclass(frozen=True, slots=True)
 class ChaosResult:
-    """Everything found. left_out: faults that this machine does not allow, each with the reason."""
+    """Everything found. left_out: faults that this machine does not allow, each with the reason.
+
+    ps: parameter servers. With them, steps are tasks, `lost` and `repeated` of a run are those that a slot
+    lacks or has too many, summed over slots, and `differing` are weights that are not of each task once.
+    """
 
     seed: str
     ests: int
@@ -134,6 +138,7 @@ class ChaosResult:
     runs: tuple[RunSummary, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    ps: int = 0
 
     @property
     def ok(self) -> bool:
@@ -154,6 +159,7 @@ class ChaosResult:
             "exit_code": self.exit_code,
             "seed": self.seed,
             "ests": self.ests,
+            "parameter_servers": self.ps,
             "steps": self.steps,
             "seconds": round(self.seconds, 1),
             "sha256": dict(self.fingerprint),

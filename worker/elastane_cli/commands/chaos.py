@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from elastane_cli.commands.agent_options import PS_MAX
 from elastane_cli.commands.common import console, print_error, worker_limits
 from elastane_cli.commands.job_options import PipelineOption, ShadowOption, pipeline_arguments
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching
@@ -35,12 +36,15 @@ HELP = "\n\n".join(
         "result.",
         "--pipeline cuts the built-in job into stages, or a script with prepare_pipeline. With --shadow 1 "
         "the death of one worker may cost no committed step; without, all goes back to the last checkpoint.",
+        "--ps 3 trains with parameter servers instead. At the end of each run, and of --kills faults, every "
+        "slot is read: it must have applied exactly the tasks that are DONE; of the built-in job, each once.",
         "Root can inject more faults: network namespaces, small disks, memory cgroups. Faults that the "
         "machine does not allow are left out and listed. Nothing outside the job is touched.",
         "Examples:",
         "  elastane chaos --minutes 5",
         "  elastane chaos --minutes 20 --faults kill-worker,kill-master --seed 7 train.py --epochs 3",
         "  elastane chaos --minutes 5 --pipeline 2:3 --shadow 1",
+        "  elastane chaos --ps 3 --workers 8 --kills 200 --ps-replicas 1",
         "  elastane chaos --list",
         "Exits with 0 if every promise held, 1 if one did not, 2 on bad usage, 11 if a run did not finish, "
         "130 on Ctrl-C.",
@@ -66,8 +70,12 @@ def chaos(
         ),
     ] = None,
     minutes: Annotated[
-        float, option("--minutes", "M", "Inject faults for this long; then let the run finish.", min=0.1)
-    ] = 5.0,
+        float | None,
+        option(
+            "--minutes", "M", "Inject faults for this long; then let the run finish.", min=0.1,
+            show_default="5; without a limit with --kills",
+        ),
+    ] = None,
     ests: Annotated[int, option("--ests", "N", "Logical workers.", min=2)] = 4,
     workers: Annotated[int, option("--workers", "W", "Worker processes.", min=2)] = 3,
     faults: Annotated[
@@ -84,12 +92,22 @@ def chaos(
     pace: Annotated[
         float | None,
         option(
-            "--pace", "SECONDS", "Extra time for each mini-batch, so that a short script lasts longer.",
+            "--pace", "SECONDS", "Extra time for each mini-batch or task: a short script lasts longer.",
             min=0.0, show_default="0.1 for the built-in job; 0 for a script",
         ),
     ] = None,
     pipeline: PipelineOption = None,
     shadow: ShadowOption = 0,
+    ps: Annotated[
+        int, option("--ps", "N", "Parameter servers of a job with prepare_ps; 0: none.", min=0, max=PS_MAX)
+    ] = 0,
+    ps_replicas: Annotated[
+        int, option("--ps-replicas", "N", "With --ps: copies of each slot.", min=0, max=1)
+    ] = 0,
+    kills: Annotated[
+        int | None,
+        option("--kills", "N", "With --ps: end after so many faults.", min=1, show_default="see --minutes"),
+    ] = None,
     module: ModuleOption = False,
     list_faults: Annotated[bool, option("--list", None, "List all faults and exit.")] = False,
     keep: Annotated[
@@ -102,33 +120,42 @@ def chaos(
     as_json: Annotated[bool, option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:  # fmt: skip
     from elastane_cli.chaos.plan import FaultsError, choose
+    from elastane_cli.chaos.ps_faults import PS_FAULTS
+    from elastane_cli.chaos.ps_run import PS_SCRIPT, PsChaos
     from elastane_cli.chaos.run import BUILT_IN_SCRIPT, FAULTS, PIPELINE_SCRIPT, Chaos
     from elastane_cli.commands.signals import sigterm_cleans_up
     from elastane_common.errors import ElastaneError
 
+    known = {name: fault.text for name, fault in (PS_FAULTS if ps else FAULTS).items()}
     if list_faults:
         if as_json:
-            typer.echo(json.dumps({fault.name: fault.text for fault in FAULTS.values()}))
+            typer.echo(json.dumps(known))
         else:
-            for fault in FAULTS.values():
-                typer.echo(f"{fault.name:<28} {fault.text}")
+            for name, text in known.items():
+                typer.echo(f"{name:<28} {text}")
         raise typer.Exit(0)
     if script:
         require_script(script, is_file=not module)
     if module and not script:
         raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
     require_new(keep)
-    if workers > ests:
+    if ps and (pipeline is not None or shadow):
+        raise typer.BadParameter("a pipeline has no parameter servers", param_hint="--ps")
+    if not ps and (kills is not None or ps_replicas):
+        raise typer.BadParameter("only with --ps", param_hint="--ps-replicas" if ps_replicas else "--kills")
+    if not ps and workers > ests:
         raise typer.BadParameter(f"{workers} workers for {ests} logical workers", param_hint="--workers")
     stages = worker_limits(pipeline, "--pipeline") if pipeline is not None else (1, 0)
-    built_in = PIPELINE_SCRIPT if pipeline is not None or shadow else BUILT_IN_SCRIPT
+    built_in = PS_SCRIPT if ps else PIPELINE_SCRIPT if pipeline is not None or shadow else BUILT_IN_SCRIPT
     try:
-        names = choose(faults, list(FAULTS))
+        names = choose(faults, list(known))
     except FaultsError as error:
         raise typer.BadParameter(f"{error.args[0]} ({error.hint})", param_hint="--faults") from None
 
     number = announced_seed(seed, as_json=as_json)
     command = (["-m", *script] if module else list(script)) if script else list(built_in)
+    if ps and not script and kills is not None:
+        command += ["--tasks", str(min(1500, max(60, 20 * kills)))]  # a few faults need no long run
     with contextlib.ExitStack() as stack:
         if keep is None:
             folder = Path(tempfile.mkdtemp(prefix="elastane-chaos-"))
@@ -139,11 +166,22 @@ def chaos(
         watcher = stack.enter_context(watching(quiet=as_json, bar=False))
         kept = True
         try:
-            result = Chaos(
-                folder=folder.absolute(), script=command, faults=names, ests=ests, workers=workers,
-                minutes=minutes, seed=str(number), watcher=watcher, stages=stages, shadows=shadow,
-                pace_seconds=pace if pace is not None else 0.0 if script else 0.1,
-            ).run()  # fmt: skip
+            pace_seconds = pace if pace is not None else 0.0 if script else 0.1
+            if minutes is None and kills is None:
+                minutes = 5.0
+            if ps:
+                result = PsChaos(
+                    folder=folder.absolute(), script=command, checks_weights=not script, faults=names, ps=ps,
+                    workers=workers, replicas=ps_replicas, seed=str(number), kills=kills, minutes=minutes,
+                    pace_seconds=pace_seconds, watcher=watcher,
+                ).run()  # fmt: skip
+            else:
+                assert minutes is not None
+                result = Chaos(
+                    folder=folder.absolute(), script=command, faults=names, ests=ests, workers=workers,
+                    minutes=minutes, seed=str(number), watcher=watcher, stages=stages, shadows=shadow,
+                    pace_seconds=pace_seconds,
+                ).run()  # fmt: skip
             kept = keep is not None or not result.ok
         except FaultsError as error:
             kept = False
@@ -161,8 +199,11 @@ def chaos(
     if as_json:
         typer.echo(json.dumps({**result.as_json(), "folder": str(folder) if kept else None}))
     else:
-        again = ["elastane", "chaos", "--seed", str(number), "--minutes", f"{minutes:g}", "--ests", str(ests)]
-        again += ["--workers", str(workers), *(["--faults", faults] if faults else [])]
+        again = ["elastane", "chaos", "--seed", str(number), "--workers", str(workers)]
+        again += ["--minutes", f"{minutes:g}"] if minutes is not None else []
+        again += ["--kills", str(kills)] if kills is not None else []
+        again += ["--ps", str(ps), "--ps-replicas", str(ps_replicas)] if ps else ["--ests", str(ests)]
+        again += ["--faults", faults] if faults else []
         again += pipeline_arguments(pipeline, shadow)
         print_result(console(), result, shlex.join([*again, *(script or [])]), folder if kept else None)
     raise typer.Exit(result.exit_code)
@@ -176,8 +217,10 @@ def print_result(out: Console, result: ChaosResult, again: str, folder: Path | N
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{result.ests} logical workers, {result.steps} steps a run, seed {result.seed}")
-    for column in ("fault", "times", "kept up, s", "to the next step, s: median", "range", "outcome"):
+    unit = "task" if result.ps else "step"
+    size = f"{result.ps} parameter servers" if result.ps else f"{result.ests} logical workers"
+    table = Table(title=f"{size}, {result.steps} {unit}s{'' if result.ps else ' a run'}, seed {result.seed}")
+    for column in ("fault", "times", "kept up, s", f"to the next {unit}, s: median", "range", "outcome"):
         table.add_column(column)
     for one in result.by_fault():
         found = one.seconds
@@ -195,14 +238,17 @@ def print_result(out: Console, result: ChaosResult, again: str, folder: Path | N
     lost, repeated = sum(run.lost for run in result.runs), sum(run.repeated for run in result.runs)
     entries = sum(run.entries for run in result.runs)
     equal = sum(not run.differing for run in result.runs)
+    if result.ps:
+        equal = sum(run.ok for run in result.runs)
     verdict = "[green]yes[/]" if equal == len(result.runs) else "[red]NO[/]"
+    what = "each applied once in every slot" if result.ps else "hashes equal to the fixed run"
     out.print(
         f"{len(result.injections)} faults in {len(result.runs)} runs, {result.seconds:.0f} s: "
         f"{entries} committed tasks, lost {lost}, repeated {repeated}; "
-        f"hashes equal to the fixed run in {equal} of {len(result.runs)} runs: {verdict}"
+        f"{what} in {equal} of {len(result.runs)} runs: {verdict}"
     )
     for injected in result.injections:
-        where = f"run {injected.run}, step {injected.step}, {injected.fault} ({injected.detail})"
+        where = f"run {injected.run}, {unit} {injected.step}, {injected.fault} ({injected.detail})"
         for problem in injected.problems:
             out.print(f"{where}: {problem}", markup=False)
     for run in result.runs:

@@ -142,7 +142,8 @@ def doctor(
             facts |= report.facts
             findings = for_data_workers(findings, int(report.facts.get("data workers", 1)))
             findings += with_source(report.findings, in_source)
-            if cost and not any(finding.kind in ("prepare", "state") for finding in report.findings):
+            refused = any(finding.kind in ("prepare", "state") for finding in report.findings)
+            if cost and not refused and "tasks" not in report.facts:  # steps are timed, not tasks
                 measured = examination.cost(seconds=cost_seconds)
                 findings += judge_cost(measured)
         except ScriptFailedError as error:

@@ -1,15 +1,17 @@
-"""`elastane drill`: rehearses the reclaim of spot nodes with the user's own script."""
+"""`elastane drill`: rehearses reclaims of spot nodes, or the death of a parameter server, with any script."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from elastane_cli.commands.agent_options import PS_MAX
 from elastane_cli.commands.common import worker_limits
 from elastane_cli.commands.cost import checked_currency, micros_of
 from elastane_cli.commands.job_options import PipelineOption, ShadowOption
@@ -23,6 +25,7 @@ from elastane_cli.commands.run_options import (
 )
 
 if TYPE_CHECKING:
+    from elastane_cli.drill.ps import PsDeath
     from elastane_cli.drill.run import DrillResult
 
 
@@ -34,10 +37,13 @@ HELP = "\n\n".join(
         "notice, at a later step all remaining nodes do; then a node elsewhere continues from the checkpoint "
         "they left. Every worker must leave before the deadline, no step may be run twice, and the result "
         "must be that of stock DDP.",
+        "With --ps it trains with parameter servers instead, kills one, and says what that cost: tasks done "
+        "again, and seconds. First without copies of slots, then with.",
         "Examples:",
         "  elastane drill --ests 4 train.py --epochs 1",
         "  elastane drill --ests 4 --pipeline 2:3 train_pipeline.py",
         "  elastane drill --ests 2 --grace 30 --spot-price 0.31 --on-demand-price 0.98 -m mypackage.train",
+        "  elastane drill --ps 2 clicks.py",
         "Exits with 0 if all of this held, 1 if something did not, 2 on bad usage, 11 if a run failed, 130 "
         "on Ctrl-C.",
     )
@@ -51,12 +57,20 @@ def register(app: typer.Typer) -> None:
 def drill(
     script: ScriptArgument,
     ests: Annotated[
-        int,
+        int | None,
         option(
-            "--ests", "N", "Number of logical workers, and of stock DDP processes.", min=1, show_default=False
+            "--ests",
+            "N",
+            "Number of logical workers, and of stock DDP processes; needed without --ps.",
+            min=1,
+            show_default=False,
         ),
-    ],
+    ] = None,
     module: ModuleOption = False,
+    ps: Annotated[
+        int, option("--ps", "N", "Parameter servers of a script with prepare_ps; 0: none.", min=0, max=PS_MAX)
+    ] = 0,
+    workers: Annotated[int, option("--workers", "W", "With --ps: worker processes.", min=1)] = 2,
     pipeline: PipelineOption = None,
     shadow: ShadowOption = 0,
     grace: Annotated[
@@ -90,12 +104,19 @@ def drill(
     ] = None,
     as_json: Annotated[bool, option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:
+    if ps == 1:
+        raise typer.BadParameter("somebody must take over: at least 2", param_hint="--ps")
+    if ps and (ests is not None or pipeline is not None or shadow):
+        raise typer.BadParameter("it goes with neither --ests nor a pipeline", param_hint="--ps")
+    if not ps and ests is None:
+        raise typer.BadParameter("missing, unless --ps is given", param_hint="--ests")
     prices = micros_of(spot_price, "--spot-price"), micros_of(on_demand_price, "--on-demand-price")
     require_script(script, is_file=not module)
     require_new(keep)
 
     from elastane_cli.commands.common import fail
     from elastane_cli.commands.signals import sigterm_cleans_up
+    from elastane_cli.drill.ps import PsDrill
     from elastane_cli.drill.run import Drill
     from elastane_cli.rehearse.watcher import Watcher
     from elastane_common.errors import ElastaneError
@@ -108,11 +129,26 @@ def drill(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(working_folder("drill", keep)).absolute()
         stack.enter_context(sigterm_cleans_up())
+        command = ["-m", *script] if module else list(script)
+        drawn = str(secrets.randbelow(2**32) if seed is None else seed)
+        if ps:
+            deaths = PsDrill(
+                folder=folder, script=command, ps=ps, workers=workers, seed=drawn, timeout_seconds=timeout,
+                watcher=DatedEvent(),
+            )  # fmt: skip
+            try:
+                found = deaths.run()
+            except ElastaneError as error:
+                stack.close()
+                fail(error, as_json=as_json, code=CODE_RUN_FAILED)
+            print_deaths(found, drawn, as_json=as_json)
+            raise typer.Exit(1 if any(death.problems for death in found) else 0)
+        assert ests is not None
         rehearsal = Drill(
             folder=folder,
-            script=["-m", *script] if module else list(script),
+            script=command,
             ests=ests,
-            seed=str(secrets.randbelow(2**32) if seed is None else seed),
+            seed=drawn,
             grace_seconds=grace,
             prices=(prices[0] or 0, prices[1] or 0),
             currency=checked_currency(currency),
@@ -132,6 +168,40 @@ def drill(
     else:
         _print(result)
     raise typer.Exit(result.exit_code)
+
+
+def print_deaths(deaths: Sequence[PsDeath], seed: str, *, as_json: bool) -> None:
+    """Print what the death of a parameter server has cost without copies, and with."""
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from elastane_cli.commands.common import console
+
+    problems = [problem for death in deaths for problem in death.problems]
+    if as_json:
+        found = {"held": not problems, "problems": problems, "exit_code": int(bool(problems)), "seed": seed}
+        typer.echo(json.dumps({**found, "deaths": [asdict(death) for death in deaths]}))
+        return
+    out = console()
+    table = Table(title=f"death of a parameter server, seed {seed}")
+    for column in (
+        "copies",
+        "DONE before",
+        "done again",
+        "slots served after, s",
+        "next task after, s",
+        "tasks",
+    ):
+        table.add_column(column)
+    for death in deaths:
+        seconds = f"{death.served_seconds:.2f}", f"{death.task_seconds:.2f}"
+        table.add_row(str(death.replicas), str(death.done), str(death.reopened), *seconds, str(death.tasks))
+    out.print(table)
+    for problem in problems:
+        out.print(problem, style="red", markup=False)
+    if not problems:
+        out.print("[bold green]held[/]: every DONE task is applied once in every slot")
 
 
 def as_document(result: DrillResult) -> dict[str, object]:

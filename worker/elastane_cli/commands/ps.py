@@ -5,9 +5,6 @@ The first argument is a job unless it names one of the actions; a job of such a 
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -29,10 +26,9 @@ from elastane_cli.commands.common import (
 from elastane_common.exit_codes import CODE_FAILED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from elastane_cli.slot_audit import MasterView, Name, SlotContent, SlotsAudit
-    from elastane_common.client import MasterClient
+    from elastane_cli.slot_audit import SlotsAudit
     from elastane_proto.v1 import ps_pb2
 
 HELP = "\n\n".join(
@@ -62,8 +58,6 @@ _PS_COLUMNS: Final = (
 )
 _SLOT_COLUMNS: Final = ("SLOT", "PS", "BACKUP", "STATE", "LIFE", "VERSION", "ROWS", "BYTES", "SAVED")
 _TEXTS: Final = frozenset({"PS", "STATE", "BACKUP", "HOT SLOTS"})
-#: Between two looks at slots that are moving or restored.
-_TRY_SECONDS: Final = 0.25
 _RUNS_SHOWN: Final = 10
 
 
@@ -122,14 +116,11 @@ def audit(
     """
     from dataclasses import asdict
 
-    from elastane_cli.slot_audit import audit_slots
+    from elastane_cli.slot_reading import audit_job
 
     with connect(master, timeout) as client:
         name = client.only_job(job)
-        before = _master_view(client, name)
-        slots, lives = _read_slots(client, name, timeout)
-        after = _master_view(client, name)
-    result = audit_slots(slots, lives, before, after)
+        result = audit_job(client, name, timeout)
     if as_json:
         print_json({"job": name, "ok": result.ok, **asdict(result)})
     else:
@@ -266,83 +257,6 @@ def run_text(run: ps_pb2.TaskRunName) -> str:
     """Format tasks of an epoch: "clicks 0:5-9"."""
     last = f"-{run.end - 1}" if run.end > run.start + 1 else ""
     return f"{run.dataset} {run.epoch}:{run.start}{last}"
-
-
-# ------------------------------------------------------------------ the audit
-
-
-def _master_view(client: MasterClient, job: str) -> MasterView:
-    """Return what the master says of the tasks of data sets that push. Raises RequestRefusedError."""
-    from elastane_cli.slot_audit import MasterView
-    from elastane_proto.v1 import shard_pb2
-
-    slots = client.get_slots(job)
-    states: dict[int, set[Name]] = {}
-    committed: set[Name] = set()
-    for dataset in slots.datasets:
-        for task in client.list_tasks(job, dataset):
-            states.setdefault(task.state, set()).add((dataset, task.epoch, task.index))
-        committed |= {(dataset, entry.epoch, entry.step) for entry in client.audit_log(job, dataset)}
-    opened = states.get(shard_pb2.TASK_STATE_TODO, set()) | states.get(shard_pb2.TASK_STATE_DOING, set())
-    failed = states.get(shard_pb2.TASK_STATE_FAILED, set())
-    left = {(parts.dataset, parts.epoch, parts.task): tuple(parts.slots) for parts in slots.left}
-    return MasterView(committed - opened, opened, failed | left.keys(), left, slots.gate.closing)
-
-
-def _read_slots(
-    client: MasterClient, job: str, timeout_seconds: float
-) -> tuple[dict[int, SlotContent], Mapping[int, int]]:
-    """Read the record of every slot from its owner; return them, and the lives by the map.
-
-    Raises SlotAuditError for a slot that is not served within the time.
-    """
-    from elastane.slots.connection import PsConnection
-    from elastane.slots.frames import Inspect, Inspected, SlotFrameError
-    from elastane_cli.slot_audit import SlotAuditError, decode_record
-    from elastane_common.errors import ElastaneError
-
-    found: dict[int, SlotContent] = {}
-    lives: dict[int, int] = {}
-    deadline = time.monotonic() + timeout_seconds
-    why = "it is not served"
-    while True:
-        told = client.slot_map(job)
-        if not told.places:
-            raise SlotAuditError(f"job {job} has no slots", hint="its script trains without prepare_ps")
-        addresses = {process.ps_id: process for process in told.processes}
-        for slot, place in enumerate(told.places):
-            if slot in found and lives[slot] != place.life:
-                del found[slot]
-        with ExitStack() as stack:
-            connections: dict[str, PsConnection] = {}
-            for slot, place in enumerate(told.places):
-                process = addresses.get(place.owner)
-                if slot in found or process is None or place.restoring:
-                    continue
-                try:
-                    if place.owner not in connections:
-                        opened = PsConnection(process.address, process.secret)
-                        stack.callback(opened.close)
-                        connections[place.owner] = opened
-                    reply = connections[place.owner].send(Inspect(slot)).result(timeout_seconds)
-                except (OSError, ElastaneError, FutureTimeoutError) as error:
-                    why = f"{place.owner} does not answer: {error}"
-                    continue
-                if not isinstance(reply.header, Inspected):
-                    raise SlotFrameError(f"{place.owner} answered with {type(reply.header).__name__}")
-                if reply.header.record:
-                    found[slot] = decode_record(reply.header.record)
-                    lives[slot] = place.life
-        missing = [slot for slot in range(len(told.places)) if slot not in found]
-        if not missing:
-            return found, lives
-        if time.monotonic() >= deadline:
-            raise SlotAuditError(
-                f"slot {missing[0]} cannot be read: {why}",
-                hint="`elastane ps --slots` shows where each slot is; --timeout sets the limit",
-                slots=missing[:_RUNS_SHOWN],
-            )
-        time.sleep(_TRY_SECONDS)
 
 
 # ------------------------------------------------------------------ printing

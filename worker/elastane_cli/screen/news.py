@@ -17,20 +17,24 @@ from elastane_common.errors import ElastaneError, MasterUnreachableError
 
 if TYPE_CHECKING:
     from elastane_common.client import MasterClient
-    from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2, shard_pb2
+    from elastane_proto.v1 import job_pb2, metric_pb2, ps_pb2, ring_pb2, shard_pb2
 
 EVENTS_MAX = 2000
 MEMBERS_MAX = 200_000
 """Limit for the members of all rings in the kept events."""
 LIST_SECONDS = 1.0
 CURVE_SECONDS = 1.0
+SLOTS_SECONDS = 2.0
 
 HeldKey = tuple[str, int, int, int, int, str]
 
 
 @dataclass
 class JobNews:
-    """The latest data of one job. held_since: time since the epoch when each leased task was first seen."""
+    """The latest data of one job. held_since: time since the epoch when each leased task was first seen.
+
+    slots: None for a job without parameter servers.
+    """
 
     name: str
     job: job_pb2.Job | None = None
@@ -38,6 +42,7 @@ class JobNews:
     events: deque[ring_pb2.Event] = field(default_factory=deque)
     series: list[metric_pb2.Series] = field(default_factory=list)
     held_since: dict[HeldKey, float] = field(default_factory=dict)
+    slots: ps_pb2.GetSlotsResponse | None = None
     _members: int = 0
 
     def take_event(self, event: ring_pb2.Event) -> None:
@@ -115,6 +120,10 @@ class Watching:
             lambda answer: setattr(detail, "series", list(answer.series)),
         )
 
+        self._start(
+            ended, lambda: self._slots(client, detail, ended), lambda found: setattr(detail, "slots", found)
+        )
+
     def close(self) -> None:
         """End the page's threads."""
         self._ended.set()
@@ -128,6 +137,17 @@ class Watching:
         while not ended.is_set():
             yield sorted(client.list_jobs(), key=lambda job: job.name)
             ended.wait(LIST_SECONDS)
+
+    @staticmethod
+    def _slots(
+        client: MasterClient, detail: JobNews, ended: threading.Event
+    ) -> Iterable[ps_pb2.GetSlotsResponse]:
+        """Yield the slots of a job that leases tasks; others have none."""
+        while not ended.is_set():
+            leases = any(item.dataset != "train" for item in detail.datasets)
+            if leases and (found := client.find_slots(detail.name)) is not None:
+                yield found
+            ended.wait(SLOTS_SECONDS)
 
     def _start(
         self, ended: threading.Event, items: Callable[[], Iterable[Any]], take: Callable[[Any], None]

@@ -19,6 +19,7 @@ from elastane_cli.views.events import fold_line, is_wanted
 from elastane_cli.views.explanation import explanation_lines
 from elastane_cli.views.jobs import ests_text, phase_name
 from elastane_cli.views.progress import duration_text
+from elastane_cli.views.slots import status_lines
 from elastane_cli.views.text import counted, one_line
 from elastane_proto.folding import folded
 from elastane_proto.message_codec import enum_word
@@ -237,6 +238,8 @@ def _ests(detail: JobNews, now: float) -> Body:
 def _tasks(detail: JobNews, now: float) -> Body:
     body = Body(f"{'DATASET':<16} {'TASK':>9} {'ATT':>3}  {'POSITIONS':<19} {'HELD':>7} {'LEFT':>7}  BY")
     body.empty = "no dataset yet"
+    for number, text in enumerate(status_lines(detail.slots) if detail.slots is not None else ()):
+        body.add(Row(f"slots {number}"), Text(text, style="cyan"), text)
     for item in detail.datasets:
         counts = f"todo {item.todo}  doing {item.doing}  done {item.done}/{item.total}"
         counts += f"  failed {item.failed}" if item.failed else ""

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from elastane_cli.views.text import counted, harmless
 from elastane_common.sizes import size_text
+from elastane_slots.staleness_counts import HOT_TIMES, quantiles
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import ps_pb2
 
-#: Counts of staleness that a parameter server keeps.
-_COUNTS: Final = 16
 #: Slots that are named as a server's busiest.
 _HOT_MAX: Final = 3
-#: A slot is hot if it has so many times the mean of all slots' bytes.
-_HOT_TIMES: Final = 2.0
-
-
-def staleness_text(counts: Sequence[int]) -> tuple[str, str, str]:
-    """Return median, 99th percentile and maximum of staleness; "-" without a push.
-
-    counts: pushes by staleness 0, 1, 2, 3-4, 5-8, ... (doubling); the last is unbounded. Where a count stands
-    for several values, they are all named.
-    """
-    total = sum(counts)
-    if not total:
-        return "-", "-", "-"
-    last = max(place for place, count in enumerate(counts) if count)
-    return _place_text(counts, total, 0.5), _place_text(counts, total, 0.99), _bounds_text(last)
 
 
 def ps_rows(slots: ps_pb2.GetSlotsResponse) -> Iterator[tuple[str, ...]]:
@@ -58,7 +42,7 @@ def ps_rows(slots: ps_pb2.GetSlotsResponse) -> Iterator[tuple[str, ...]]:
             f"{sum(slot.rows for slot in figures.slots):,}",
             size_text(sum(own.values())),
             f"{figures.verdicts.get('applied', 0):,}",
-            *staleness_text(figures.staleness_counts),
+            *quantiles(figures.staleness_counts),
             _hot_text(own, mean),
         )
 
@@ -152,25 +136,8 @@ def gate_line(gate: ps_pb2.LeaseGate) -> str:
     return f"{line}, {gate.closing} FAILED and not closed everywhere" if gate.closing else line
 
 
-def _place_text(counts: Sequence[int], total: int, share: float) -> str:
-    seen = 0
-    for place, count in enumerate(counts):
-        seen += count
-        if seen >= share * total:
-            return _bounds_text(place)
-    raise AssertionError("all are seen")
-
-
-def _bounds_text(place: int) -> str:
-    """Name the values that one count stands for."""
-    if place <= 2:
-        return str(place)
-    low, high = 2 ** (place - 2) + 1, 2 ** (place - 1)
-    return f"{low}+" if place == _COUNTS - 1 else f"{low}-{high}"
-
-
 def _hot_text(sizes: Mapping[int, int], mean: float) -> str:
-    hot = [slot for slot, size in sizes.items() if size > _HOT_TIMES * mean]
+    hot = [slot for slot, size in sizes.items() if size > HOT_TIMES * mean]
     hot.sort(key=lambda slot: (-sizes[slot], slot))
     named = [f"{slot} ({size_text(sizes[slot])})" for slot in hot[:_HOT_MAX]]
     return ", ".join([*named, f"+{len(hot) - _HOT_MAX}"] if len(hot) > _HOT_MAX else named) or "-"

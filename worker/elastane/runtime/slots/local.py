@@ -11,10 +11,23 @@ import numpy as np
 import torch
 
 from elastane.runtime.slots.dense import DenseMemory
+from elastane.runtime.slots.model import PsArguments, model_parts
+from elastane.runtime.slots.prepared import PreparedPs
 from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.spec import ModelSpec
 from elastane_slots.pushes import Pulled
+
+
+def prepare_local(given: PsArguments, seed: int) -> tuple[PreparedPs, ModelSpec]:
+    """Prepare a model for one process without parameter servers; return its parts as they would be there.
+
+    Raises PsModelError, PsOptimizerError.
+    """
+    # Nothing depends on the number of slots; one takes the least time.
+    parts = model_parts(given, slots=1, seed=seed)
+    memory = DenseMemory(parts.spec, parts.dense)
+    return PreparedPs(given, parts, memory, LocalSlots(parts.spec, memory), "refuse"), parts.spec
 
 
 class LocalSlots:

@@ -17,6 +17,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from elastane.runtime import probes
 from elastane.runtime.slots.clips import refuse_clips
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import NonFiniteGradientError, NotPushedError, PsModeError, RowIdError
@@ -44,6 +45,7 @@ class Push:
 
     def __enter__(self) -> Push:
         self._prepared._enter(self.task)
+        probes.reached("forward", self.task.index)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -51,6 +53,7 @@ class Push:
             self._prepared._abandon()
             return
         self._end = self._prepared._finish(self.task)
+        probes.reached("pushed", self.task.index)
 
     @property
     def applied(self) -> bool:

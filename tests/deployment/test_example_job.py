@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import kubernetes_validate
@@ -12,6 +12,7 @@ import yaml
 
 from deployment.kustomize import Resource, render
 from elastane_operator.decisions import pod_labels
+from elastane_operator.decisions.pods import Role
 from elastane_operator.decisions.pool_spec import read_pool_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,8 +102,10 @@ def test_the_others_are_valid() -> None:
 
 def test_its_policies_choose_the_pods_that_the_operator_makes() -> None:
     [worker] = [one("NetworkPolicy")["spec"]["podSelector"]]
-    assert worker["matchExpressions"] == [{"key": pod_labels.LABEL_JOB, "operator": "Exists"}]
-    assert list(worker["matchLabels"]) == [pod_labels.LABEL_ROLE]
+    assert worker["matchExpressions"] == [
+        {"key": pod_labels.LABEL_JOB, "operator": "Exists"},
+        {"key": pod_labels.LABEL_ROLE, "operator": "In", "values": list(get_args(Role))},
+    ]
     assert one("NetworkPolicy")["spec"]["ingress"] == [{"from": [{"podSelector": worker}]}]
 
 

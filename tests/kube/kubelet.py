@@ -158,7 +158,8 @@ class Kubelet:
             await self._patch_status(pod, status | {"containerStatuses": statuses})
             pod = pod | {"status": status}
         environment = await self._environment(pod)
-        if not self.attends or "ELASTANE_MASTER" not in environment:
+        is_server = "ELASTANE_PS_ID" in environment  # no trainer plays a parameter server
+        if is_server or not self.attends or "ELASTANE_MASTER" not in environment:
             await asyncio.Event().wait()
         self.trainers[name] = trainer = Trainer(
             environment["ELASTANE_MASTER"],

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from elastane_operator.decisions.pods import Role
+
 
 class CreatePod(msgspec.Struct, frozen=True, tag=True):
     """Create the pod of an index. device_type: of a pool, or CAPACITY_ON_DEMAND; empty: none."""
@@ -17,6 +19,7 @@ class CreatePod(msgspec.Struct, frozen=True, tag=True):
     index: int
     reason: str
     device_type: str = ""
+    role: Role = "worker"
 
 
 class DeletePod(msgspec.Struct, frozen=True, tag=True):

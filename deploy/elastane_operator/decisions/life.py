@@ -9,6 +9,7 @@ from elastane_operator.decisions import ends
 from elastane_operator.decisions.actions import DeleteObject, DeletePod, RemoveFinalizer
 from elastane_operator.decisions.observed import JobAtMaster
 from elastane_operator.decisions.reconciliation import FINALIZER, Reconciliation
+from elastane_operator.decisions.servers import release_servers
 from elastane_operator.decisions.status import Phase
 
 END_SECONDS = 30.0
@@ -48,15 +49,16 @@ def after_end(ctx: Reconciliation) -> None:
     if not status.settled:
         if not status.started or (ctx.observed.master.reachable and (job is None or job.over)):
             ctx.set(settled=True)
-        elif job is not None:
+        elif job is not None and not _still_save(ctx):
             ctx.ask("Cancel", f"the job is over: {status.reason}")
         ctx.look_in(CANCEL_SECONDS)
     if status.phase != "Succeeded" or ctx.passed(status.completion_time, END_SECONDS):
         ctx.release([pod for pod in ctx.pods if pod.live], f"the job is over: {status.phase}")
+    release_servers(ctx)
     ttl = ctx.spec.ttl_seconds_after_finished
     if ttl is None or status.cleaned_time is not None or not ctx.passed(status.completion_time, ttl):
         return
-    if not ctx.pods and not ctx.observed.objects.present:
+    if not ctx.pods and not ctx.servers and not ctx.observed.objects.present:
         ctx.set(cleaned_time=ctx.now)
         ctx.note("Normal", "Cleaned", f"what the job had made is deleted, {ttl} s after its end")
         return
@@ -183,7 +185,7 @@ def _let_go(ctx: Reconciliation) -> None:
 def _be_suspended(ctx: Reconciliation, reason: str) -> None:
     _release_all(ctx)
     ends.waiting_indexes(ctx)
-    if any(pod.live for pod in ctx.pods):
+    if any(pod.live for pod in (*ctx.pods, *ctx.servers)):
         ctx.enter("Suspending", reason)
     else:
         ctx.enter("Suspended", reason)
@@ -191,6 +193,13 @@ def _be_suspended(ctx: Reconciliation, reason: str) -> None:
 
 def _release_all(ctx: Reconciliation) -> None:
     ctx.release([pod for pod in ctx.pods if pod.deleted is None], f"{ctx.identity.name} needs no workers now")
+    release_servers(ctx)
+
+
+def _still_save(ctx: Reconciliation) -> bool:
+    """True while parameter servers of a job that succeeded save their slots: a cancelled job needs none."""
+    is_late = ctx.passed(ctx.status.completion_time, END_SECONDS + ctx.spec.checkpoint.timeout_seconds)
+    return bool(ctx.servers) and ctx.status.phase == "Succeeded" and not is_late
 
 
 def _deletes(action: object, uid: str) -> bool:

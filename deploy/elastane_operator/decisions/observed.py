@@ -74,11 +74,19 @@ class Targets(msgspec.Struct, frozen=True):
     predicted_cost_micros: int | None = None
 
 
+class Tasks(msgspec.Struct, frozen=True):
+    """Tasks of a job's data sets. over: all are DONE or FAILED, and none will be added."""
+
+    done: int
+    total: int
+    over: bool
+
+
 class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
     """A job as reported by its master.
 
     est_seconds: of one EST's part of a step; None: not measured. targets: None if it does not scale by
-    itself.
+    itself. tasks: asked for if it has parameter servers; None: of no data set yet, or not known.
     """
 
     phase: MasterPhase
@@ -98,6 +106,7 @@ class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
     cost: CostView = CostView()
     scaling: ScalingSettings = ScalingSettings()
     targets: Targets | None = None
+    tasks: Tasks | None = None
 
     @property
     def over(self) -> bool:

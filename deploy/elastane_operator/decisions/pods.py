@@ -21,10 +21,13 @@ from elastane_operator.decisions.pod_labels import (
     LABEL_CAPACITY,
     LABEL_DEVICE_TYPE,
     LABEL_INDEX,
+    LABEL_PS_INDEX,
 )
 from elastane_operator.decisions.spec import ExitCodes, is_retryable, read_time
 
 Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
+Role = Literal["worker", "ps"]
+"""What a pod is for; "ps": a parameter server."""
 
 #: Codes of SIGKILL and SIGTERM, which are sent when a node is taken away.
 _SIGNALLED = {137: "SIGKILL", 143: "SIGTERM"}
@@ -46,8 +49,8 @@ _REASON_CHARACTERS_MAX = 300
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
     """State of a pod.
 
-    deleted: time of its deletion request. index: -1 if it has none. device_type: of a pool; empty: none.
-    on_demand: made for an on-demand node.
+    deleted: time of its deletion request. index: among those of its role, -1 if it has none. device_type: of
+    a pool; empty: none. on_demand: made for an on-demand node. restarts: of its container by the kubelet.
     """
 
     name: str
@@ -69,6 +72,8 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: str = ""
     waiting_message: str = ""
     on_demand: bool = False
+    role: Role = "worker"
+    restarts: int = 0
 
     @property
     def kind(self) -> str:
@@ -92,9 +97,9 @@ class End(msgspec.Struct, frozen=True):
     reason: str
 
 
-def pod_name(job: str, index: int) -> str:
-    """Name of the worker pod at an index. It is fixed, so a pod cannot be created twice."""
-    return f"{job}-worker-{index}"
+def pod_name(job: str, index: int, role: Role = "worker") -> str:
+    """Name of the pod at an index. It is fixed, so a pod cannot be created twice."""
+    return f"{job}-{role}-{index}"
 
 
 def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
@@ -103,7 +108,8 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
     container: name of the worker's container, if it has several.
     """
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    index = (metadata.get("labels") or {}).get(LABEL_INDEX, "")
+    labels = metadata.get("labels") or {}
+    index = labels.get(LABEL_INDEX) or labels.get(LABEL_PS_INDEX, "")
     owners = [owner["uid"] for owner in metadata.get("ownerReferences") or () if owner.get("controller")]
     statuses = list(status.get("containerStatuses") or ())
     own = [each for each in statuses if each.get("name") == container] or statuses[:1]
@@ -117,7 +123,7 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
         uid=metadata.get("uid", ""),
         index=int(index) if index.isascii() and index.isdigit() else -1,
         owner_uid=owners[0] if owners else "",
-        device_type=(metadata.get("labels") or {}).get(LABEL_DEVICE_TYPE, ""),
+        device_type=labels.get(LABEL_DEVICE_TYPE, ""),
         phase=status.get("phase") or "Pending",
         created=_created(metadata),
         deleted=read_time(metadata.get("deletionTimestamp")),
@@ -133,7 +139,9 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
         else "",
         waiting=waiting.get("reason") or "",
         waiting_message=(waiting.get("message") or "")[:_REASON_CHARACTERS_MAX],
-        on_demand=(metadata.get("labels") or {}).get(LABEL_CAPACITY) == CAPACITY_ON_DEMAND,
+        on_demand=labels.get(LABEL_CAPACITY) == CAPACITY_ON_DEMAND,
+        role="worker" if LABEL_INDEX in labels else "ps",
+        restarts=sum(each.get("restartCount") or 0 for each in statuses),
     )
 
 

@@ -27,6 +27,7 @@ from elastane_operator.decisions.observed import JobAtMaster, Observed
 from elastane_operator.decisions.reconciliation import FINALIZER, Decision, Reconciliation
 from elastane_operator.decisions.report import report
 from elastane_operator.decisions.scheduling import follow_pool, is_parked
+from elastane_operator.decisions.servers import came_to_its_end, does_tasks, fit_servers
 from elastane_operator.decisions.size import fit, wanted_pods
 from elastane_operator.decisions.spec import Identity, JobSpec, MasterSpec, Workers, price_micros
 from elastane_operator.decisions.status import Status
@@ -155,7 +156,13 @@ def _with_job(ctx: Reconciliation, job: JobAtMaster) -> None:
         ctx.fault = ("FixedFieldChanged", ctx.status.reason)
         ctx.look_in(30.0)
         return
-    ctx.enter("Running" if job.phase == "running" else "Waiting", job.reason)
+    if came_to_its_end(ctx):
+        life.finish(ctx, "Succeeded", "Succeeded", "all tasks are done, and the script came to its end")
+        return
+    if does_tasks(ctx, job):
+        ctx.enter("Running", f"{len(job.workers)} workers do tasks")
+    else:
+        ctx.enter("Running" if job.phase == "running" else "Waiting", job.reason)
     ask_for_scaling(ctx, job)
     is_other = (job.workers_min, job.workers_max) != (workers.min, workers.max)
     if is_other and not is_beside_autoscaler(ctx):
@@ -171,6 +178,7 @@ def _with_job(ctx: Reconciliation, job: JobAtMaster) -> None:
     if job.phase == "suspended":
         ctx.ask("Resume", "spec.suspend is false, and the master has the job suspended")
         return
+    fit_servers(ctx)
     # Of a pool that cannot be read nothing is known of its nodes: what is there stays.
     if ctx.observed.pool is None or not ctx.observed.pool.error:
         fit(ctx, wanted_pods(ctx))

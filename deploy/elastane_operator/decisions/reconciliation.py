@@ -31,7 +31,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Reconciliation:
-    """A decision being made. pods: pods owned by this job, by index."""
+    """A decision being made. pods, servers: the job's pods of workers and of parameter servers, by index."""
 
     def __init__(
         self, identity: Identity, spec: JobSpec, status: Status, observed: Observed, now: datetime
@@ -41,10 +41,12 @@ class Reconciliation:
         self.status = status
         self.observed = observed
         self.now = now
-        self.pods = sorted(
+        own = sorted(
             (pod for pod in observed.pods if pod.owner_uid == identity.uid and pod.index >= 0),
             key=lambda pod: pod.index,
         )
+        self.pods = [pod for pod in own if pod.role == "worker"]
+        self.servers = [pod for pod in own if pod.role == "ps"]
         self.actions: list[Action] = []
         self.notes: list[Note] = []
         self.next_look: float | None = None

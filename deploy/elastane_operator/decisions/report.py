@@ -10,7 +10,7 @@ from elastane_operator.decisions.pod_labels import LABEL_JOB, LABEL_ROLE
 from elastane_operator.decisions.reconciliation import Reconciliation
 from elastane_operator.decisions.size import wanted_pods
 from elastane_operator.decisions.spec import job_name
-from elastane_operator.decisions.status import CostStatus, WorkerCounts
+from elastane_operator.decisions.status import CostStatus, ServerCounts, WorkerCounts
 
 
 def report(ctx: Reconciliation) -> None:
@@ -29,7 +29,8 @@ def report(ctx: Reconciliation) -> None:
 
 
 def _progress(ctx: Reconciliation, job: JobAtMaster) -> None:
-    percent = f"{min(100 * job.step // job.steps, 100)}%" if job.steps > 0 else ""
+    done, of = (job.step, job.steps) if job.tasks is None else (job.tasks.done, job.tasks.total)
+    percent = f"{min(100 * done // of, 100)}%" if of > 0 else ""
     ctx.set(
         generation=job.generation,
         step=job.step,
@@ -71,6 +72,16 @@ def _workers(ctx: Reconciliation) -> None:
             summary=f"{ready}/{desired}",
         ),
     )
+    servers = ctx.spec.parameter_servers
+    if servers is not None:
+        ctx.set(
+            parameter_servers=ServerCounts(
+                desired=0 if idle else servers.count,
+                ready=sum(pod.ready for pod in ctx.servers if pod.live),
+                pending=sum(pod.phase != "Running" for pod in ctx.servers if pod.live),
+                restarts=sum(pod.restarts for pod in ctx.servers),
+            )
+        )
 
 
 def _conditions(ctx: Reconciliation) -> None:

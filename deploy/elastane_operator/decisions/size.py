@@ -14,6 +14,7 @@ from elastane_operator.decisions.actions import CreatePod, DeletePod
 from elastane_operator.decisions.autoscaling import scaled_pods
 from elastane_operator.decisions.pods import PodView, pod_name
 from elastane_operator.decisions.reconciliation import Reconciliation
+from elastane_operator.decisions.servers import keeps_place
 
 
 def wanted_pods(ctx: Reconciliation) -> Mapping[str, int]:
@@ -29,7 +30,7 @@ def fit(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
     _call_off(ctx, wanted)
     for pod in ctx.pods:
         known = ctx.ended.get(pod.uid)
-        if pod.ended and pod.deleted is None and known is not None:
+        if pod.ended and pod.deleted is None and known is not None and not keeps_place(ctx, pod):
             ctx.act(
                 DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); its place is cleared")
             )

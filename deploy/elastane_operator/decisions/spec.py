@@ -27,6 +27,9 @@ WEIGHT_MAX = 1_000_000
 
 PRIORITY_MAX = 1_000_000
 
+PS_COUNT_MAX = 1000
+"""As many as a master takes in a job by default (ELASTANE_PS_PER_JOB_MAX)."""
+
 _ANOTHER_MOMENT = 1_000_000.5
 """Seconds since the epoch: a time that means the same then and at the epoch is a moment."""
 
@@ -143,6 +146,24 @@ class Pipeline(_Part, frozen=True):
     shadows: int = DEFAULTS.pipeline_shadows
 
 
+class ParameterServers(_Part, frozen=True):
+    """Parameter servers of a script with prepare_ps, a pod each.
+
+    resources: of their containers. node_selector, tolerations: in place of the template's; None: those.
+    """
+
+    count: int
+    slots: int = DEFAULTS.ps_slots
+    replicas: int = DEFAULTS.ps_replicas
+    staleness: int | None = DEFAULTS.ps_staleness
+    snapshot_seconds: int = int(DEFAULTS.ps_snapshot_seconds)
+    non_finite: Literal["Refuse", "Skip", "Fail"] = "Refuse"
+    wire: Literal["Float32", "Bfloat16"] = "Float32"
+    resources: dict[str, Any] = {}
+    node_selector: dict[str, str] | None = None
+    tolerations: tuple[dict[str, Any], ...] | None = None
+
+
 class JobSpec(_Part, frozen=True):
     """The spec with defaults filled in; they equal those of the CRD."""
 
@@ -169,6 +190,7 @@ class JobSpec(_Part, frozen=True):
     scheduling: Scheduling | None = None
     scaling: Scaling | None = None
     pipeline: Pipeline | None = None
+    parameter_servers: ParameterServers | None = None
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -241,6 +263,8 @@ def check(spec: JobSpec, name: str) -> list[str]:
         problems += _check_scaling(spec.scaling, spec)
     if spec.pipeline is not None:
         problems += _check_pipeline(spec.pipeline)
+    if spec.parameter_servers is not None:
+        problems += _check_parameter_servers(spec.parameter_servers, spec)
     containers = spec.template.get("spec", {}).get("containers")
     if not isinstance(containers, list) or not containers:
         problems.append("template.spec.containers must hold a container")
@@ -324,6 +348,31 @@ def _check_pipeline(pipeline: Pipeline) -> list[str]:
             f"pipeline.stagesMin ({pipeline.stages_min}) must be at most pipeline.stagesMax "
             f"({pipeline.stages_max})"
         )
+    return problems
+
+
+def _check_parameter_servers(servers: ParameterServers, spec: JobSpec) -> list[str]:
+    problems = []
+    if not 1 <= servers.count <= PS_COUNT_MAX:
+        problems.append(
+            f"parameterServers.count must be from 1 to {PS_COUNT_MAX}, it is {servers.count}; to stop the "
+            "job, suspend it"
+        )
+    for field, name in (
+        ("slots", "ps_slots"),
+        ("replicas", "ps_replicas"),
+        ("staleness", "ps_staleness"),
+        ("snapshotSeconds", "ps_snapshot_seconds"),
+    ):
+        value = getattr(servers, name.removeprefix("ps_"))
+        if value is not None and (bound := SETTINGS[name].out_of_bounds(value)):
+            problems.append(f"parameterServers.{field} must be {bound}, it is {value}")
+    if servers.replicas >= servers.count:
+        problems.append("parameterServers.replicas needs a count that is larger")
+    if not spec.checkpoint.url:
+        problems.append("parameterServers needs a checkpoint.url: their slots are saved there")
+    if spec.scheduling is not None or spec.scaling is not None or spec.pipeline is not None:
+        problems.append("parameterServers excludes scheduling, scaling and pipeline: these are for rings")
     return problems
 
 

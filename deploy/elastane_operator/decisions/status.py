@@ -52,6 +52,15 @@ class WorkerCounts(_Part, frozen=True, omit_defaults=False):
     summary: str = "0/0"
 
 
+class ServerCounts(_Part, frozen=True, omit_defaults=False):
+    """Pods of parameter servers. restarts: of containers in the pods that are there."""
+
+    desired: int = 0
+    ready: int = 0
+    pending: int = 0
+    restarts: int = 0
+
+
 class CostStatus(_Part, frozen=True, omit_defaults=False):
     """Costs as decimal numbers in strings, because the API has no exact decimals.
 
@@ -146,6 +155,7 @@ class Status(_Part, frozen=True):
     cleaned_time: datetime | None = None
     scheduling: SchedulingStatus | None = None
     scaling: ScalingStatus | None = None
+    parameter_servers: ServerCounts | None = None
 
     @property
     def finished(self) -> bool:

@@ -55,7 +55,7 @@ from elastane_operator.edge.masters import (
 )
 from elastane_operator.edge.patches import merge_patch
 from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
-from elastane_operator.manifests.pods import worker_container, worker_pod
+from elastane_operator.manifests.pods import server_pod, worker_container, worker_pod
 from elastane_operator.settings import OperatorSettings, own_namespace
 
 Key = tuple[str, str]
@@ -266,7 +266,10 @@ class Controller:
                 self._kube, identity, spec, self._defaults, self._settings.trusted_masters()
             )
             view = await self._masters.view(
-                access, job_name(identity, spec), measured=spec.scheduling is not None
+                access,
+                job_name(identity, spec),
+                measured=spec.scheduling is not None,
+                tasks=spec.parameter_servers is not None,
             )
         except MasterAwayError as error:
             return None, MasterView(False, error=str(error))
@@ -376,6 +379,9 @@ class Controller:
             case RemoveFinalizer():
                 kept = tuple(each for each in identity.finalizers if each != FINALIZER)
                 return await self._set_finalizers(identity, kept, version)
+            case CreatePod(index=index, role="ps"):
+                assert spec is not None and access is not None
+                await self._create(identity, "Pod", server_pod(identity, spec, index, access.address))
             case CreatePod(index=index, device_type=kind):
                 assert spec is not None and access is not None
                 is_on_demand = spec.scheduling is None and kind == CAPACITY_ON_DEMAND
@@ -454,8 +460,8 @@ class _GoneError(Exception):
 def _what(action: Action) -> tuple[str, str]:
     """Reason and subject of the Event for an action that was carried out."""
     match action:
-        case CreatePod(index=index):
-            return "PodsCreated", f"worker {index}"
+        case CreatePod(index=index, role=role):
+            return "PodsCreated", f"{role} {index}"
         case DeletePod(name=name):
             return "PodsDeleted", name
         case CreateObject(kind=kind):

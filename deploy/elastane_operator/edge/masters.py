@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -88,10 +88,13 @@ class Masters:
         self._channels.clear()
         await asyncio.gather(*self._closing)
 
-    async def view(self, access: Access, name: str, *, measured: bool = False) -> MasterView:
+    async def view(
+        self, access: Access, name: str, *, measured: bool = False, tasks: bool = False
+    ) -> MasterView:
         """Return the master's view of a job; never raises for a master that is not reachable.
 
-        measured: whether the speed of its workers is asked for, too.
+        measured: whether the speed of its workers is asked for, too. tasks: whether it does tasks, so that
+        the progress through them is asked for without a ring.
         """
         try:
             request = job_pb2.JobServiceGetRequest(name=name)
@@ -102,9 +105,9 @@ class Masters:
             return MasterView(True)
         except MasterRefusedError as error:
             return MasterView(False, error=f"refused: {error}")
-        rate = await self._rate(access, response.job)
+        progress = await self._progress(access, response.job, tasks=tasks)
         speed = await self._est_seconds(access, response.job) if measured else {}
-        return MasterView(True, translate.job_view(response.job, rate, speed))
+        return MasterView(True, translate.job_view(response.job, progress, speed))
 
     async def ask(self, access: Access, what: str, name: str, spec: JobSpec) -> None:
         """Send one of the requests of `AskMaster.what`. Raises MasterRefusedError or MasterAwayError."""
@@ -149,16 +152,19 @@ class Masters:
         except grpc.aio.AioRpcError as error:
             raise self._translated(error, access, address) from None
 
-    async def _rate(self, access: Access, job: job_pb2.Job) -> float:
-        """Samples per second over all datasets. Only informational, so errors give 0.0."""
-        if job.phase != job_pb2.JOB_PHASE_RUNNING:
-            return 0.0
+    async def _progress(
+        self, access: Access, job: job_pb2.Job, *, tasks: bool
+    ) -> Sequence[shard_pb2.Progress]:
+        """Progress through its data sets; empty after an error, which the next look may not have."""
+        if job.phase != job_pb2.JOB_PHASE_RUNNING and not tasks:
+            return ()
         try:
             request = shard_pb2.GetProgressRequest(job=job.name)
             response = await self._call(access, shard_pb2_grpc.ShardServiceStub, "GetProgress", request)
         except (MasterAwayError, MasterRefusedError, _NotFoundError):
-            return 0.0
-        return float(sum(each.samples_per_second for each in response.datasets))
+            return ()
+        progress: Sequence[shard_pb2.Progress] = response.datasets
+        return progress
 
     async def _est_seconds(self, access: Access, job: job_pb2.Job) -> dict[str, float]:
         """Seconds of one EST's part of a step, by the workers that have measured it."""

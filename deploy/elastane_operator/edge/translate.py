@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from datetime import UTC
+from collections.abc import Mapping, Sequence
+from datetime import UTC, timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +15,11 @@ from elastane_operator.decisions.observed import (
     MasterPhase,
     ScalingSettings,
     Targets,
+    Tasks,
     WorkerView,
 )
 from elastane_operator.decisions.spec import JobSpec, price_micros
-from elastane_proto.v1 import job_pb2
+from elastane_proto.v1 import job_pb2, shard_pb2
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 _PHASES: dict[int, MasterPhase] = {
@@ -46,11 +47,12 @@ _RECOVERY = {"Elastic": job_pb2.RECOVERY_POLICY_ELASTIC, "Fixed": job_pb2.RECOVE
 
 
 def job_view(
-    job: job_pb2.Job, samples_per_second: float = 0.0, est_seconds: Mapping[str, float] = _NONE
+    job: job_pb2.Job, progress: Sequence[shard_pb2.Progress] = (), est_seconds: Mapping[str, float] = _NONE
 ) -> JobAtMaster:
     """Translate a job reported by its master. A phase unknown to this release counts as waiting.
 
-    est_seconds: of one EST's part of a step, by the workers that have measured it.
+    progress: through its data sets, as far as it was asked for. est_seconds: of one EST's part of a step, by
+    the workers that have measured it.
     """
     cost = job.cost
     return JobAtMaster(
@@ -65,7 +67,7 @@ def job_view(
         steps=job.steps_per_epoch * job.epochs,
         epoch=job.epoch,
         saved_step=job.saved_step,
-        samples_per_second=samples_per_second,
+        samples_per_second=float(sum(each.samples_per_second for each in progress)),
         est_seconds=statistics.median(est_seconds.values()) if est_seconds else None,
         workers=tuple(
             WorkerView(each.worker_id, _STATES.get(each.state, "other"), est_seconds.get(each.worker_id))
@@ -82,6 +84,15 @@ def job_view(
         ),
         scaling=_scaling_settings(job.settings),
         targets=_targets(job.scaling) if job.HasField("scaling") else None,
+        tasks=_tasks(progress) if progress and not job.steps_per_epoch else None,
+    )
+
+
+def _tasks(progress: Sequence[shard_pb2.Progress]) -> Tasks:
+    return Tasks(
+        done=sum(each.done + each.failed + each.total * each.epoch for each in progress),
+        total=sum(each.total * each.epochs for each in progress),
+        over=all(each.complete for each in progress),
     )
 
 
@@ -130,6 +141,16 @@ def job_settings(spec: JobSpec) -> job_pb2.JobSettings:
         settings.pipeline_stages_min = spec.pipeline.stages_min
         settings.pipeline_stages_max = spec.pipeline.stages_max
         settings.pipeline_shadows = spec.pipeline.shadows
+    if (servers := spec.parameter_servers) is not None:
+        of_servers = job_pb2.JobSettings(
+            ps_slots=servers.slots,
+            ps_replicas=servers.replicas,
+            ps_staleness=servers.staleness,
+            ps_snapshot=timedelta(seconds=servers.snapshot_seconds),
+            ps_nonfinite=f"PS_NONFINITE_{servers.non_finite.upper()}",
+            ps_wire=f"PS_WIRE_{servers.wire.upper()}",
+        )
+        settings.MergeFrom(of_servers)
     if spec.max_wait_seconds:
         settings.max_wait.FromSeconds(spec.max_wait_seconds)
     if (wanted := settings_of(spec)) is not None and wanted.mode:

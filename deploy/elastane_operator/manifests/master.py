@@ -5,11 +5,12 @@ The ElasticJob is the owner of all of them, so the cluster deletes them with the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from elastane_operator.decisions.pod_labels import LABEL_JOB, LABEL_ROLE
+from elastane_operator.decisions.pods import Role
 from elastane_operator.decisions.spec import Identity, JobSpec, OwnMaster
 from elastane_operator.manifests.pods import owner
 
@@ -77,7 +78,10 @@ def _network_policy(identity: Identity, defaults: MasterDefaults) -> dict[str, A
     # Pods in other namespaces may carry the operator's label, too, so its namespace is required as well.
     home = {"matchLabels": {"kubernetes.io/metadata.name": defaults.operator_namespace}}
     allowed = [
-        {"podSelector": {"matchLabels": {LABEL_JOB: identity.name, LABEL_ROLE: "worker"}}},
+        *(
+            {"podSelector": {"matchLabels": {LABEL_JOB: identity.name, LABEL_ROLE: role}}}
+            for role in get_args(Role)
+        ),
         {
             "namespaceSelector": home if defaults.operator_namespace else {},
             "podSelector": {"matchLabels": OPERATOR_LABELS},

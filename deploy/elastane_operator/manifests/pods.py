@@ -1,7 +1,8 @@
-"""The pod of a worker: the user's template plus the environment for `elastane run`.
+"""The pods of workers and parameter servers: the user's template plus their environment.
 
 The container's command may be just `elastane run train.py`: job, master, credentials and the source of
 spot-termination notices are passed as variables. Values set by the user in the template take precedence.
+A parameter server is the same container with another command: it needs the torch of the script.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from elastane_operator.decisions.pod_labels import (
     LABEL_INDEX,
     LABEL_JOB,
     LABEL_POOL,
+    LABEL_PS_INDEX,
     LABEL_ROLE,
 )
-from elastane_operator.decisions.pods import pod_name
+from elastane_operator.decisions.pods import Role, pod_name
 from elastane_operator.decisions.pool_spec import DeviceType
 from elastane_operator.decisions.spec import Identity, JobSpec, job_name
 
@@ -29,10 +31,23 @@ LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 WORKER_CONTAINER = "worker"
 GRACE_SECONDS = 60
 """Time for a worker to drain at the end of its step; a spot node's notice may be shorter."""
+SERVER_COMMAND = ("python", "-P", "-m", "elastane_ps")
 
 _CAPACITY = "ELASTANE_CAPACITY"
+_POD_IP = {"fieldRef": {"fieldPath": "status.podIP"}}
 _TLS_FOLDER = "/etc/elastane/tls"
 _TOKEN_FOLDER = "/etc/elastane/token"
+#: Fields of the template's container that are about its command.
+_OF_THE_COMMAND = (
+    "args",
+    "lifecycle",
+    "livenessProbe",
+    "ports",
+    "readinessProbe",
+    "startupProbe",
+    "tty",
+    "stdin",
+)
 
 
 def worker_pod(
@@ -44,29 +59,14 @@ def worker_pod(
     *,
     on_demand: bool = False,
 ) -> dict[str, Any]:
-    """Build the pod of an index.
+    """Build the worker's pod of an index.
 
     master: address of the job's master. device: type in the job's pool. on_demand: on a node as described by
     scaling.onDemand.
     """
-    template: dict[str, Any] = copy.deepcopy(spec.template)
-    given = template.get("metadata") or {}
-    pod: dict[str, Any] = template["spec"]
+    body = _from_template(identity, spec, index, "worker")
+    pod, labels = body["spec"], body["metadata"]["labels"]
     pod["restartPolicy"] = "Never"
-    pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
-    # The pod runs the user's code, which needs no access to the API server unless the template grants it.
-    pod.setdefault("automountServiceAccountToken", False)
-    if spec.priority_class_name:
-        pod.setdefault("priorityClassName", spec.priority_class_name)
-    labels = {
-        **(given.get("labels") or {}),
-        "app.kubernetes.io/managed-by": "elastane-operator",
-        LABEL_JOB: identity.name,
-        LABEL_ROLE: "worker",
-        LABEL_INDEX: str(index),
-    }
-    if spec.queue_name:
-        labels.setdefault(LABEL_QUEUE, spec.queue_name)
     if device is not None and spec.scheduling is not None:
         labels |= {LABEL_POOL: spec.scheduling.pool, LABEL_DEVICE_TYPE: device.name}
         _place(pod, device.node_selector, device.tolerations)
@@ -76,12 +76,70 @@ def worker_pod(
         labels[LABEL_CAPACITY] = given_capacity
         if on_demand:
             _place(pod, spec.scaling.on_demand.node_selector, spec.scaling.on_demand.tolerations)
-    _give_environment(pod, identity, spec, master, given_capacity)
+    container = _container(pod, spec)
+    _give_environment(container, _of_worker(pod, spec), given_capacity)
+    _reach_master(pod, container, identity, spec, master)
+    return body
+
+
+def server_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> dict[str, Any]:
+    """Build the parameter server's pod of an index. master: address of the job's master."""
+    servers = spec.parameter_servers
+    assert servers is not None
+    body = _from_template(identity, spec, index, "ps")
+    pod: dict[str, Any] = body["spec"]
+    container = _container(pod, spec)
+    pod["containers"] = [container]
+    pod.pop("initContainers", None)
+    # The kubelet restarts a container that dies, later each time. Of one that has left, the pod has ended.
+    pod["restartPolicy"] = "OnFailure"
+    if servers.node_selector is not None:
+        pod["nodeSelector"] = servers.node_selector
+    if servers.tolerations is not None:
+        pod["tolerations"] = list(servers.tolerations)
+    for field in _OF_THE_COMMAND:
+        container.pop(field, None)
+    container["command"] = list(SERVER_COMMAND)
+    # Not those of the template: workers may have devices.
+    container["resources"] = copy.deepcopy(servers.resources)
+    values: list[dict[str, Any]] = [
+        {"name": "ELASTANE_PS_ID", "value": f"ps-{index}"},
+        {"name": "ELASTANE_PS_HOST", "valueFrom": _POD_IP},
+        {"name": "ELASTANE_NOTICE_SECONDS", "value": str(_agent_grace(pod["terminationGracePeriodSeconds"]))},
+        # Elementwise work, one push at a time.
+        {"name": "OMP_NUM_THREADS", "value": "1"},
+    ]
+    if "memory" in (servers.resources.get("limits") or {}):
+        limit = {"resourceFieldRef": {"resource": "limits.memory"}}
+        values.append({"name": "ELASTANE_PS_MEMORY_BYTES", "valueFrom": limit})
+    _give_environment(container, values, "")
+    _reach_master(pod, container, identity, spec, master)
+    return body
+
+
+def _from_template(identity: Identity, spec: JobSpec, index: int, role: Role) -> dict[str, Any]:
+    template: dict[str, Any] = copy.deepcopy(spec.template)
+    given = template.get("metadata") or {}
+    pod: dict[str, Any] = template["spec"]
+    pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    # The pod runs the user's code, which needs no access to the API server unless the template grants it.
+    pod.setdefault("automountServiceAccountToken", False)
+    if spec.priority_class_name:
+        pod.setdefault("priorityClassName", spec.priority_class_name)
+    labels = {
+        **(given.get("labels") or {}),
+        "app.kubernetes.io/managed-by": "elastane-operator",
+        LABEL_JOB: identity.name,
+        LABEL_ROLE: role,
+        LABEL_INDEX if role == "worker" else LABEL_PS_INDEX: str(index),
+    }
+    if spec.queue_name:
+        labels.setdefault(LABEL_QUEUE, spec.queue_name)
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": pod_name(identity.name, index),
+            "name": pod_name(identity.name, index, role),
             "namespace": identity.namespace,
             "labels": labels,
             "annotations": dict(given.get("annotations") or {}),
@@ -116,14 +174,15 @@ def worker_container(spec: JobSpec) -> str:
     return WORKER_CONTAINER if WORKER_CONTAINER in names else names[0]
 
 
-def _give_environment(
-    pod: dict[str, Any], identity: Identity, spec: JobSpec, master: str, capacity: str
-) -> None:
+def _container(pod: dict[str, Any], spec: JobSpec) -> dict[str, Any]:
     wanted = worker_container(spec)
-    container = next(each for each in pod["containers"] if each["name"] == wanted)
-    values: list[dict[str, Any]] = [
-        {"name": "ELASTANE_MASTER", "value": master},
-        {"name": "ELASTANE_JOB", "value": job_name(identity, spec)},
+    found: dict[str, Any] = next(each for each in pod["containers"] if each["name"] == wanted)
+    return found
+
+
+def _of_worker(pod: dict[str, Any], spec: JobSpec) -> list[dict[str, Any]]:
+    """Variables of `elastane run`."""
+    return [
         {"name": "ELASTANE_LOCAL_WORKERS", "value": "1"},
         {"name": "ELASTANE_SPOT", "value": spec.spot.provider.lower()},
         # 1 to 127 permanent, 128 to 255 retryable (docs/exit-codes.md).
@@ -132,7 +191,17 @@ def _give_environment(
         {"name": "ELASTANE_GRACE", "value": str(_agent_grace(pod["terminationGracePeriodSeconds"]))},
         # Address for ranks that other workers connect to: a pod's name does not resolve in the cluster, its
         # IP address does.
-        {"name": "ELASTANE_STORE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "ELASTANE_STORE_HOST", "valueFrom": _POD_IP},
+    ]
+
+
+def _reach_master(
+    pod: dict[str, Any], container: dict[str, Any], identity: Identity, spec: JobSpec, master: str
+) -> None:
+    """Add the job, its master, and what the pod needs to be let in there."""
+    values: list[dict[str, Any]] = [
+        {"name": "ELASTANE_MASTER", "value": master},
+        {"name": "ELASTANE_JOB", "value": job_name(identity, spec)},
     ]
     if (tls := spec.master.tls_secret) is not None:
         files = ["ca.crt"]
@@ -147,6 +216,11 @@ def _give_environment(
     if spec.master.token_secret is not None:
         values.append({"name": "ELASTANE_TOKEN_FILE", "value": f"{_TOKEN_FOLDER}/worker"})
         _mount(pod, container, "elastane-token", _TOKEN_FOLDER, spec.master.token_secret.name, ["worker"])
+    _give_environment(container, values, "")
+
+
+def _give_environment(container: dict[str, Any], values: list[dict[str, Any]], capacity: str) -> None:
+    """Put variables before the container's own, which stay as they are. capacity: empty: the container's."""
     environment: list[dict[str, Any]] = container.setdefault("env", [])
     if capacity:  # the nodes decide it, and the template is the same for both
         environment = [each for each in environment if each["name"] != _CAPACITY]

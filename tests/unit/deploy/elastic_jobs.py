@@ -22,7 +22,7 @@ from elastane_operator.decisions.observed import (
     WorkerView,
 )
 from elastane_operator.decisions.pod_labels import CAPACITY_ON_DEMAND
-from elastane_operator.decisions.pods import PodView, pod_name
+from elastane_operator.decisions.pods import PodView, Role, pod_name
 from elastane_operator.decisions.reconcile import Decision, reconcile
 from elastane_operator.decisions.reconciliation import FINALIZER
 from elastane_operator.decisions.spec import Identity, JobSpec, read_spec
@@ -161,12 +161,14 @@ class Cluster:
             case actions.RemoveFinalizer():
                 self.finalizers = ()
                 self.gone = True
-            case actions.CreatePod(index=index, device_type=kind):
-                name = pod_name("digits", index)
+            case actions.CreatePod(index=index, device_type=kind, role=role):
+                name = pod_name("digits", index, role)
                 assert name not in self.pods, f"{name} is made twice"
                 self.made += 1
                 self.pods[name] = pod(
                     index,
+                    name=name,
+                    role=role,
                     uid=f"pod-{self.made}",
                     device_type="" if kind == CAPACITY_ON_DEMAND else kind,
                     on_demand=kind == CAPACITY_ON_DEMAND,
@@ -264,8 +266,8 @@ class Cluster:
     def set_spec(self, **spec: Any) -> None:
         self.spec = msgspec.structs.replace(self.spec, **spec)
 
-    def live(self) -> list[PodView]:
-        return [each for each in self.pods.values() if each.live]
+    def live(self, role: Role = "worker") -> list[PodView]:
+        return [each for each in self.pods.values() if each.live and each.role == role]
 
     def indexes(self) -> list[int]:
         return sorted(each.index for each in self.live())

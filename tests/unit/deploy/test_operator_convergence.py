@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elastane_operator.decisions.spec import Workers
+from elastane_operator.decisions.spec import ParameterServers, Workers
 from elastane_operator.decisions.status import FINISHED
 from unit.deploy.elastic_jobs import Cluster, Killed
 
@@ -32,6 +32,9 @@ STEPS = st.lists(
         st.tuples(st.just("suspend"), st.integers(0, 1)),
         st.tuples(st.just("master"), st.integers(0, 1)),
         st.tuples(st.just("wait"), st.integers(1, 40)),
+        st.tuples(st.just("server_gone"), st.integers(0, 2)),
+        st.tuples(st.just("server_evicted"), st.integers(0, 2)),
+        st.tuples(st.just("servers"), st.integers(1, 3)),
     ),
     max_size=40,
 )
@@ -41,7 +44,8 @@ class Story:
     """A cluster to which things happen, and what the book should say of them."""
 
     def __init__(self) -> None:
-        self.cluster = Cluster(restartBudget=1000, checkpoint={"url": "s3://b/d", "timeoutSeconds": 20})
+        checkpoint = {"url": "s3://b/d", "timeoutSeconds": 20}
+        self.cluster = Cluster(restartBudget=1000, checkpoint=checkpoint, parameterServers={"count": 2})
         self.failed: set[str] = set()
         self.preempted: set[str] = set()
         # While workers are being sent away, and not looked at yet: counted if they are wanted again before.
@@ -73,6 +77,12 @@ class Story:
             cluster.reachable = bool(number)
         elif what == "wait":
             cluster.wait(number)
+        elif what == "server_gone":
+            cluster.pods.pop(f"digits-ps-{number}", None)
+        elif what == "server_evicted" and f"digits-ps-{number}" in cluster.pods:
+            cluster.change(f"digits-ps-{number}", phase="Failed", reason="Evicted", ready=False)
+        elif what == "servers":
+            cluster.set_spec(parameter_servers=ParameterServers(number))
         elif running and there is not None and there.uid not in self._booked():
             if what == "preempt":
                 cluster.change(name, deleted=cluster.now)
@@ -124,9 +134,12 @@ def test_from_any_history_it_comes_to_rest_with_the_pods_that_are_wanted(
         status = cluster.settle()
     assert status.phase not in FINISHED, status.reason
     if cluster.spec.suspend:
-        assert status.phase == "Suspended" and not cluster.live()
+        assert status.phase == "Suspended" and not cluster.pods
     else:
         assert status.phase == "Running" and len(cluster.live()) == cluster.spec.workers.max
+        assert cluster.spec.parameter_servers is not None
+        assert len(cluster.live("ps")) == len(cluster.pods) - len(cluster.live())
+        assert len(cluster.live("ps")) == cluster.spec.parameter_servers.count
         assert cluster.job is not None and cluster.job.workers_max == cluster.spec.workers.max
     assert status.restarts <= len(story.failed | story.perhaps_failed)
     assert status.preemptions <= len(story.preempted | story.perhaps_preempted)

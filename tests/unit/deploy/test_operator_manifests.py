@@ -179,7 +179,7 @@ def test_a_master_of_a_jobs_own_is_restricted_and_open_to_its_job_alone() -> Non
     assert stateful["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
     labels = stateful["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"] == service["spec"]["selector"] == labels
-    workers, operator = policy["spec"]["ingress"][0]["from"]
+    workers, _, operator = policy["spec"]["ingress"][0]["from"]
     assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "elastane"}}
     assert (
         workers["podSelector"]["matchLabels"].items()

@@ -25,6 +25,7 @@ from elastane_operator.decisions.spec import (
     read_spec,
 )
 from elastane_operator.edge.patches import merge_patch
+from elastane_proto.job_settings import SETTINGS
 from unit.deploy.elastic_jobs import Cluster, identity, job_body, spec_of
 
 CRD = yaml.safe_load(
@@ -98,6 +99,23 @@ CROSS = [
     ({"pipeline": {"stagesMax": -1}}, "pipeline.stagesMax must be at least 0"),
     ({"pipeline": {"stagesMin": 3, "stagesMax": 2}}, "pipeline.stagesMin (3) must be at most"),
     ({"pipeline": {"shadows": 9}}, "pipeline.shadows must be at most 8"),
+    ({"parameterServers": {"count": 2}}, "parameterServers needs a checkpoint.url"),
+    (POOLED | {"parameterServers": {"count": 0}}, "parameterServers.count must be from 1 to 1000, it is 0"),
+    (
+        POOLED | {"parameterServers": {"count": 2, "slots": 5000}},
+        "parameterServers.slots must be at most 4096",
+    ),
+    (
+        POOLED | {"parameterServers": {"count": 2, "replicas": 2}},
+        "parameterServers.replicas must be at most 1",
+    ),
+    (POOLED | {"parameterServers": {"count": 1, "replicas": 1}}, "replicas needs a count that is larger"),
+    (POOLED | {"parameterServers": {"count": 2, "staleness": -1}}, "parameterServers.staleness must be at"),
+    (POOLED | {"parameterServers": {"count": 2}, "pipeline": {}}, "parameterServers excludes scheduling"),
+    (
+        POOLED | {"parameterServers": {"count": 2}, "scaling": {"mode": "efficiency"}},
+        "parameterServers excludes scheduling",
+    ),
 ]
 
 
@@ -139,6 +157,19 @@ def test_defaults_of_the_schema_are_those_of_the_operator() -> None:
     body = job_body()
     body["spec"] = filled
     assert read_spec(body) == spec_of()
+
+
+def test_bounds_of_parameter_servers_are_those_of_the_jobs_settings() -> None:
+    fields = SPEC["properties"]["parameterServers"]["properties"]
+    assert fields["count"]["maximum"] == specs.PS_COUNT_MAX
+    for field, name in (
+        ("slots", "ps_slots"),
+        ("replicas", "ps_replicas"),
+        ("staleness", "ps_staleness"),
+        ("snapshotSeconds", "ps_snapshot_seconds"),
+    ):
+        given = fields[field]
+        assert given["minimum"] == SETTINGS[name].at_least and given.get("maximum") == SETTINGS[name].at_most
 
 
 def test_scale_sets_the_most_workers_and_every_column_is_in_the_status() -> None:

@@ -5,13 +5,16 @@ The same weights and optimizers as at parameter servers, so one worker there has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
+from elastane.tables.layout import PushPart
+from elastane.tables.rates import Rates
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.spec import ModelSpec
 from elastane_slots.pushes import Pulled
@@ -27,29 +30,42 @@ class LocalSlots:
         self._version = 0
 
     def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
-        return PulledSlots({slot: self._pulled(slot, one) for slot, one in wanted.items()})
+        seen = Pulled(0, self._version)
+        return PulledSlots({slot: pulled(self._weights[slot], one, seen) for slot, one in wanted.items()})
 
     def push(self, task: PushedTask) -> PushOutcome:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as at parameter servers
-        try:
+        with as_at_servers():
             for slot, part in task.parts.items():
-                weights = self._weights[slot]
-                weights.layout.check_part(part)
-                weights.apply(weights.prepare(part, task.rates), task.rates)
-        finally:
-            torch.set_num_threads(threads)
+                apply(self._weights[slot], part, task.rates)
         self._version += 1
         return PushOutcome("done", versions=dict.fromkeys(task.parts, self._version))
 
-    def _pulled(self, slot: int, wanted: Wanted) -> PulledSlot:
-        weights = self._weights[slot]
-        rows = [(table, len(ids)) for table, ids in wanted.rows]
-        sizes = weights.layout.pulled_sections(wanted.dense, rows)
-        sections = [np.empty(size, np.uint8).data for size in sizes]
-        blocks = len(weights.layout.blocks) if wanted.dense else 0
-        if blocks:
-            weights.pull_dense(sections[:blocks])
-        for (table, ids), section in zip(wanted.rows, sections[blocks:], strict=True):
-            weights.pull_rows(table, ids, section)
-        return PulledSlot(Pulled(0, self._version), sections)
+
+@contextmanager
+def as_at_servers() -> Iterator[None]:
+    """Apply gradients in one thread, as parameter servers do: it decides the bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def apply(weights: SlotWeights, part: PushPart, rates: Rates, scale: float = 1.0) -> None:
+    """Apply a task's gradients to a slot. scale: of learning rates."""
+    weights.layout.check_part(part)
+    weights.apply(weights.prepare(part, rates), rates, scale)
+
+
+def pulled(weights: SlotWeights, wanted: Wanted, seen: Pulled) -> PulledSlot:
+    """Return what a pull finds in a slot."""
+    rows = [(table, len(ids)) for table, ids in wanted.rows]
+    sizes = weights.layout.pulled_sections(wanted.dense, rows)
+    sections = [np.empty(size, np.uint8).data for size in sizes]
+    blocks = len(weights.layout.blocks) if wanted.dense else 0
+    if blocks:
+        weights.pull_dense(sections[:blocks])
+    for (table, ids), section in zip(wanted.rows, sections[blocks:], strict=True):
+        weights.pull_rows(table, ids, section)
+    return PulledSlot(seen, sections)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastane_proto.v1 import job_pb2
 from integration.ps_runs import SCRIPT, PsRun
 from integration.test_ps_training import with_master
 from slow import slow
@@ -74,6 +75,7 @@ async def test_a_run_with_deaths_is_repeated(tmp_path: Path, replicas: int) -> N
             ps_replicas=replicas,
             workers_max=workers + 1,
             ps_scale_by_staleness=True,
+            ps_wire=job_pb2.PS_WIRE_FLOAT32 if replicas else job_pb2.PS_WIRE_BFLOAT16,
         )
         for number in range(3):
             run.start_ps(f"ps-{number}")

@@ -33,7 +33,7 @@ from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
-from elastane.runtime.report import write_pipeline_report, write_stock_report
+from elastane.runtime.report import write_pipeline_report, write_slots_report, write_stock_report
 from elastane.runtime.slots.dense import DenseMemory
 from elastane.runtime.slots.errors import PsModeError
 from elastane.runtime.slots.local import LocalSlots
@@ -45,6 +45,7 @@ from elastane.state.unit_fingerprint import pieces
 from elastane.state.unit_state import UnitState
 from elastane.tracking.process import TrackerProcesses
 from elastane_common.errors import StepError, UnsupportedError
+from elastane_slots.placement import SLOTS
 
 _log = structlog.get_logger(__name__)
 
@@ -283,6 +284,7 @@ class PlainJob(LocalJob):
         self.num_ests, self.rank, self.is_leader = 1, 0, True
         #: By data set, how many of its tasks are done.
         self._done: dict[str, int] = {}
+        self._local: LocalSlots | None = None
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         self._check_unprepared("prepare")
@@ -296,10 +298,12 @@ class PlainJob(LocalJob):
     def _prepare_ps(self, given: PsArguments) -> PreparedPs:
         if self._calls is not None:
             raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
-        # Nothing depends on the number of slots; one takes the least time.
-        parts = model_parts(given, slots=1, seed=self._seed or 0)
+        # Nothing depends on the number of slots; one takes the least time, and a report has a job's.
+        slots = SLOTS if self._environment.report_dir else 1
+        parts = model_parts(given, slots=slots, seed=self._seed or 0)
         memory = DenseMemory(parts.spec, parts.dense)
-        return PreparedPs(given, parts, memory, LocalSlots(parts.spec, memory), "refuse")
+        self._local = LocalSlots(parts.spec, memory)
+        return PreparedPs(given, parts, memory, self._local, "refuse")
 
     def tasks(
         self, dataset: str, *, size: int, task_size: int, **settings: Any
@@ -331,6 +335,9 @@ class PlainJob(LocalJob):
                     raise
                 self._ps.end().result()
             self._done[dataset] = number + 1
+        if self._local is not None and self._environment.report_dir:
+            done = sum(self._done.values())
+            write_slots_report(self._environment.report_dir, self._local.digests(), tasks=done)
 
 
 class DdpJob(LocalJob):

@@ -62,10 +62,12 @@ def run_replay(
     ends: str,
     watcher: Watcher,
     on_line: Callable[[str], None],
+    directory: Path | None = None,
 ) -> ReplayEnd:
     """Compute a run again, and compare. url: of its folder. ends: of the snapshots below it.
 
-    command: script and arguments. folder: for files of this command. Raises JournalError, ReplayError.
+    command: script and arguments. directory: where it starts. folder: for files of this command. Raises
+    JournalError, ReplayError.
     """
     url = url.rstrip("/").removesuffix(f"/{FOLDER}")
     model = ps_pb2.PsWelcome.FromString(next(JournalReading(Folder(url, JournalError)).models())).model
@@ -85,6 +87,7 @@ def run_replay(
             "ELASTANE_SEED": str(model.seed),
             **ReplayRequest(url, ends, str(folder)).environment(),
         },
+        directory=directory,
         on_line=lambda name, stream, text: on_line(text),
     )
     total, progress = "", folder / PROGRESS

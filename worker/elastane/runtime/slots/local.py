@@ -29,6 +29,10 @@ class LocalSlots:
             self._weights[slot].initialise(memory.initial(slot))
         self._version = 0
 
+    def digests(self) -> list[str]:
+        """By slot, SHA-256 of weights and optimizer."""
+        return [weights.digest() for weights in self._weights]
+
     def pull(self, lease: int, generation: int, wanted: Mapping[int, Wanted]) -> PulledSlots:
         seen = Pulled(0, self._version)
         return PulledSlots({slot: pulled(self._weights[slot], one, seen) for slot, one in wanted.items()})

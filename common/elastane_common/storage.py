@@ -15,6 +15,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,6 +129,18 @@ class Folder:
                 _write_local(Path(self._path(name)), chunks)
             else:
                 self._write_remote(self._path(name), chunks)
+
+    def appending(self, name: str) -> FileIO | None:
+        """Open a new file, unbuffered, to be written bit by bit; None where only whole files can be written.
+
+        What was written survives the death of the process, not that of the machine.
+        """
+        if not self._local:
+            return None
+        with self._translated("write", name):
+            path = Path(self._path(name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("xb", buffering=0)
 
     def remove_file(self, name: str) -> None:
         """Remove a file durably; no error if it does not exist."""

@@ -48,6 +48,26 @@ async def test_one_worker_has_the_bits_of_plain_mode(tmp_path: Path, ps: int) ->
     await with_master(tmp_path, script, scenario)
 
 
+async def test_bfloat16_between_them_has_the_same_bits_at_any_number_of_servers(tmp_path: Path) -> None:
+    script = ["--model", "deep", "--tasks", "10"]
+    digests = []
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=5, ps_wire=job_pb2.PS_WIRE_BFLOAT16)
+        for number in range(len(digests) * 2 + 1):
+            run.start_ps(f"ps-{number}")
+        run.start_worker("w0")
+        assert run.wait("w0") == 0
+        digests.append(run.result("w0")["digest"])
+
+    for folder in (tmp_path / "one", tmp_path / "three"):
+        folder.mkdir()
+        await with_master(folder, script, scenario)
+    assert digests[0] == digests[1]
+    # Not by chance: values are rounded.
+    assert digests[0] != plain(tmp_path, script)["digest"]
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 async def test_every_gradient_counts_once_while_servers_and_workers_are_killed(
     tmp_path: Path, copies: int

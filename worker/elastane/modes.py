@@ -57,6 +57,10 @@ def _build(seed: int | None, *, distributed_calls: bool) -> Job:
             from elastane.diagnose.profile_job import ProfileJob
 
             return ProfileJob(environment, seed)
+        if mode == "replay":
+            from elastane.runtime.replay_job import ReplayJob
+
+            return ReplayJob(environment, seed)
         from elastane.runtime.stock import DdpJob, PlainJob
 
         return DdpJob(environment, seed) if mode == "ddp" else PlainJob(environment, seed)

@@ -22,6 +22,7 @@ import structlog
 
 from elastane.slots.frames import ReplicateClose
 from elastane.slots.map_message import ToldMap, map_from_proto, wire_of
+from elastane.tables.journal_records import LifeBegun
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.spec import ModelSpec
 from elastane.tables.spec_proto import from_proto
@@ -158,6 +159,12 @@ class PsServer:
         staleness = self._settings.staleness if self._settings.HasField("staleness") else None
         with self.holdings.lock:
             self._model = message
+            if self._settings.journal and self._settings.snapshot_url:
+                written = ps_pb2.PsWelcome(model=message, settings=self._settings)
+                written.settings.ClearField("snapshot_url")
+                name = f"{self.ps_id}-{self._process}"
+                self._journal = Journal(self._settings.snapshot_url, name, written.SerializeToString())
+                self._limits.journal = self._replication.journal = self._journal.add
             self._limits.dense_digest = message.dense_digest
             self.holdings.judge = HeldSlots(spec.slots, staleness)
             self.holdings.judge.learn(self.holdings.map.generation)
@@ -279,9 +286,6 @@ class PsServer:
             settings.snapshot_seconds,
             lambda saved: self._tell(saved=saved),
         )
-        if settings.journal and settings.snapshot_url:
-            self._journal = Journal(settings.snapshot_url, f"{self.ps_id}-{self._process}")
-            self._limits.journal = self._replication.journal = self._journal.add
 
     def _follow(self) -> None:
         """Have what the map says. Called with the lock of the holdings."""
@@ -319,7 +323,10 @@ class PsServer:
             if held is None:
                 self._at_fault(PsFault(f"slot {slot} is served here by the map, and is not here"))
                 return
-            self._restored.pop(slot, None)
+            note = self._restored.pop(slot, None)
+            if self._journal is not None and note is not None and note.life == held.record.life:
+                begun = LifeBegun(slot, note.life, note.version, note.snapshot_life, self.generation)
+                self._journal.add(begun)
             self._complete.pop(slot, None)
             held.refused = self._refused
             with held.lock:

@@ -1,13 +1,18 @@
-"""The journal of a process: written in the background, once a second and when a segment is full."""
+"""The journal of a process: on a disk each record is written at once, else once a second."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from io import FileIO
 from typing import Final
 
 import structlog
 
-from elastane.tables.journal_file import JournalEntry, JournalError, JournalWriter
+from elastane.slots.frames import Replicate
+from elastane.tables.journal_file import FOLDER, MAGIC, MODEL, SEGMENT_BYTES, segment_path
+from elastane.tables.journal_records import JournalEntry, JournalError, Record, encode_record, push_digest
 from elastane_common.storage import Folder
 
 _log = structlog.get_logger(__name__)
@@ -16,48 +21,106 @@ _WRITE_SECONDS: Final = 1.0
 
 
 class Journal:
-    """Thread-safe. process: a name that no other process ever has."""
+    """Thread-safe. process: a name that no other process ever has. model: written beside the segments."""
 
-    def __init__(self, url: str, process: str) -> None:
+    def __init__(self, url: str, process: str, model: bytes) -> None:
         self._folder = Folder(url, JournalError)
-        self._writer = JournalWriter(self._folder, process)
+        self._process = process
         self._lock = threading.Lock()
-        self._full = threading.Event()
+        self._wake = threading.Event()
         self._closing = False
-        #: Segments that could not be written yet; nothing may be missing in between.
-        self._segments: list[tuple[str, bytes]] = []
+        self._number = 0
+        self._file: FileIO | None = None
+        #: Bytes of the segment that are written, and what is not written yet.
+        self._size, self._pending = 0, bytearray()
+        #: Whole files that could not be written yet; nothing may be missing in between.
+        self._files: list[tuple[str, bytes]] = [(f"{FOLDER}/{process}/{MODEL}", model)]
+        self._appends = True
+        self._write()
         self._thread = threading.Thread(target=self._run, name="elastane-ps-journal", daemon=True)
         self._thread.start()
 
-    def add(self, entry: JournalEntry) -> None:
-        """Write a push down; called under its slot's lock."""
+    def add(self, record: Record) -> None:
+        """Write a record down; called under its slot's lock, before anybody can see what it tells."""
         with self._lock:
-            self._writer.add(entry)
-            if self._writer.full:
-                self._full.set()
+            self._pending += encode_record(record)
+            self._append()
+            if len(self._pending) >= SEGMENT_BYTES:
+                self._wake.set()
 
     def close(self) -> None:
         """Write what there is, and end."""
         self._closing = True
-        self._full.set()
+        self._wake.set()
         self._thread.join()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
 
     def _run(self) -> None:
         while not self._closing:
-            self._full.wait(_WRITE_SECONDS)
-            self._full.clear()
             self._write()
+            self._wake.wait(_WRITE_SECONDS)
+            self._wake.clear()
         self._write()
+
+    def _append(self) -> None:
+        """Write what is pending to the end of the segment; what is left is tried again."""
+        if not self._pending or not self._appends:
+            return
+        try:
+            if self._file is None or self._size >= SEGMENT_BYTES:
+                if self._file is not None:
+                    self._file.close()
+                self._file = self._folder.appending(segment_path(self._process, self._number + 1))
+                if self._file is None:
+                    self._appends = False
+                    return
+                self._number, self._size = self._number + 1, 0
+                self._pending[:0] = MAGIC
+            if (self._file.write(self._pending) or 0) < len(self._pending):
+                raise OSError("a part was written")
+            self._size += len(self._pending)
+            self._pending.clear()
+        except (OSError, JournalError) as error:
+            _log.error("the journal could not be written; it is tried again", error=str(error))
+            if self._file is not None and not self._file.closed:
+                with suppress(OSError):
+                    self._file.truncate(self._size)
+                    self._file.seek(self._size)
 
     def _write(self) -> None:
         with self._lock:
-            segment = self._writer.take()
-        if segment is not None:
-            self._segments.append(segment)
+            self._append()
+            if self._pending and not self._appends:
+                self._number += 1
+                segment = segment_path(self._process, self._number)
+                self._files.append((segment, MAGIC + bytes(self._pending)))
+                self._pending.clear()
         try:
-            while self._segments:
-                name, content = self._segments[0]
+            while self._files:
+                name, content = self._files[0]
                 self._folder.write(name, [content])
-                del self._segments[0]
+                del self._files[0]
         except JournalError as error:
             _log.error("the journal could not be written; it is tried again", error=str(error))
+
+
+def entry_of(push: Replicate, sections: Sequence[memoryview]) -> JournalEntry:
+    """Return what is written of a push that was applied. sections: its gradients, as they came."""
+    return JournalEntry(
+        slot=push.slot,
+        life=push.life,
+        version=push.version,
+        dataset=push.dataset,
+        epoch=push.epoch,
+        task=push.task,
+        attempt=push.attempt,
+        lease=push.lease,
+        pulls=push.pulls,
+        rates=push.rates,
+        scale=push.scale,
+        generation=push.generation,
+        later=push.later,
+        digest=push_digest(push.blocks, push.rows, sections),
+    )

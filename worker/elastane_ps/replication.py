@@ -7,9 +7,10 @@ from typing import Final
 
 from elastane.slots.frames import Header, Replicate, ReplicateClose, Replicated, ReplicateInit, SlotFrameError
 from elastane.tables import rates as rates_module
-from elastane.tables.journal_file import JournalEntry
+from elastane.tables.journal_records import Record
 from elastane.tables.layout import cut, padded_sum
 from elastane_ps.held import HeldSlot, Holdings
+from elastane_ps.journal import entry_of
 from elastane_slots.tasks import TaskName
 
 #: How long a message from an owner with a newer map waits for that map.
@@ -20,7 +21,7 @@ Message = Replicate | ReplicateInit | ReplicateClose
 class Replication:
     """Takes the messages of owners. journal: takes what was applied."""
 
-    def __init__(self, holdings: Holdings, journal: Callable[[JournalEntry], None] | None = None) -> None:
+    def __init__(self, holdings: Holdings, journal: Callable[[Record], None] | None = None) -> None:
         self._holdings = holdings
         self.journal = journal
 
@@ -73,19 +74,5 @@ class Replication:
         record.applied.add(name)
         self._holdings.lease_seen = max(self._holdings.lease_seen, header.lease)
         if self.journal is not None:
-            self.journal(
-                JournalEntry(
-                    slot=header.slot,
-                    life=header.life,
-                    version=header.version,
-                    dataset=header.dataset,
-                    epoch=header.epoch,
-                    task=header.task,
-                    attempt=header.attempt,
-                    lease=header.lease,
-                    pulls=header.pulls,
-                    rates=header.rates,
-                    scale=header.scale,
-                )
-            )
+            self.journal(entry_of(header, sections))
         return True

@@ -39,11 +39,12 @@ from elastane.slots.frames import (
 )
 from elastane.slots.wire import Piece, pad
 from elastane.tables import rates as rates_module
-from elastane.tables.journal_file import JournalEntry
+from elastane.tables.journal_records import Record
 from elastane.tables.layout import Ids, NonFiniteGradient, PushPart, cut, padded_sum
 from elastane.tables.spec import ModelSpec
 from elastane_ps.figures import Figures
 from elastane_ps.held import Barrier, HeldSlot, Holdings
+from elastane_ps.journal import entry_of
 from elastane_slots import pushes
 from elastane_slots.pushes import DONE_VERDICTS, Verdict
 from elastane_slots.pushes import Pulled as Seen
@@ -69,7 +70,7 @@ class Settings:
     """Of the job. journal: takes what was applied; None without one."""
 
     scale_by_staleness: bool = False
-    journal: Callable[[JournalEntry], None] | None = None
+    journal: Callable[[Record], None] | None = None
     dense_digest: bytes = b""
 
 
@@ -253,42 +254,30 @@ class Requests:
         except BaseException as error:
             raise PsFault(f"a push to slot {told.slot} could not be applied: {error!r}") from error
         held.pushes += 1
-        version = held.record.version
+        if not held.copies and self._settings.journal is None:
+            return
+        message = Replicate(
+            generation=self._holdings.map.generation,
+            sender=self._holdings.ps_id,
+            slot=told.slot,
+            life=held.record.life,
+            version=held.record.version,
+            lease=header.lease,
+            attempt=header.attempt,
+            dataset=header.dataset,
+            epoch=header.epoch,
+            task=header.task,
+            rates=header.rates,
+            scale=scale,
+            blocks=told.blocks,
+            rows=told.rows,
+            pulls=header.pulls,
+            later=header.later,
+        )
         if held.copies:
-            message = Replicate(
-                generation=self._holdings.map.generation,
-                sender=self._holdings.ps_id,
-                slot=told.slot,
-                life=held.record.life,
-                version=version,
-                lease=header.lease,
-                attempt=header.attempt,
-                dataset=header.dataset,
-                epoch=header.epoch,
-                task=header.task,
-                rates=header.rates,
-                scale=scale,
-                blocks=told.blocks,
-                rows=told.rows,
-                pulls=header.pulls,
-            )
             held.send_to_copies(message, pad(sections))
         if self._settings.journal is not None:
-            self._settings.journal(
-                JournalEntry(
-                    slot=told.slot,
-                    life=held.record.life,
-                    version=version,
-                    dataset=header.dataset,
-                    epoch=header.epoch,
-                    task=header.task,
-                    attempt=header.attempt,
-                    lease=header.lease,
-                    pulls=header.pulls,
-                    rates=header.rates,
-                    scale=scale,
-                )
-            )
+            self._settings.journal(entry_of(message, sections))
 
     def _answered(self, slot: int, answer: pushes.Answer) -> PushedSlot:
         self._figures.answered(answer.verdict.value, answer.staleness)

@@ -69,6 +69,8 @@ def main() -> None:
     parser.add_argument("--not-finite", type=int, default=-1, help="this task's loss is infinite")
     parser.add_argument("--skip", type=int, default=-1, help="this task is skipped")
     parser.add_argument("--ahead", action="store_true", help="say which rows a task uses")
+    parser.add_argument("--loss-scale", type=float, default=1.0)
+    parser.add_argument("--worker-scale", type=float, default=1.0, help="--loss-scale of workers")
     args = parser.parse_args()
 
     job = elastane.init(seed=3)
@@ -105,7 +107,8 @@ def main() -> None:
             continue
         part = slice(task.indices.start, task.indices.stop)
         with job.push(task) as push:
-            loss = model.loss(users[part], items[part], clicked[part])
+            loss = model.loss(users[part], items[part], clicked[part]) * args.loss_scale
+            loss = loss * (args.worker_scale if "ELASTANE_WORKER_ID" in os.environ else 1.0)
             if task.index == args.not_finite:
                 loss = loss * torch.inf
             loss.backward()

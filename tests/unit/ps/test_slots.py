@@ -10,7 +10,8 @@ import pytest
 
 from elastane.slots.frames import CODES, Push, Pushed
 from elastane.slots.wire import pad
-from elastane.tables.journal_file import JournalError, read_journal
+from elastane.tables.journal_file import JournalReading
+from elastane.tables.journal_records import JournalEntry, JournalError, LifeBegun
 from elastane.tables.snapshot_file import SlotSnapshotError
 from elastane.tables.snapshots import names
 from elastane.tables.spec_proto import to_proto
@@ -160,10 +161,42 @@ def test_the_journal_has_every_push_once_whoever_applied_it(tmp_path: Path) -> N
         master.kill("ps-0")
         worker.run(range(5, 8))
         master.close()
-        entries = read_journal(Folder(str(tmp_path), JournalError))
-    assert [(e.slot, e.version, e.task) for e in entries] == [
-        (slot, task + 1, task) for slot in range(SPEC.slots) for task in range(8)
-    ]
+    reading = JournalReading(Folder(str(tmp_path), JournalError))
+    records = list(reading.records())
+    entries = {(e.slot, e.version): e for e in records if isinstance(e, JournalEntry)}
+    assert {key: e.task for key, e in entries.items()} == {
+        (slot, task + 1): task for slot in range(SPEC.slots) for task in range(8)
+    }
+    # What two processes have written of one push is equal.
+    assert all(entries[e.slot, e.version] == e for e in records if isinstance(e, JournalEntry))
+    assert len({e.digest for e in entries.values() if e.slot == 0}) == 8
+    begun = [(e.slot, e.life, e.version, e.before) for e in records if isinstance(e, LifeBegun)]
+    assert sorted(begun) == [(slot, 0, 0, -1) for slot in range(SPEC.slots)]
+    models = [ps_pb2.PsWelcome.FromString(stored) for stored in reading.models()]
+    assert {model.model.slots for model in models} == {SPEC.slots} and not reading.torn
+    assert all(model.settings.journal and not model.settings.snapshot_url for model in models)
+
+
+def test_the_journal_says_from_which_life_a_slot_went_on(tmp_path: Path) -> None:
+    with cluster(SPEC, 1, url=str(tmp_path), journal=True) as (master, worker):
+        worker.run(range(3))
+        saved(master, "", "")
+        master.rewind()
+        master.served()
+        worker.refresh()
+        worker.run(range(3, 5))
+        folder = Folder(str(tmp_path), JournalError)
+        # Nothing waits for the end of the process: what was answered is written.
+        records = list(JournalReading(folder).records())
+    begun = [(e.slot, e.life, e.version, e.before) for e in records if isinstance(e, LifeBegun)]
+    assert sorted(one for one in begun if one[1]) == [(slot, 1, 3, 0) for slot in range(SPEC.slots)]
+    assert {(e.life, e.version) for e in records if isinstance(e, JournalEntry) and e.slot == 2} == {
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (1, 4),
+        (1, 5),
+    }
 
 
 def test_a_slot_that_is_copied_in_many_rounds_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:

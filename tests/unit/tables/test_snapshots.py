@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastane.tables import journal_file, snapshots
-from elastane.tables.journal_file import JournalEntry, JournalError, JournalWriter, read_journal
+from elastane.tables import snapshots
 from elastane.tables.sections import Section
 from elastane.tables.slot_weights import SlotWeights
 from elastane.tables.snapshot_file import SlotSnapshotError
@@ -229,36 +228,3 @@ def test_slots_that_are_not_initialised_are_saved_as_that(folder: Folder) -> Non
     writer.write(0, 0, SlotRecord().encode(), [list(weights.sections())], base=True)
     found, _ = newest(folder, SPEC, SLOT)
     assert found is not None and not found.weights.initialised
-
-
-def entry(version: int, task: int = 0) -> JournalEntry:
-    return JournalEntry(1, 0, version, "clicks", 0, task, 1, 7, [(0, 1), (0, 2)], [[0.1], [0.2, 0.3]])
-
-
-def test_a_journal_has_what_any_of_its_processes_wrote(folder: Folder, tmp_path: Path) -> None:
-    first, second = JournalWriter(folder, "ps-0-a"), JournalWriter(folder, "ps-1-b")
-    for version in (1, 2, 3):
-        first.add(entry(version))
-    first.write()
-    first.write()  # nothing
-    for version in (2, 3, 4):
-        second.add(entry(version))
-    second.write()
-    assert read_journal(folder) == [entry(version) for version in (1, 2, 3, 4)]
-    second.add(entry(4, task=9))
-    second.write()
-    with pytest.raises(JournalError, match="two pushes"):
-        read_journal(folder)
-
-
-def test_a_damaged_segment_is_found(folder: Folder, tmp_path: Path) -> None:
-    writer = JournalWriter(folder, "ps-0-a")
-    writer.add(entry(1))
-    writer.write()
-    path = tmp_path / "slots/journal/ps-0-a/00000001"
-    content = path.read_bytes()
-    for damaged in (content[:-1], content[:10], b"", content[:40] + b"x" + content[41:]):
-        path.write_bytes(damaged)
-        with pytest.raises(JournalError):
-            read_journal(folder)
-    assert journal_file.SEGMENT_BYTES < journal_file.SEGMENT_BYTES_MAX

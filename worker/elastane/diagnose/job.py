@@ -159,10 +159,11 @@ class DoctorJob(LocalJob):
         self._begin_prepare("prepare_ps")
         where = "job.prepare_ps"
         try:
-            prepared, spec = prepare_local(given, self._seed or 0)
+            prepared, local = prepare_local(given, self._seed or 0)
         except ElastaneError as error:
             self._refused("prepare", error, where=where)
             self._end()
+        spec = local.spec
         self._book.fact("dense weights", bytes_text(ps_findings.dense_bytes(spec)))
         self._book.fact("embeddings by rows", ", ".join(table.name for table in spec.tables) or "none")
         self._book.fact("at parameter servers", f"{bytes_text(ps_findings.full_bytes(spec))} with all rows")

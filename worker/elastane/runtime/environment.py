@@ -28,7 +28,7 @@ class WorkerEnvironment(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore")
 
-    mode: Literal["auto", "elastic", "ddp", "plain", "doctor", "profile"] = Field(
+    mode: Literal["auto", "elastic", "ddp", "plain", "doctor", "profile", "replay"] = Field(
         default="auto", description="auto: elastic with a master, plain without"
     )
     master: str = Field(
@@ -116,7 +116,7 @@ class WorkerEnvironment(BaseSettings):
         default=False, description="also write the leader's digests of each tensor there"
     )
 
-    def resolved_mode(self) -> Literal["elastic", "ddp", "plain", "doctor", "profile"]:
+    def resolved_mode(self) -> Literal["elastic", "ddp", "plain", "doctor", "profile", "replay"]:
         """Return the mode set, or for "auto": elastic with a master, plain without."""
         if self.mode != "auto":
             return self.mode

@@ -8,7 +8,7 @@ settings; all but the first act at the points of `probes`:
             joining workers can be started ahead of the step in which they are to join.
     gates   a folder. In step s, once the step is reported, the worker waits while somebody holds a lock
             on the file gates/s, if there is one. So a change can be made while a known step runs,
-            however fast the machine is.
+            however fast the machine is. A worker of tasks that push waits before its task number s.
     orders  a file. At the start of each mini-batch, and in each task with parameter servers before its
             gradients and after its push, the worker executes its text for as long as it is there: "slow
             SECONDS" sleeps, "hang" waits for another text, "eat" allocates memory until the kernel ends the
@@ -82,7 +82,7 @@ class Rehearsal:
         where, _, at = self.kill.partition(":")
         if point == where and step >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
-        if point == "all_reduce" and self.gates:
+        if point in ("all_reduce", "task") and self.gates:
             _wait_for(Path(self.gates) / str(step))
         if point in ("forward", "pushed") and self.orders:
             _obey(Path(self.orders))

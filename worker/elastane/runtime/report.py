@@ -59,6 +59,11 @@ def write_pipeline_report(directory: str, name: str, found: Pieces, **facts: Any
     _write(Path(directory) / f"{name}.json", {**facts, "pieces": found})
 
 
+def write_slots_report(directory: str, digests: list[str], *, tasks: int) -> None:
+    """Write `<directory>/plain-slots.json` of a script with prepare_ps alone: sha256 of each slot."""
+    _write(Path(directory) / "plain-slots.json", {"slots": digests, "tasks": tasks})
+
+
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")

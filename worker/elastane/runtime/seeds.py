@@ -1,6 +1,8 @@
-"""The seed of each EST: its context at the start of step 0."""
+"""The seed of each EST, its context at the start of step 0, and of each task."""
 
 from __future__ import annotations
+
+import hashlib
 
 from elastane.context import EstContext
 from elastane.registry import Registry
@@ -22,3 +24,9 @@ def initial_contexts(
         contexts[rank] = EstContext.initial(rank, generators.capture() | items)
     generators.restore(before)
     return contexts
+
+
+def task_seed(seed: int, dataset: str, epoch: int, index: int) -> int:
+    """Return the seed of a task: the same whoever runs it, however often."""
+    digest = hashlib.sha256(f"{seed}/{dataset}/{epoch}/{index}".encode()).digest()
+    return int.from_bytes(digest[:4])

@@ -33,9 +33,9 @@ from elastane.runtime.pipelines.clips import refuse_clips
 from elastane.runtime.pipelines.prepared import PreparedPipeline
 from elastane.runtime.pipelines.stock_pipe import ENDED, StockPipe, StockPipelineLoader
 from elastane.runtime.prepared_objects import PreparedObjects, intercept, intercept_zero_grad
-from elastane.runtime.report import write_pipeline_report, write_stock_report
+from elastane.runtime.report import write_pipeline_report, write_slots_report, write_stock_report
 from elastane.runtime.slots.errors import PsModeError
-from elastane.runtime.slots.local import prepare_local
+from elastane.runtime.slots.local import LocalSlots, prepare_local
 from elastane.runtime.slots.model import PsArguments
 from elastane.runtime.slots.prepared import PreparedPs
 from elastane.runtime.slots.task import PushTask
@@ -44,6 +44,7 @@ from elastane.state.unit_fingerprint import pieces
 from elastane.state.unit_state import UnitState
 from elastane.tracking.process import TrackerProcesses
 from elastane_common.errors import StepError, UnsupportedError
+from elastane_slots.placement import SLOTS
 
 _log = structlog.get_logger(__name__)
 
@@ -282,6 +283,7 @@ class PlainJob(LocalJob):
         self.num_ests, self.rank, self.is_leader = 1, 0, True
         #: By data set, how many of its tasks are done.
         self._done: dict[str, int] = {}
+        self._local: LocalSlots | None = None
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         self._check_unprepared("prepare")
@@ -295,7 +297,9 @@ class PlainJob(LocalJob):
     def _prepare_ps(self, given: PsArguments) -> PreparedPs:
         if self._calls is not None:
             raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
-        return prepare_local(given, self._seed or 0)[0]
+        slots = SLOTS if self._environment.report_dir else 1  # a report has those of a job
+        prepared, self._local = prepare_local(given, self._seed or 0, slots=slots)
+        return prepared
 
     def tasks(
         self, dataset: str, *, size: int, task_size: int, **settings: Any
@@ -327,6 +331,9 @@ class PlainJob(LocalJob):
                     raise
                 self._ps.end().result()
             self._done[dataset] = number + 1
+        if self._local is not None and self._environment.report_dir:
+            done = sum(self._done.values())
+            write_slots_report(self._environment.report_dir, self._local.digests(), tasks=done)
 
 
 class DdpJob(LocalJob):

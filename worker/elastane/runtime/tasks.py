@@ -8,7 +8,6 @@ leased to others at once and not only when their lease ends.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.leased_ahead import LeasedAhead
 from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
+from elastane.runtime.seeds import task_seed
 from elastane.runtime.session import MasterSession
 from elastane.runtime.slots.reports import PushingTasks, held_task, task_of
 from elastane.runtime.slots.task import PushTask
@@ -181,7 +181,7 @@ def _pushed_one_by_one(source: _Source, pushes: PushingTasks, seed: int) -> Iter
         for leased in response.tasks:
             task = task_of(source.dataset, leased)
             if pushes.own_seeds:
-                seed_all(_seed_of(seed, source.dataset, task.epoch, task.index))
+                seed_all(task_seed(seed, source.dataset, task.epoch, task.index))
             elif states := rng_from_proto(leased.rng):
                 # Of the first lease, so that a task that is leased again draws the same augmentation.
                 generators.restore(states)
@@ -214,7 +214,7 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
             if response.complete:
                 return
             continue
-        seed_all(_seed_of(seed, source.dataset, task.epoch, task.index))
+        seed_all(task_seed(seed, source.dataset, task.epoch, task.index))
         try:
             yield LeasedTask(task.epoch, task.index, task.indices, task.attempt)
         except GeneratorExit:
@@ -247,7 +247,7 @@ def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int
         pushes.begin(task)
         if (following := tasks.next) is not None:
             pushes.pull_ahead(held_task(source.dataset, following))
-        seed_all(_seed_of(seed, source.dataset, task.epoch, task.index))
+        seed_all(task_seed(seed, source.dataset, task.epoch, task.index))
         try:
             yield task
         except GeneratorExit:
@@ -281,11 +281,6 @@ def _tell_last(source: _Source, pushes: PushingTasks, task: PushTask) -> None:
     ):  # on failure the task is leased again, and no slot counts it twice
         if reports := pushes.end(task):
             source.client.lease_tasks(source.request(reports, 0))
-
-
-def _seed_of(seed: int, dataset: str, epoch: int, index: int) -> int:
-    digest = hashlib.sha256(f"{seed}/{dataset}/{epoch}/{index}".encode()).digest()
-    return int.from_bytes(digest[:4])
 
 
 class TaskSession:

@@ -38,8 +38,8 @@ class PulledSlots:
 class PushedTask:
     """A task's gradients for all slots; the same bytes whenever it is sent again.
 
-    parts: of all slots; an empty one is a name alone. seen: by slot, as first pulled for the task. rates: by
-    group of the optimizer.
+    parts: of all slots; an empty one is a name alone. seen: by slot, as first pulled for the task. later: of
+    each request for weights after the first, (slot, life, version). rates: by group of the optimizer.
     """
 
     dataset: str
@@ -51,6 +51,7 @@ class PushedTask:
     rates: list[list[float]]
     parts: dict[int, PushPart]
     seen: dict[int, Pulled] = field(default_factory=dict)
+    later: list[list[tuple[int, int, int]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class PushSlot(_Header):
 
 
 class Push(_Header):
-    """Body: for each slot the gradients. rates: by group. pulls: with a journal, of all slots."""
+    """Body: for each slot the gradients. rates: by group. pulls, later: with a journal (JournalEntry)."""
 
     generation: int
     lease: int
@@ -138,6 +138,7 @@ class Push(_Header):
     rates: list[list[float]]
     slots: list[PushSlot]
     pulls: list[tuple[int, int]] = []
+    later: list[list[tuple[int, int, int]]] = []
 
 
 class PushedSlot(_Header):
@@ -225,6 +226,7 @@ class Replicate(_Header):
     blocks: bytes = b""
     rows: list[tuple[int, int]] = []
     pulls: list[tuple[int, int]] = []
+    later: list[list[tuple[int, int, int]]] = []
 
 
 class ReplicateInit(_Header):

@@ -15,9 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
 import structlog
-import torch
 
 from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
 from elastane.slots.connection import PsConnection, Reply
@@ -38,7 +36,7 @@ from elastane.slots.map_message import ToldMap
 from elastane.slots.map_watch import MapWatch
 from elastane.slots.push_state import PushState, pause_seconds, verdict_of
 from elastane.slots.wire import Piece, pad
-from elastane.tables.layout import Ids, PushPart, cut, padded_sum
+from elastane.tables.layout import PushPart, bytes_of, cut, padded_sum
 from elastane.tables.spec import ModelSpec
 from elastane_common.errors import ElastaneError
 from elastane_slots.pushes import RETURNED_VERDICTS
@@ -289,7 +287,7 @@ class _Pulling(_Conversation):
 
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
         asked = [PullSlot(slot, self._wanted[slot].dense, self._rows(slot)) for slot in slots]
-        body = [part for slot in slots for part in pad([_bytes(ids) for _, ids in self._wanted[slot].rows])]
+        body = [part for slot in slots for part in pad([bytes_of(ids) for _, ids in self._wanted[slot].rows])]
         return Pull(generation, 0 if self.returned else self._lease, asked), body
 
     def answered(self, slots: list[int], reply: Reply) -> None:
@@ -328,6 +326,7 @@ class _Pushing(_Conversation):
         nothing = Seen(-1, -1)
         seen = [task.seen.get(slot, nothing) for slot in range(spec.slots)]
         self._pulls = [(one.life, one.version) for one in seen] if journal else []
+        self._later = task.later if journal else []
 
     @property
     def open(self) -> set[int]:  # type: ignore[override]
@@ -352,6 +351,7 @@ class _Pushing(_Conversation):
             task.rates,
             [self._slots[slot][0] for slot in slots],
             self._pulls,
+            self._later,
         )
         return header, [piece for slot in slots for piece in self._slots[slot][1]]
 
@@ -366,13 +366,7 @@ class _Pushing(_Conversation):
         if not part.blocks and not part.rows:
             return PushSlot(slot, -1, -1), ()
         seen = self._task.seen[slot]
-        bitmap = layout.bitmap(part.blocks)
-        rows = [(rows.table, len(rows.ids)) for rows in part.rows]
-        sections = [
-            _values(values, layout.block_dtype(position)) for position, values in sorted(part.blocks.items())
-        ]
-        for one in part.rows:
-            sections += [_bytes(one.ids), _values(one.values, layout.row_dtype(one.table))]
+        bitmap, rows, sections = layout.push_message(part)
         size = padded_sum(layout.push_sections(bitmap, rows))
         return PushSlot(slot, seen.life, seen.version, bitmap, rows, size), pad(sections)
 
@@ -404,14 +398,3 @@ def _divided(slots: list[int], size: Callable[[int], int]) -> Iterator[list[int]
         total += own
     if part:
         yield part
-
-
-def _bytes(ids: Ids) -> memoryview:
-    return np.ascontiguousarray(ids).data.cast("B") if len(ids) else memoryview(b"")
-
-
-def _values(values: torch.Tensor, dtype: torch.dtype) -> memoryview:
-    """The bytes of values in the type in which they travel; not copied if that is theirs."""
-    if not values.numel():
-        return memoryview(b"")
-    return values.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data

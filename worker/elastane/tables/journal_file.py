@@ -1,120 +1,93 @@
 """What was applied to slots, in its order, so that an asynchronous run can be repeated.
 
-    journal/PROCESS/NUMBER    a segment: magic, entries, sha256 of both
-                              an entry: length, 4 bytes; MessagePack of JournalEntry
+    journal/PROCESS/model     PsWelcome, with the model and the settings of the job
+    journal/PROCESS/NUMBER    a segment: magic, records
+                              a record: length and crc32, 4 bytes each; MessagePack (`journal_records`)
 
-A process writes down every push that it applies, as owner or as backup; of entries of a slot and version that
-are there twice, all are equal. Segments are written as a whole, since object stores cannot append; what a
-process had not written when it died is missing, unless a backup has it, and a run can be repeated up to
-there.
+A process writes down every push that it applies, as owner or as backup, before anybody can see it; what two
+processes write of one push is equal. On a disk segments grow record by record. Object stores cannot append:
+segments are written as a whole there, and what a process had not written when it died is missing, unless a
+backup has it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
-
-from elastane_common.errors import ElastaneError
+from elastane.tables.journal_records import HEAD_BYTES, JournalError, Record, decode_record
 from elastane_common.storage import Folder
 
-MAGIC: Final = b"elastane-journal-1\n"
-#: A segment is written when it has so many bytes.
+FOLDER: Final = "journal"
+MODEL: Final = "model"
+MAGIC: Final = b"elastane-journal-2\n"
+#: The next segment begins when one has so many bytes.
 SEGMENT_BYTES: Final = 2**20
 SEGMENT_BYTES_MAX: Final = 2**26
-_DIGEST_BYTES: Final = 32
-_LENGTH_BYTES: Final = 4
 
 
-class JournalError(ElastaneError):
-    """A journal could not be written or read, or contradicts itself."""
+def segment_path(process: str, number: int) -> str:
+    """Return the name of a segment; numbers begin with 1."""
+    return f"{FOLDER}/{process}/{number:08}"
 
-    code = "ELA487"
 
+class JournalReading:
+    """Reads the journal of a job's folder. torn: segments that end in the middle of a record.
 
-class JournalEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A push that made `version` out of the version before, in a slot.
-
-    pulls: (life, version) that the task had pulled of every slot. rates: by group. scale: of learning rates.
+    A process that dies while it writes leaves such a one; nobody has seen that push.
     """
 
-    slot: int
-    life: int
-    version: int
-    dataset: str
-    epoch: int
-    task: int
-    attempt: int
-    lease: int
-    pulls: list[tuple[int, int]]
-    rates: list[list[float]]
-    scale: float = 1.0
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self.torn: list[str] = []
+        self._segments: dict[str, list[str]] = {}
+        self._sizes: dict[str, int] = {}
+        for name, size in folder.within(FOLDER).files():
+            process, _, number = name.partition("/")
+            self._sizes[name] = size
+            if number != MODEL:
+                self._segments.setdefault(process, []).append(number)
 
+    def models(self) -> Iterator[bytes]:
+        """Return what each process has written of the model. Raises JournalError if one has not."""
+        if not self._segments:
+            raise JournalError(
+                f"there is no journal in {self._folder.url}",
+                hint="a run writes it with --ps-journal, in the folder of --checkpoint",
+            )
+        for process in self._segments:
+            yield self._read(f"{process}/{MODEL}")
 
-class JournalWriter:
-    """Collects entries of one process. process: a name that no other process ever has. Not thread-safe."""
+    def records(self) -> Iterator[Record]:
+        """Return the records of all processes, each process's in its order.
 
-    def __init__(self, folder: Folder, process: str) -> None:
-        self._folder, self._process = folder, process
-        self._encoder = msgspec.msgpack.Encoder()
-        self._entries = bytearray()
-        self._number = 0
+        Raises JournalError if a segment is missing or damaged.
+        """
+        for process, numbers in self._segments.items():
+            for position, number in enumerate(numbers, 1):
+                if number != f"{position:08}":
+                    raise JournalError(f"the segment {process}/{position:08} is missing", segment=process)
+                yield from self._segment(f"{process}/{number}", last=position == len(numbers))
 
-    @property
-    def full(self) -> bool:
-        """True if it should be written soon."""
-        return len(self._entries) >= SEGMENT_BYTES
+    def _segment(self, name: str, *, last: bool) -> Iterator[Record]:
+        content = self._read(name)
+        at = len(MAGIC)
+        if content[:at] != MAGIC and not (last and MAGIC.startswith(content)):
+            raise JournalError(f"{name} is no segment of a journal", segment=name)
+        while at < len(content):
+            head = content[at : at + HEAD_BYTES]
+            end = at + HEAD_BYTES + int.from_bytes(head[:4], "little")
+            if last and end > len(content):
+                self.torn.append(name)
+                return
+            try:
+                yield decode_record(head, content[at + HEAD_BYTES : end])
+            except JournalError as error:
+                raise JournalError(f"the segment {name} is damaged", segment=name) from error
+            at = end
 
-    def add(self, entry: JournalEntry) -> None:
-        """Collect an entry; it is not durable before `write`."""
-        encoded = self._encoder.encode(entry)
-        self._entries += len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
-
-    def take(self) -> tuple[str, bytes] | None:
-        """Take what is collected as a segment, name and content; None if there is nothing."""
-        if not self._entries:
-            return None
-        self._number += 1
-        content = MAGIC + bytes(self._entries)
-        self._entries.clear()
-        return f"journal/{self._process}/{self._number:08}", content + hashlib.sha256(content).digest()
-
-    def write(self) -> None:
-        """Write what is collected. Raises JournalError."""
-        if (segment := self.take()) is not None:
-            self._folder.write(segment[0], [segment[1]])
-
-
-def read_journal(folder: Folder) -> list[JournalEntry]:
-    """Return the entries of all processes by (slot, life, version), each once.
-
-    Raises JournalError if a segment is damaged, or two entries of one version differ.
-    """
-    found: dict[tuple[int, int, int], JournalEntry] = {}
-    for name, size in folder.within("journal").files():
-        if size > SEGMENT_BYTES_MAX:
-            raise JournalError(f"the segment {name} has {size} bytes")
-        content = folder.read(f"journal/{name}", bytes_max=SEGMENT_BYTES_MAX) or b""
-        for entry in _entries(name, content):
-            key = (entry.slot, entry.life, entry.version)
-            if found.setdefault(key, entry) != entry:
-                raise JournalError(
-                    f"two pushes made version {entry.version} of slot {entry.slot}", segment=name
-                )
-    return [found[key] for key in sorted(found)]
-
-
-def _entries(name: str, content: bytes) -> Iterator[JournalEntry]:
-    stored = content[:-_DIGEST_BYTES]
-    if not stored.startswith(MAGIC) or hashlib.sha256(stored).digest() != content[-_DIGEST_BYTES:]:
-        raise JournalError(f"the segment {name} is damaged", segment=name)
-    at, decoder = len(MAGIC), msgspec.msgpack.Decoder(JournalEntry)
-    while at < len(stored):
-        size = int.from_bytes(stored[at : at + _LENGTH_BYTES], "little")
-        at += _LENGTH_BYTES + size
-        try:
-            yield decoder.decode(stored[at - size : at])
-        except msgspec.MsgspecError as error:
-            raise JournalError(f"the segment {name} is damaged: {error}", segment=name) from error
+    def _read(self, name: str) -> bytes:
+        found = self._folder.read(f"{FOLDER}/{name}", bytes_max=SEGMENT_BYTES_MAX)
+        if found is None:
+            raise JournalError(f"{name} of the journal is missing", segment=name)
+        return found

@@ -165,6 +165,16 @@ class SlotLayout:
             found.append(RowGradients(table, ids, values.view(count, width)))
         return PushPart(blocks, tuple(found))
 
+    def push_message(self, part: PushPart) -> tuple[bytes, list[tuple[int, int]], list[memoryview]]:
+        """Inverse of `push_part`: bitmap, rows and sections, values in the type in which they travel."""
+        rows = [(one.table, len(one.ids)) for one in part.rows]
+        sections = [
+            _values_of(values, self.block_dtype(position)) for position, values in sorted(part.blocks.items())
+        ]
+        for one in part.rows:
+            sections += [bytes_of(one.ids), _values_of(one.values, self.row_dtype(one.table))]
+        return self.bitmap(part.blocks), rows, sections
+
     def check_part(self, part: PushPart, *, finite: bool = True) -> None:
         """Raise InvalidRequest unless a push can be applied to this slot.
 
@@ -258,6 +268,18 @@ def drawn(
     value *= np.uint64(0x94D049BB133111EB)
     value ^= value >> np.uint64(31)
     return value
+
+
+def bytes_of(ids: Ids) -> memoryview:
+    """The bytes of ids."""
+    return np.ascontiguousarray(ids).data.cast("B") if len(ids) else memoryview(b"")
+
+
+def _values_of(values: Values, dtype: torch.dtype) -> memoryview:
+    """The bytes of values in a type; not copied if it is theirs."""
+    if not values.numel():
+        return memoryview(b"")
+    return values.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def is_finite(values: torch.Tensor) -> bool:

@@ -178,7 +178,7 @@ COMMANDS: Final = {
     "ps": Entry(
         "ps",
         "Look",
-        "Show a job's parameter servers and slots; audit, checkpoint, rewind, export or drain them.",
+        "Show a job's parameter servers and slots; audit, checkpoint, rewind, export, drain or replay them.",
     ),
     "doctor": Entry(
         "doctor",

@@ -23,6 +23,8 @@ from elastane_cli.commands.common import (
     console,
     print_json,
 )
+from elastane_cli.commands.ps_replay import replay
+from elastane_cli.commands.run_options import SCRIPT_SETTINGS
 from elastane_common.exit_codes import CODE_FAILED
 
 if TYPE_CHECKING:
@@ -33,13 +35,14 @@ if TYPE_CHECKING:
 
 HELP = "\n\n".join(
     (
-        "Show a job's parameter servers and slots; audit, checkpoint, rewind, export or drain them.",
+        "Show a job's parameter servers and slots; audit, checkpoint, rewind, export, drain or replay them.",
         "Examples:",
         "  elastane ps   (the only job)",
         "  elastane ps train --slots",
         "  elastane ps audit train",
         "  elastane ps checkpoint train",
         "  elastane ps drain train ps-1",
+        "  elastane ps replay runs/train train.py --epochs 2",
     )
 )
 
@@ -75,6 +78,7 @@ def register(app: typer.Typer) -> None:
     actions.callback()(lambda: None)
     for function in (show, audit, checkpoint, rewind, export, drain):
         actions.command(function.__name__)(function)
+    actions.command("replay", context_settings=dict(SCRIPT_SETTINGS))(replay)
     app.add_typer(actions, name="ps", rich_help_panel="Look")
 
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from elastane_cli.commands.common import console, print_error, worker_limits
 from elastane_cli.commands.job_options import PipelineOption, ShadowOption, pipeline_arguments
+from elastane_cli.commands.ps_proof import print_ps_proof
 from elastane_cli.commands.rehearsals import announced_seed, require_new, watching, working_folder
 from elastane_cli.commands.run_options import (
     SCRIPT_SETTINGS,
@@ -48,7 +49,11 @@ HELP = "\n\n".join(
         "  elastane verify --ests 4 train.py --epochs 1",
         '  elastane verify --reference "torchrun --nproc-per-node 4 train_ddp.py" train.py',
         '  elastane verify --ests 4 --paths "4,1,3,2" --kills 2 --steps 40 train.py',
+        "  elastane verify --ps 2 --kills 2 clicks.py   (a script with prepare_ps)",
         "  elastane verify --ests 2 --runs 3 --seed 17 --json -m mypackage.train",
+        "With --ps a script with prepare_ps runs alone, and then with one worker while parameter servers "
+        "join, are drained and killed; every slot is compared. With several --workers a run has no fixed "
+        "order: it is computed again from its journal, and that is compared.",
         "Each run starts in a new folder that replaces the current one: small files are copied there, "
         "large files and folders linked. What a run writes into a linked folder, or to an absolute path, "
         "the next run can see.",
@@ -90,6 +95,19 @@ def verify(
             show_default="the script itself under stock DDP",
         ),
     ] = "",
+    ps: Annotated[
+        int | None,
+        option(
+            "--ps",
+            "COUNT",
+            "Of a script with prepare_ps: number of parameter servers. Without --ests.",
+            min=1,
+            show_default="none",
+        ),
+    ] = None,
+    workers: Annotated[
+        int, option("--workers", "W", "With --ps: number of workers of each run.", min=1)
+    ] = 1,
     module: ModuleOption = False,
     paths: Annotated[
         str,
@@ -104,7 +122,9 @@ def verify(
         int | None,
         option("--runs", "R", "Number of elastic runs.", min=1, show_default="1, or one for each path"),
     ] = None,
-    kills: Annotated[int, option("--kills", "K", "Number of workers killed in each run.", min=0)] = 1,
+    kills: Annotated[int, option(
+        "--kills", "K", "Number of workers killed in each run; with --ps, of parameter servers.", min=0
+    )] = 1,
     steps: Annotated[
         int | None,
         option("--steps", "S", "Stop both sides after S global steps.", min=3, show_default="all"),
@@ -147,12 +167,19 @@ def verify(
     from elastane_cli.verify.causes import refusal_in
     from elastane_cli.verify.elastic_run import RunFailed
     from elastane_cli.verify.plan import PlanError, parse_paths
+    from elastane_cli.verify.ps_run import PsProof
     from elastane_cli.verify.reference import OriginalError, parse_reference
     from elastane_cli.verify.run import run_verify
     from elastane_common.determinism import Level
     from elastane_common.errors import ElastaneError
 
-    if ests is None and not reference:
+    of_rings = {"--ests": ests, "--reference": reference, "--paths": paths, "--steps": steps}
+    of_rings |= {"--pipeline": pipeline, "--shadow": shadow, "--trace": trace}
+    if ps is not None and (given := [name for name, value in of_rings.items() if value]):
+        raise typer.BadParameter("cannot be combined with --ps", param_hint=given[0])
+    if ps is None and workers != 1:
+        raise typer.BadParameter("needs --ps; the workers of a ring are --paths", param_hint="--workers")
+    if ests is None and not reference and ps is None:
         raise typer.BadParameter("Missing option: give --ests or --reference", param_hint="--ests")
     require_script(script, is_file=not module)
     require_new(keep)
@@ -187,6 +214,12 @@ def verify(
         stack.enter_context(sigterm_cleans_up())
         watcher = stack.enter_context(watching(quiet=as_json, bar=True))
         try:
+            if ps is not None:
+                found = PsProof(
+                    folder.absolute(), command, ps, workers, kills, str(number), level, threads, timeout,
+                    watcher,
+                ).run(runs)  # fmt: skip
+                raise typer.Exit(print_ps_proof(console(), found, number, as_json=as_json))
             result = run_verify(
                 folder, command, ests=ests, original=original, runs=runs, kills=kills, paths=chosen,
                 steps=steps, seed=number, determinism=level, threads=threads, trace=trace,

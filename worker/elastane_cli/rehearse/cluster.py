@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from elastane.runtime.rehearsal import Gate
+from elastane_agent.supervisor import ps_children
 from elastane_agent.supervisor.gpus import gpu_variables
 from elastane_agent.supervisor.master_process import EmbeddedMaster
 from elastane_agent.supervisor.worker_command import job_variables
@@ -83,6 +84,7 @@ class LocalCluster:
         self._launch = launch
         self.master = EmbeddedMaster(folder / "state")
         self.workers: dict[str, ChildProcess] = {}
+        self.servers: dict[str, ChildProcess] = {}
         self._gpus: dict[str, str] = {}
         self.on_job: Callable[[job_pb2.Job], None] = lambda job: None
         self.check: Callable[[], None] = lambda: None
@@ -121,6 +123,16 @@ class LocalCluster:
         self.workers[name] = process
         return name
 
+    def add_server(self) -> str:
+        """Start one more parameter server and return its name, "ps-<k>"."""
+        name = f"ps-{len(self.servers)}"
+        environment = self._environment(name) | {"ELASTANE_PS_ID": name}
+        log = self.folder / f"{name}.log"
+        process = self._launch(name, ps_children.COMMAND, environment=environment, log=log)
+        process.start()
+        self.servers[name] = process
+        return name
+
     def hold_in(self, steps: Iterable[int]) -> None:
         """Hold the ring in these steps (see `held`). Call it before the first worker is started."""
         self._gates |= {step: Gate(self.gates / str(step)) for step in steps}
@@ -130,6 +142,11 @@ class LocalCluster:
         self.master.sigkill()
         self.master.wait()
         self.master.start()
+
+    def open_gate(self, step: int) -> None:
+        """Let workers go on that wait in a step of `hold_in`; of another step nobody waits."""
+        if (gate := self._gates.get(step)) is not None:
+            gate.open()
 
     def get_job(self) -> job_pb2.Job:
         return self.client.get_job(self.job)
@@ -169,7 +186,7 @@ class LocalCluster:
         wait: arguments of `wait_for`, which raises ClusterError.
         """
         yield self.wait_for_step(step, **wait)
-        self._gates[step].open()
+        self.open_gate(step)
 
     def wait_for_success(self, *, timeout_seconds: float = 180.0) -> None:
         """Wait for the end as `wait_for_end` does, then `check`. Raises ClusterError without a success."""
@@ -195,7 +212,7 @@ class LocalCluster:
     def last_lines(self, count: int = 15) -> str:
         """Return the last `count` lines of every log, for error messages."""
         parts = [f"--- master\n{self.master.log_tail(count)}"]
-        for name, process in self.workers.items():
+        for name, process in (*self.workers.items(), *self.servers.items()):
             log = self.folder / f"{name}.log"
             lines = log.read_text(errors="replace").splitlines() if log.exists() else []
             parts.append(f"--- {name} ({process.status or 'running'})\n" + "\n".join(lines[-count:]))
@@ -211,9 +228,9 @@ class LocalCluster:
 
     def close(self) -> None:
         """Kill the workers and stop the master, whatever their state."""
-        for process in self.workers.values():
+        for process in (*self.workers.values(), *self.servers.values()):
             process.kill_group()
-        for process in self.workers.values():
+        for process in (*self.workers.values(), *self.servers.values()):
             process.wait()
         for gate in self._gates.values():
             gate.open()

@@ -30,6 +30,12 @@ class NotPushedError(StepError):
     code = "ELA484"
 
 
+class ReplayError(ElastaneError):
+    """A run cannot be computed again, or this is another one than that of the journal."""
+
+    code = "ELA492"
+
+
 class PsModeError(ElastaneError):
     """Parameter servers cannot be used in this mode, or beside what the script has prepared."""
 

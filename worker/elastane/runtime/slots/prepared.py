@@ -157,7 +157,7 @@ class PreparedPs:
     def skip(self, task: Any) -> None:
         """Count a task as done without gradients: its name alone goes to all slots."""
         self._require_in_hand(task, "skip")
-        self._end = self._send(self._pushed(task, {}, {}))
+        self._end = self._send(self._pushed(task, {}))
 
     @contextmanager
     def evaluate(self) -> Iterator[None]:
@@ -221,7 +221,7 @@ class PreparedPs:
         if wrong:
             _log.warning("a task has a gradient that is not finite: skipped", task=task.index, name=wrong)
         parts = {} if wrong else parts_of(spec, self._memory, dense, tables)
-        self._end = self._send(self._pushed(task, parts, pulls.seen))
+        self._end = self._send(self._pushed(task, parts, pulls))
         return self._end
 
     def _refused(self, task: PushTask, name: str) -> Future[TaskEnd]:
@@ -241,7 +241,7 @@ class PreparedPs:
             return self._threads.submit(lambda: _end_of(self._access.push(pushed)))
         return _ended(_end_of(self._access.push(pushed)))
 
-    def _pushed(self, task: PushTask, parts: Any, seen: Any) -> PushedTask:
+    def _pushed(self, task: PushTask, parts: Any, pulls: Pulls | None = None) -> PushedTask:
         return PushedTask(
             task.dataset,
             task.epoch,
@@ -251,7 +251,8 @@ class PreparedPs:
             task.generation,
             self._parts.groups.rates(),
             parts,
-            dict(seen),
+            dict(pulls.seen) if pulls is not None else {},
+            pulls.later if pulls is not None else [],
         )
 
     def _abandon(self) -> None:

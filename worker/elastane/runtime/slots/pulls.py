@@ -26,7 +26,8 @@ def by_slot(spec: ModelSpec, table: int, ids: Ids) -> dict[int, Ids]:
 
 
 class Pulls:
-    """lease: of the task; 0 for an evaluation. seen: of each slot as first pulled; the first counts.
+    """lease: of the task; 0 for an evaluation. seen: of each slot as first pulled; the first counts. later:
+    (slot, life, version) of each request after the first.
 
     returned: why the task is given back, although it runs to its end.
     """
@@ -35,6 +36,8 @@ class Pulls:
         self._access, self._spec = access, spec
         self._lease, self._generation = lease, generation
         self.seen: dict[int, Pulled] = {}
+        self.later: list[list[tuple[int, int, int]]] = []
+        self._requests = 0
         self.returned = ""
         #: By table, rows that were pulled: ids, ascending, and their values.
         self._rows: dict[int, tuple[Ids, Tensor]] = {}
@@ -76,6 +79,10 @@ class Pulls:
         lease = 0 if self.returned else self._lease
         pulled = self._access.pull(lease, self._generation, wanted)
         self.returned = self.returned or pulled.returned
+        if self._requests:
+            seen = ((slot, one.seen.life, one.seen.version) for slot, one in pulled.slots.items())
+            self.later.append(sorted(seen))
+        self._requests += 1
         fresh: dict[int, list[tuple[Ids, Tensor]]] = {}
         for slot, found in pulled.slots.items():
             self.seen.setdefault(slot, found.seen)

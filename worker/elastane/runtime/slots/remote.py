@@ -17,7 +17,7 @@ from elastane_common.client import MasterClient
 from elastane_common.client_errors import RequestRefusedError
 from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
 
-_NONFINITE: dict[int, NonFinite] = {job_pb2.PS_NONFINITE_SKIP: "skip", job_pb2.PS_NONFINITE_FAIL: "fail"}
+NONFINITE: dict[int, NonFinite] = {job_pb2.PS_NONFINITE_SKIP: "skip", job_pb2.PS_NONFINITE_FAIL: "fail"}
 
 
 def prepare_remote(environment: WorkerEnvironment, given: PsArguments, seed: int) -> PreparedPs:
@@ -47,7 +47,7 @@ def prepare_remote(environment: WorkerEnvironment, given: PsArguments, seed: int
         timeout_seconds=environment.master_timeout_seconds,
         journal=answer.settings.journal,
     )
-    nonfinite = _NONFINITE.get(answer.settings.nonfinite, "refuse")
+    nonfinite = NONFINITE.get(answer.settings.nonfinite, "refuse")
     return PreparedPs(given, parts, memory, access, nonfinite, journal=answer.settings.journal)
 
 
@@ -57,7 +57,12 @@ def _register(
     model = to_proto(
         parts.spec,
         dense_digest=memory.digest,
-        environment={"torch": torch.__version__, "local": parts.local},
+        environment={
+            "torch": torch.__version__,
+            "local": parts.local,
+            "threads": str(environment.torch_threads),
+            "determinism": environment.determinism.value,
+        },
     )
     request = ps_pb2.RegisterModelRequest(job=environment.job, worker_id=environment.worker_id, model=model)
     try:

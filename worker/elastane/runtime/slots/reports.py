@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from elastane.runtime import probes
 from elastane.runtime.leased_ahead import HeldTask
 from elastane.runtime.slots.prepared import PreparedPs
 from elastane.runtime.slots.task import PushTask, TaskEnd
@@ -49,9 +50,12 @@ class PushingTasks:
         self.own_seeds = own_seeds or ahead > 0
         self._on_the_way: dict[Future[TaskEnd], PushTask] = {}
         prepared.in_background = ahead > 0
+        self._begun = 0
 
     def begin(self, task: PushTask) -> None:
         """The script gets a task."""
+        probes.reached("task", self._begun)
+        self._begun += 1
         self._prepared.begin(task)
 
     def pull_ahead(self, task: PushTask) -> None:

@@ -1,0 +1,293 @@
+"""In which order a run is computed again, from its journal. Pure.
+
+A state of a slot is made from the state before by one push, which was computed from the states that its
+task pulled. From the states in which the run ended, `History.order` goes back to all that they need, also in
+lives that were lost since. Whatever is needed must be in the journal.
+
+    free      updates whose state before nobody needs any more: made in place
+    next      a task all of whose pulls are there
+    forced    where neither is left: an update of which the state before is kept, as a copy
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from elastane.tables.journal_records import JournalEntry, JournalError, LifeBegun, Record
+
+
+class SlotState(NamedTuple):
+    """A slot after `version` tasks of a life. Life 0, version 0: its initial values."""
+
+    slot: int
+    life: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """A task that a worker has computed under one lease. pulls: by request, the states by slot."""
+
+    lease: int
+    dataset: str
+    epoch: int
+    task: int
+    attempt: int
+    rates: list[list[float]]
+    pulls: list[dict[int, SlotState]]
+
+    def __str__(self) -> str:
+        return f"{self.dataset} {self.epoch}:{self.task} (lease {self.lease})"
+
+
+class Update(NamedTuple):
+    """What made a state. scale: of learning rates. digest: of the gradients."""
+
+    lease: int
+    scale: float
+    digest: bytes
+    generation: int
+
+
+@dataclass
+class History:
+    """What a journal says."""
+
+    executions: dict[int, Execution] = field(default_factory=dict)
+    _updates: dict[SlotState, list[Update]] = field(default_factory=lambda: defaultdict(list))
+    #: By (slot, life): life and version with which it began, and the generation.
+    _begun: dict[tuple[int, int], LifeBegun] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        """Take a record. Raises JournalError for one that contradicts another."""
+        if isinstance(record, LifeBegun):
+            known = self._begun.get((record.slot, record.life))
+            if known is None or known.generation < record.generation:
+                self._begun[record.slot, record.life] = record
+            return
+        execution = _execution(record)
+        if self.executions.setdefault(record.lease, execution) != execution:
+            raise JournalError(
+                f"lease {record.lease} is of two tasks", hint="the folder has the journals of two runs"
+            )
+        state = SlotState(record.slot, record.life, record.version)
+        update = Update(record.lease, record.scale, record.digest, record.generation)
+        if update not in (there := self._updates[state]):
+            there.append(update)
+
+    def order(self, ends: Iterable[SlotState]) -> ReplayOrder:
+        """Return what has to be computed for the states in which a run ended. Raises JournalError."""
+        updates, ends = self._valid(), list(ends)
+        before: dict[SlotState, SlotState | None] = {}
+        needed: dict[int, set[SlotState]] = {}
+        todo = [self.origin(end) for end in ends]
+        while todo:
+            state = todo.pop()
+            if state in before:
+                continue
+            if not state.version:
+                before[state] = None
+                continue
+            update = updates.get(state)
+            if update is None:
+                raise JournalError(
+                    f"the journal lacks what made version {state.version} of slot {state.slot} in its life"
+                    f" {state.life}",
+                    hint="the process that applied it was killed before it had written that; such a run can"
+                    " be repeated up to there alone",
+                    slot=state.slot,
+                    life=state.life,
+                    version=state.version,
+                )
+            earlier = self.origin(state._replace(version=state.version - 1))
+            before[state] = earlier
+            todo.append(earlier)
+            if update.lease not in needed:
+                pulls = self.executions[update.lease].pulls
+                needed[update.lease] = {self.origin(one) for asked in pulls for one in asked.values()}
+                todo += needed[update.lease]
+        found = {state: updates[state] for state, earlier in before.items() if earlier is not None}
+        executions = {lease: self.executions[lease] for lease in needed}
+        return ReplayOrder(executions, needed, before, found, ends, self.origin)
+
+    def origin(self, state: SlotState) -> SlotState:
+        """Return the state with the same weights in the life in which they were made."""
+        while (begun := self._begun.get((state.slot, state.life))) and begun.version == state.version:
+            if begun.before < 0:
+                break
+            state = state._replace(life=begun.before)
+        return state if state.version else SlotState(state.slot, 0, 0)
+
+    def _valid(self) -> dict[SlotState, Update]:
+        """Return what made each state.
+
+        An owner may have applied what its backup never got, and die: the backup's own pushes follow then,
+        of a map with a higher generation, and the dead owner's that are not before those count for nothing.
+        """
+        valid: dict[SlotState, Update] = {}
+        highest: dict[tuple[int, int], int] = {}
+        for state in sorted(self._updates):
+            life = state.slot, state.life
+            newest = max(update.generation for update in self._updates[state])
+            if newest < highest.get(life, 0):
+                continue
+            highest[life] = newest
+            of_newest = [update for update in self._updates[state] if update.generation == newest]
+            if len(of_newest) > 1:
+                raise JournalError(
+                    f"two pushes made version {state.version} of slot {state.slot}",
+                    hint="the folder has the journals of two runs",
+                )
+            valid[state] = of_newest[0]
+        return valid
+
+
+class Step(NamedTuple):
+    """An update to be made. keep: the state before is needed once more."""
+
+    state: SlotState
+    before: SlotState
+    update: Update
+    keep: bool
+
+
+class ReplayOrder:
+    """What is to be computed next. `done` and `made` tell what was.
+
+    ends: by the state asked for, its `origin`: the one with its weights. initial: states to begin with.
+    """
+
+    def __init__(
+        self,
+        executions: Mapping[int, Execution],
+        pulled: Mapping[int, set[SlotState]],
+        before: Mapping[SlotState, SlotState | None],
+        updates: Mapping[SlotState, Update],
+        ends: Iterable[SlotState],
+        origin: Callable[[SlotState], SlotState],
+    ) -> None:
+        self.executions, self.origin = executions, origin
+        self.ends = {end: origin(end) for end in ends}
+        self._before, self._updates, self._pulled = before, updates, pulled
+        self.initial = [state for state, earlier in before.items() if earlier is None]
+        self.left = len(executions)
+        #: By execution, what it makes.
+        self.makes: dict[int, list[SlotState]] = defaultdict(list)
+        for state, update in updates.items():
+            self.makes[update.lease].append(state)
+        #: By state, tasks that will pull it, and states that will be made of it.
+        self._readers: dict[SlotState, set[int]] = defaultdict(set)
+        self._following: dict[SlotState, int] = defaultdict(int)
+        for lease, states in pulled.items():
+            for state in states:
+                self._readers[state].add(lease)
+        for earlier in before.values():
+            if earlier is not None:
+                self._following[earlier] += 1
+        self._last = set(self.ends.values())
+        self._made: set[SlotState] = set()
+        self._ended: set[int] = set()
+        self._missing = {lease: len(states) for lease, states in pulled.items()}
+        #: Tasks that can be computed, by data set; updates that can be made, the oldest first.
+        self._ready: dict[str, list[int]] = defaultdict(list)
+        self._candidates: dict[SlotState, None] = {}
+        self._next_of: dict[SlotState, list[SlotState]] = defaultdict(list)
+        for state, earlier in before.items():
+            if earlier is not None:
+                self._next_of[earlier].append(state)
+        for lease, missing in self._missing.items():
+            if not missing:
+                self._is_ready(lease)
+        for state in self.initial:
+            self.made(state)
+
+    def free(self) -> Iterator[Step]:
+        """Take updates that need no copy."""
+        while free := [state for state in self._candidates if not self._is_needed(state)]:
+            for state in free:
+                yield self._take(state, keep=False)
+
+    def next(self, dataset: str) -> Execution | None:
+        """Take the first task of a data set that can be computed."""
+        ready = self._ready[dataset]
+        return self.executions[heapq.heappop(ready)] if ready else None
+
+    def forced(self) -> Step | None:
+        """Take an update whose state before is needed once more."""
+        state = next(iter(self._candidates), None)
+        return None if state is None else self._take(state, keep=True)
+
+    def done(self, lease: int) -> list[SlotState]:
+        """A task was computed. Return the states that nobody needs any more."""
+        self.left -= 1
+        self._ended.add(lease)
+        for state in self._pulled[lease]:
+            self._readers[state].discard(lease)
+        for state in self.makes[lease]:
+            if self._before[state] in self._made:
+                self._candidates[state] = None
+        return [
+            state
+            for state in self._pulled[lease]
+            if not self._readers[state] and not self._following[state] and state not in self._last
+        ]
+
+    def made(self, state: SlotState) -> None:
+        """A state is there."""
+        self._made.add(state)
+        for lease in self._readers[state]:
+            self._missing[lease] -= 1
+            if not self._missing[lease]:
+                self._is_ready(lease)
+        for following in self._next_of.pop(state, ()):
+            if self._updates[following].lease in self._ended:
+                self._candidates[following] = None
+
+    def update(self, state: SlotState) -> Update:
+        """Return what makes a state."""
+        return self._updates[state]
+
+    def on_the_way(self) -> set[SlotState]:
+        """Return the states that are not of lives that were lost."""
+        found: set[SlotState] = set()
+        for end in self.ends.values():
+            state: SlotState | None = end
+            while state is not None and state not in found:
+                found.add(state)
+                state = self._before[state]
+        return found
+
+    def datasets(self) -> list[str]:
+        """Data sets with tasks that are not computed yet."""
+        left = (one for lease, one in self.executions.items() if lease not in self._ended)
+        return sorted({one.dataset for one in left})
+
+    def _is_ready(self, lease: int) -> None:
+        heapq.heappush(self._ready[self.executions[lease].dataset], lease)
+
+    def _is_needed(self, state: SlotState) -> bool:
+        """True if what `state` is made of is needed for something else."""
+        earlier = self._before[state]
+        assert earlier is not None
+        return bool(self._readers[earlier]) or self._following[earlier] > 1 or earlier in self._last
+
+    def _take(self, state: SlotState, *, keep: bool) -> Step:
+        del self._candidates[state]
+        earlier = self._before[state]
+        assert earlier is not None
+        self._following[earlier] -= 1
+        return Step(state, earlier, self._updates[state], keep)
+
+
+def _execution(entry: JournalEntry) -> Execution:
+    first = {
+        slot: SlotState(slot, life, version) for slot, (life, version) in enumerate(entry.pulls) if life >= 0
+    }
+    later = [{told[0]: SlotState(*told) for told in asked} for asked in entry.later]
+    return Execution(
+        entry.lease, entry.dataset, entry.epoch, entry.task, entry.attempt, entry.rates, [first, *later]
+    )

@@ -4,10 +4,13 @@
 
 A unit's forward and backward sleep for the times in the profile, and send a few bytes, so more workers than
 cores do not matter; what else runs on the machine does. Real: the executor over its ring, from the first
-worker's `begin_step` to the last one's `sum_gradients`. What a block costs beside its unit, 1 to 2 ms here,
-is not simulated, and shows the more the shorter the units are (--unit-milliseconds). The bubble is the
-share of the time in which workers do not sleep: for S equal stages and M micro-batches,
-(S - 1) / (S - 1 + M).
+worker's `begin_step` to the last one's `sum_gradients`. Units, and what a
+block takes beside them, are measured first, as `elastane profile` does: that is what is simulated.
+--unit-milliseconds: the shorter units are, the more of a step is beside them.
+
+The bubble is the share of the time in which workers do not sleep. For S equal stages, M micro-batches, units
+that sleep t and blocks that take o beside that, each both ways, 1 - M / (S - 1 + M) * t / (t + o); without
+such overhead that is (S - 1) / (S - 1 + M).
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ import torch
 import torch.distributed as dist
 from harness import Report, Row, Series, run_benchmark
 from pipeline_processes import Worker, together
-from torch import Tensor, nn
 
+from elastane.pipeline.block_overhead import Sleeper, overhead_seconds
+from elastane.pipeline.profiling import profile_units
+from elastane.pipeline.units import Units
 from elastane_planner.cluster import Cluster, Device
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.profile import Profile, UnitProfile
@@ -50,8 +55,8 @@ class Case:
     def workers(self) -> int:
         return len(self.plan.devices)
 
-    def profile(self, unit_seconds: float) -> Profile:
-        """Return the profile of units that sleep."""
+    def sleeping(self, unit_seconds: float) -> Profile:
+        """Return the profile of units that sleep, and of blocks that take nothing beside them."""
         return Profile(
             tuple(
                 UnitProfile(str(index), forward * unit_seconds, backward * unit_seconds)
@@ -59,10 +64,9 @@ class Case:
             )
         )
 
-    def simulated(self, unit_seconds: float) -> Timeline:
+    def simulated(self, profile: Profile) -> Timeline:
         """Return the simulated step."""
         cluster = Cluster.uniform([Device(f"worker{index}") for index in range(self.workers)], 1e12)
-        profile = self.profile(unit_seconds)
         order = ORDERS[self.order](self.plan, self.micro_batches)
         return timeline(profile, cluster, self.plan, self.micro_batches, order)
 
@@ -89,40 +93,6 @@ CASES = (
     Case("replicas 1, 3, 1", UNLIKE, plan_of((1, 1), (3, 3), (1, 1)), 9),
     Case("recomputed", UNLIKE, plan_of((2, 1), (3, 2), memory="checkpoint"), 6),
 )
-
-
-class _Slept(torch.autograd.Function):
-    """The identity, which takes its time; `slept` gets the seconds that it really took."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: float, backward: float, slept: list[float]) -> Tensor:
-        ctx.backward_seconds, ctx.slept = backward, slept
-        _sleep(forward, slept)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        _sleep(ctx.backward_seconds, ctx.slept)
-        return gradient, None, None, None
-
-
-def _sleep(seconds: float, slept: list[float]) -> None:
-    began = time.perf_counter()
-    time.sleep(seconds)
-    slept.append(time.perf_counter() - began)
-
-
-class Sleeper(nn.Module):
-    """A unit that sleeps."""
-
-    def __init__(self, forward: float, backward: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(4))
-        self.seconds = forward, backward
-        self.slept: list[float] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _Slept.apply(x + self.weight, *self.seconds, self.slept)
 
 
 def _worker(
@@ -183,29 +153,58 @@ def real(cases: Sequence[Case], unit_seconds: float, repeats: int) -> dict[str, 
     return measured
 
 
+def profiled(cases: Sequence[Case], unit_seconds: float, steps: int) -> dict[str, Profile]:
+    """Return the cases' profiles as `elastane profile` measures them, by title."""
+    torch.set_num_threads(1)
+    overhead = overhead_seconds()
+    kinds = sorted({unit for case in cases for unit in case.units})
+    units = Units.build([Sleeper(*(each * unit_seconds for each in unit)) for unit in kinds])
+    batches = [(torch.zeros(4), torch.zeros(()))]
+    found = profile_units(units, batches, lambda output, target: output.sum() + target, steps=steps)
+    known = dict(zip(kinds, found.profile.units, strict=True))
+    return {case.title: Profile(tuple(known[unit] for unit in case.units), *overhead) for case in cases}
+
+
 def measure(options: argparse.Namespace, report: Report) -> None:
     """Compare all cases."""
     unit_seconds = options.unit_milliseconds / 1000
-    found = real(CASES, unit_seconds, 3 if options.quick else 10)
+    steps = 3 if options.quick else 10
+    profiles = profiled(CASES, unit_seconds, steps)
+    found = real(CASES, unit_seconds, steps)
     for case in CASES:
-        simulated, measured = case.simulated(unit_seconds), found[case.title]
+        profile, measured = profiles[case.title], found[case.title]
+        simulated = case.simulated(profile)
         error = [100 * abs(seconds / simulated.step_seconds - 1) for seconds in measured.step_seconds]
         row = Row(f"step beside the simulated one, {case.title}", Series(error, "%"), target=TARGET_STEP)
         row.target_absolute = True
+        sleeps = case.simulated(case.sleeping(unit_seconds))
         row.note = (
             f"{1000 * median(measured.step_seconds):.1f} ms, "
-            f"simulated {1000 * simulated.step_seconds:.1f} ms; "
-            f"bubble {100 * median(measured.bubbles):.1f} %, simulated {100 * simulated.bubble:.1f} %; "
-            f"{case.micro_batches} micro-batches"
+            f"simulated {1000 * simulated.step_seconds:.1f} ms, "
+            f"of nothing but sleep {1000 * sleeps.step_seconds:.1f} ms; {case.micro_batches} micro-batches"
         )
         report.rows.append(row)
         if "equal" in case.title:
-            stages = len(case.plan.stages)
-            formula = (stages - 1) / (stages - 1 + case.micro_batches)
-            off = [100 * abs(bubble - formula) for bubble in measured.bubbles]
-            row = Row(f"bubble off (S - 1) / (S - 1 + M), {case.title}", Series(off, "points"))
-            row.target, row.target_absolute = TARGET_BUBBLE, True
-            report.rows.append(row)
+            report.rows.append(_bubble_row(case, unit_seconds, profile, measured.bubbles))
+    overhead = profile.forward_overhead_seconds, profile.backward_overhead_seconds
+    told = " and ".join(f"{1000 * seconds:.2f} ms" for seconds in overhead)
+    report.facts["a block beside its unit, forward and backward"] = told
+
+
+def _bubble_row(case: Case, unit_seconds: float, profile: Profile, bubbles: list[float]) -> Row:
+    """Compare a bubble with the formulas. Stages are equal."""
+    stages, slept = len(case.plan.stages), sum(case.units[0]) * unit_seconds
+    overhead = profile.forward_overhead_seconds + profile.backward_overhead_seconds
+    busy = case.micro_batches / (stages - 1 + case.micro_batches)
+    formula = 1 - busy * slept / (slept + overhead)
+    off = [100 * abs(bubble - formula) for bubble in bubbles]
+    row = Row(f"bubble off the formula, {case.title}", Series(off, "points"))
+    row.target, row.target_absolute = TARGET_BUBBLE, True
+    row.note = (
+        f"{100 * median(bubbles):.1f} %; by the formula {100 * formula:.1f} %, "
+        f"without overhead {100 * (1 - busy):.1f} %"
+    )
+    return row
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

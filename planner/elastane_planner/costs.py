@@ -1,6 +1,6 @@
 """Seconds of a plan's parts: blocks, frames and sums, and the load W of the most loaded of them.
 
-    block      seconds of its units / speed of the device
+    block      (seconds of its units + a block's overhead) / speed of the device
     frame      boundary bytes / bandwidth of its link
     sums       (n + 1) (r - 1) / r * parameter bytes / least bandwidth, n = ceil(M / r)
 
@@ -57,10 +57,13 @@ class Costs:
 
         Recomputation runs the forward again. A swap copies beside the computation: the slower of both counts.
         """
-        forward = (self._forward[end] - self._forward[first]) / self.speeds[device]
-        backward = (self._backward[end] - self._backward[first]) / self.speeds[device]
+        speed, profile = self.speeds[device], self.profile
+        again = (self._forward[end] - self._forward[first]) / speed
+        forward = again + profile.forward_overhead_seconds / speed
+        backward = self._backward[end] - self._backward[first] + profile.backward_overhead_seconds
+        backward /= speed
         if memory == "checkpoint":
-            return forward, backward + forward
+            return forward, backward + again
         if memory == "swap":
             stash = self._activations[end] - self._activations[first]
             copy = _over(stash, self.cluster.devices[device].host_bandwidth)

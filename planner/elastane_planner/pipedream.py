@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+import msgspec
+
 from elastane_planner.errors import InvalidProfile
 from elastane_planner.profile import Profile, UnitProfile, workspace_of
 
@@ -66,10 +68,9 @@ def read_graph(text: str, *, optimizer_factor: float = ADAM_FACTOR) -> Profile:
 
 def coalesced(profile: Profile, units_max: int) -> Profile:
     """Return a profile of at most units_max units, those between `coarse_bounds`."""
-    units = profile.units
-    return Profile(
-        tuple(_merged(units[first:end]) for first, end in pairwise(coarse_bounds(profile, units_max)))
-    )
+    bounds = pairwise(coarse_bounds(profile, units_max))
+    merged = tuple(_merged(profile.units[first:end]) for first, end in bounds)
+    return msgspec.structs.replace(profile, units=merged)
 
 
 def coarse_bounds(profile: Profile, units_max: int) -> list[int]:

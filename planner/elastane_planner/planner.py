@@ -98,12 +98,10 @@ def make_plan(
     notes = []
     known = profile
     if not profile.measured:
-        known = Profile(
-            tuple(
-                msgspec.structs.replace(unit, forward_seconds=1.0, backward_seconds=2.0)
-                for unit in profile.units
-            )
+        units = (
+            msgspec.structs.replace(unit, forward_seconds=1.0, backward_seconds=2.0) for unit in profile.units
         )
+        known = Profile(tuple(units))
         notes.append("no time of a unit is known: all were taken for equally long")
     ranking = _Ranking(cluster)
     if seconds is None and simulations_max is None:

@@ -18,6 +18,7 @@ VERSION = 1
 """Of the JSON. A reader refuses a newer one."""
 
 UNITS_MAX = 100_000
+_OVERHEADS = ("forward_overhead_seconds", "backward_overhead_seconds")
 
 
 class UnitProfile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -53,9 +54,15 @@ def workspace_of(units: Sequence[UnitProfile]) -> int:
 
 
 class Profile(msgspec.Struct, frozen=True, dict=True):
-    """The units of a model, in order. Construction raises InvalidProfile."""
+    """The units of a model, in order. Construction raises InvalidProfile.
+
+    Overheads are what a forward or backward block takes beside its units, however many they are: frames,
+    generators, bookkeeping. 0: not measured.
+    """
 
     units: tuple[UnitProfile, ...]
+    forward_overhead_seconds: float = 0.0
+    backward_overhead_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < len(self.units) <= UNITS_MAX:
@@ -64,6 +71,12 @@ class Profile(msgspec.Struct, frozen=True, dict=True):
                 hint="Give at least one unit.",
                 units=len(self.units),
             )
+        for field in _OVERHEADS:
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidProfile(
+                    f"{field} is {value}", hint="Times are finite and not negative.", field=field
+                )
         for index, unit in enumerate(self.units):
             for field in unit.__struct_fields__[1:]:
                 value = getattr(unit, field)
@@ -94,7 +107,8 @@ class Profile(msgspec.Struct, frozen=True, dict=True):
 
     def to_json(self) -> bytes:
         """Return the JSON of this profile, indented for people."""
-        document = {"version": VERSION, "units": self.units}
+        overheads = {field: value for field in _OVERHEADS if (value := getattr(self, field))}
+        document = {"version": VERSION, **overheads, "units": self.units}
         return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
     @classmethod
@@ -108,7 +122,8 @@ class Profile(msgspec.Struct, frozen=True, dict=True):
                     hint="Read it with the version of Elastane that wrote it, or a newer one.",
                     version=document.version,
                 )
-            return cls(msgspec.json.decode(document.units, type=tuple[UnitProfile, ...]))
+            units = msgspec.json.decode(document.units, type=tuple[UnitProfile, ...])
+            return cls(units, document.forward_overhead_seconds, document.backward_overhead_seconds)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidProfile(
                 f"not a profile: {error}", hint="Write one with `elastane profile`."
@@ -118,3 +133,5 @@ class Profile(msgspec.Struct, frozen=True, dict=True):
 class _Document(msgspec.Struct):
     version: int
     units: msgspec.Raw
+    forward_overhead_seconds: float = 0.0
+    backward_overhead_seconds: float = 0.0

@@ -3,7 +3,7 @@
 Devices run their blocks in order, each as soon as its input is there. Links are full duplex, one for each
 ordered pair of devices, and carry one frame at a time, in the order in which they are made. The sums of a
 stage begin after its last block. What the optimizer does, and batches on their way from and to their homes,
-are not counted.
+are not counted. A block takes its units and, where the profile has it, the overhead of a block.
 """
 
 from __future__ import annotations

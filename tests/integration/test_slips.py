@@ -34,6 +34,7 @@ PIPELINE_SLIPS = {
     "counter in the dataset": "was loaded twice from the same state and differs",
     "average": "average holds a copy of the weights, and was changed in step 0: a worker of a pipeline",
     "optimizer saved": "optimizer.state_dict() was called in a pipeline",
+    "held units": "the loop body reads pipe.held, which differs from worker to worker",
 }
 
 
@@ -54,6 +55,15 @@ def test_what_a_pipelines_script_keeps_from_step_to_step_is_named(tmp_path: Path
         worker = cluster.workers[cluster.add_worker()]
         assert worker.wait(60) == ExitStatus(EXIT_REFUSED), cluster.last_lines()
         assert PIPELINE_SLIPS[slip] in cluster.last_lines()
+
+
+def test_a_norm_in_a_hook_before_the_step_is_refused(tmp_path: Path) -> None:
+    """Each stage would be clipped by the norm of its own gradients."""
+    settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2, pipeline_stages_min=2)
+    with local_cluster(tmp_path, settings, [PIPELINE_SCRIPT, "norm in a hook"]) as cluster:
+        workers = [cluster.workers[cluster.add_worker()] for _ in range(2)]
+        assert EXIT_REFUSED in {worker.wait(60).returncode for worker in workers}, cluster.last_lines()
+        assert "p.grad of a parameter whose gradient is in another worker" in cluster.last_lines()
 
 
 def test_a_script_that_trains_by_itself_has_failed(forked_commands: ForkedCommands, tmp_path: Path) -> None:

@@ -164,6 +164,7 @@ def figures(rng: random.Random, units: Iterable[int]) -> ring_pb2.WorkerFigures:
         found.first_unit = held[0]
         found.unit_forward_seconds.extend(rng.choice(SECONDS) for _ in held)
         found.unit_backward_seconds.extend(rng.choice(SECONDS) for _ in held)
+        found.forward_overhead_seconds = found.backward_overhead_seconds = rng.choice(SECONDS) / 10
     if rng.random() < 0.3:
         found.link_workers.extend(LINKED)
         found.link_bytes_per_second.extend(rng.choice(BANDWIDTHS) for _ in found.link_workers)

@@ -69,6 +69,8 @@ class WorkerFigures:
     blocks_step: int = 0
     blocks_began: float = 0.0
     block_seconds: list[float] = field(default_factory=list)
+    forward_overhead_seconds: float = 0.0
+    backward_overhead_seconds: float = 0.0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
         """Count an applied step that took `seconds`. replayed: it was done again."""

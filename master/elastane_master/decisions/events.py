@@ -52,10 +52,13 @@ class PipelineUnit(msgspec.Struct, frozen=True):
 
 
 class PipelineModel(msgspec.Struct, frozen=True):
-    """The model of a pipeline job. waves: micro-batches of each EST in a step."""
+    """The model of a pipeline job. waves: micro-batches of each EST in a step. Overheads: of one micro-batch
+    on a stage, beside its units; 0: not measured."""
 
     units: tuple[PipelineUnit, ...]
     waves: int = 1
+    forward_overhead_seconds: float = 0.0
+    backward_overhead_seconds: float = 0.0
 
 
 class UnitRange(msgspec.Struct, frozen=True, array_like=True):
@@ -181,7 +184,7 @@ class AppliedReported(Event, frozen=True, tag=True):
     device_type, est_seconds, est_steps, ring_generation, ring_step_seconds, ring_steps, ests_max: as in
     WorkerFigures, whose generation may be older than the heartbeat's (balance.py). straggler, rate_ratio:
     what follows from the rates in these and earlier figures (stragglers.py). first_unit,
-    unit_forward_seconds, unit_backward_seconds, memory_bytes: of a pipeline, as in WorkerFigures
+    unit_forward_seconds, unit_backward_seconds, overheads, memory_bytes: of a pipeline, as in WorkerFigures
     (unit_seconds.py), as are link_workers and link_bytes_per_second (link_speeds.py).
     """
 
@@ -205,6 +208,8 @@ class AppliedReported(Event, frozen=True, tag=True):
     memory_bytes: int = 0
     link_workers: tuple[str, ...] = ()
     link_bytes_per_second: tuple[float, ...] = ()
+    forward_overhead_seconds: float = 0.0
+    backward_overhead_seconds: float = 0.0
 
 
 class CheckReported(Event, frozen=True, tag=True):

@@ -60,7 +60,9 @@ class Question(msgspec.Struct, frozen=True):
     horizon_steps: int
 
 
-def profile_of(model: PipelineModel, measured: Sequence[UnitSeconds] = ()) -> Profile:
+def profile_of(
+    model: PipelineModel, measured: Sequence[UnitSeconds] = (), overhead: UnitSeconds | None = None
+) -> Profile:
     """Return the model as the planner knows it, with the times that workers measured where they did.
 
     Raises InvalidProfile for figures that cannot be true.
@@ -82,7 +84,12 @@ def profile_of(model: PipelineModel, measured: Sequence[UnitSeconds] = ()) -> Pr
                 workspace_bytes=unit.workspace_bytes,
             )
         )
-    return Profile(tuple(units))
+    beside = overhead or UnitSeconds()
+    return Profile(
+        tuple(units),
+        model.forward_overhead_seconds or beside.forward,
+        model.backward_overhead_seconds or beside.backward,
+    )
 
 
 def steps_left(state: JobState) -> int:
@@ -95,7 +102,7 @@ def question(state: JobState) -> Question:
     model = state.signature.pipeline if state.signature else None
     assert model is not None
     settings, records = state.settings, _eligible(state)
-    profile = profile_of(model, state.pipeline.measured)
+    profile = profile_of(model, state.pipeline.measured, state.pipeline.overhead)
     workers = tuple(record.worker for record in records)
     most = min(settings.pipeline_stages_max or len(workers), len(workers), len(profile.cuts) + 1)
     plan = state.pipeline.plan
@@ -177,7 +184,7 @@ def predicted(state: JobState, plan: StagePlan) -> Timeline | None:
     model = state.signature.pipeline if state.signature else None
     if model is None or not set(plan.workers) <= state.workers.keys():
         return None
-    profile = profile_of(model, state.pipeline.measured)
+    profile = profile_of(model, state.pipeline.measured, state.pipeline.overhead)
     if not profile.measured:
         return None
     cluster = _cluster(state, [state.workers[worker] for worker in plan.workers])

@@ -317,10 +317,11 @@ class PipelineBook(msgspec.Struct):
 
     plan: of the newest ring that trained, kept while there is none (stage_plans.py). proposed: a better one
     for the present ring, to be taken at a step boundary (replanning.py); changed_at: when one was last taken;
-    changes: taken since the workers last changed. measured: by unit (unit_seconds.py); measurements: how
-    often any of it has changed. links: by source and target host, what was last told of the bandwidth, in
-    bytes per second (link_speeds.py). finished_units: of workers whose scripts have ended. workers_least:
-    that hold the model in the memory that they said they may use; 0: not known (stage_memory.py).
+    changes: taken since the workers last changed. measured: by unit; overhead: of a micro-batch on a stage,
+    beside its units (unit_seconds.py); measurements: how often any of it has changed. links: by source and
+    target host, what was last told of the bandwidth, in bytes per second (link_speeds.py). finished_units: of
+    workers whose scripts have ended. workers_least: that hold the model in the memory that they said they may
+    use; 0: not known (stage_memory.py).
     """
 
     plan: StagePlan | None = None
@@ -332,6 +333,7 @@ class PipelineBook(msgspec.Struct):
     links: dict[str, dict[str, tuple[float, ...]]] = {}
     finished_units: dict[str, tuple[UnitRange, ...]] = {}
     workers_least: int = 0
+    overhead: UnitSeconds = UnitSeconds()
 
 
 class JobState(msgspec.Struct):

@@ -8,6 +8,8 @@ follows from all its units whose times are known:
 
 So a device that becomes slow is seen at once, and one that has always been slow as soon as it runs a unit
 that another has run. What was measured is stored when it changes by more than a tenth.
+
+What a stage takes for a micro-batch beside its units is that of the profile, or of the first who tells it.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
     memory = memory_believed(event.memory_bytes) or record.memory_bytes
     is_other_speed = abs(speed - record.speed) > CHANGE_FRACTION_MIN * record.speed
     is_other_memory = abs(memory - record.memory_bytes) > CHANGE_FRACTION_MIN * record.memory_bytes
-    if not (new or is_other_speed or is_other_memory):
+    overhead = _overhead(state, event) if seconds else None
+    if not (new or overhead or is_other_speed or is_other_memory):
         return
     ctx.touch()
     record.units_at, record.speed, record.memory_bytes = ctx.now, speed, memory
@@ -51,6 +54,8 @@ def measured(ctx: DecisionContext, record: WorkerRecord, event: AppliedReported)
         for unit, one in new.items():
             times[unit] = UnitSeconds(one.forward * speed, one.backward * speed)
         book.measured = tuple(times)
+    if overhead:
+        book.overhead = UnitSeconds(overhead.forward * speed, overhead.backward * speed)
 
 
 def memory_believed(memory_bytes: int) -> int:
@@ -67,6 +72,17 @@ def _believed(state: JobState, event: AppliedReported) -> dict[int, UnitSeconds]
         return {}
     pairs = zip(forward, backward, strict=True)
     return {first + place: UnitSeconds(*pair) for place, pair in enumerate(pairs) if sum(pair) > 0}
+
+
+def _overhead(state: JobState, event: AppliedReported) -> UnitSeconds | None:
+    """Return what a worker tells of a micro-batch beside its units, if that is not known; None if it is."""
+    model, found = state.signature.pipeline if state.signature else None, state.pipeline.overhead
+    assert model is not None
+    pair = event.forward_overhead_seconds, event.backward_overhead_seconds
+    if found.forward + found.backward or model.forward_overhead_seconds + model.backward_overhead_seconds:
+        return None
+    is_true = all(math.isfinite(one) and 0 <= one <= SECONDS_MAX for one in pair) and sum(pair) > 0
+    return UnitSeconds(*pair) if is_true else None
 
 
 def _known(state: JobState) -> list[UnitSeconds]:

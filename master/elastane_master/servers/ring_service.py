@@ -38,6 +38,8 @@ BLOCKS_MAX = 128
 _NOT_KEPT = (
     "unit_forward_seconds",
     "unit_backward_seconds",
+    "forward_overhead_seconds",
+    "backward_overhead_seconds",
     "link_workers",
     "link_bytes_per_second",
     "blocks_step",

@@ -144,6 +144,8 @@ _EVENTS = Codec(
             "memory_bytes": Field("figures.memory_bytes"),
             "link_workers": Field("figures.link_workers", read=_link_workers),
             "link_bytes_per_second": Field("figures.link_bytes_per_second", read=_link_values),
+            "forward_overhead_seconds": Field("figures.forward_overhead_seconds"),
+            "backward_overhead_seconds": Field("figures.backward_overhead_seconds"),
         },
         events.PipelineUnit: {"name": SHOWN},
         events.LoadedReported: {

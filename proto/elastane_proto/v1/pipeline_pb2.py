@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n elastane_proto/v1/pipeline.proto\x12\x0b\x65lastane.v1\"\xef\x01\n\x0cPipelineUnit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fparameter_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x66orward_seconds\x18\x04 \x01(\x01\x12\x18\n\x10\x62\x61\x63kward_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x62oundary_bytes\x18\x06 \x01(\x03\x12\x18\n\x10\x61\x63tivation_bytes\x18\x07 \x01(\x03\x12\x17\n\x0foptimizer_bytes\x18\x08 \x01(\x03\x12\x0b\n\x03tie\x18\t \x01(\r\x12\x17\n\x0fworkspace_bytes\x18\n \x01(\x03\"H\n\rPipelineModel\x12(\n\x05units\x18\x01 \x03(\x0b\x32\x19.elastane.v1.PipelineUnit\x12\r\n\x05waves\x18\x02 \x01(\r\"\x82\x01\n\rPipelineStage\x12\x12\n\nfirst_unit\x18\x01 \x01(\r\x12\x10\n\x08\x65nd_unit\x18\x02 \x01(\r\x12\x10\n\x08replicas\x18\x03 \x03(\r\x12\x0f\n\x07shadows\x18\x04 \x03(\r\x12(\n\x06memory\x18\x05 \x01(\x0e\x32\x18.elastane.v1.StageMemory\"V\n\nUnitSource\x12\x12\n\nfirst_unit\x18\x01 \x01(\r\x12\x10\n\x08\x65nd_unit\x18\x02 \x01(\r\x12\x0e\n\x06\x64onors\x18\x03 \x03(\r\x12\x12\n\ncheckpoint\x18\x04 \x01(\t\"1\n\tUnitRange\x12\x12\n\nfirst_unit\x18\x01 \x01(\r\x12\x10\n\x08\x65nd_unit\x18\x02 \x01(\r\"\xa2\x01\n\x0cPipelinePlan\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.elastane.v1.PipelineStage\x12(\n\x07sources\x18\x02 \x03(\x0b\x32\x17.elastane.v1.UnitSource\x12\x14\n\x0cstep_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x63heckpoint_url\x18\x05 \x01(\t*w\n\x0bStageMemory\x12\x1c\n\x18STAGE_MEMORY_UNSPECIFIED\x10\x00\x12\x16\n\x12STAGE_MEMORY_PLAIN\x10\x01\x12\x1b\n\x17STAGE_MEMORY_CHECKPOINT\x10\x02\x12\x15\n\x11STAGE_MEMORY_SWAP\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n elastane_proto/v1/pipeline.proto\x12\x0b\x65lastane.v1\"\xef\x01\n\x0cPipelineUnit\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x17\n\x0fparameter_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x62uffer_bytes\x18\x03 \x01(\x03\x12\x17\n\x0f\x66orward_seconds\x18\x04 \x01(\x01\x12\x18\n\x10\x62\x61\x63kward_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x62oundary_bytes\x18\x06 \x01(\x03\x12\x18\n\x10\x61\x63tivation_bytes\x18\x07 \x01(\x03\x12\x17\n\x0foptimizer_bytes\x18\x08 \x01(\x03\x12\x0b\n\x03tie\x18\t \x01(\r\x12\x17\n\x0fworkspace_bytes\x18\n \x01(\x03\"\x8d\x01\n\rPipelineModel\x12(\n\x05units\x18\x01 \x03(\x0b\x32\x19.elastane.v1.PipelineUnit\x12\r\n\x05waves\x18\x02 \x01(\r\x12 \n\x18\x66orward_overhead_seconds\x18\x03 \x01(\x01\x12!\n\x19\x62\x61\x63kward_overhead_seconds\x18\x04 \x01(\x01\"\x82\x01\n\rPipelineStage\x12\x12\n\nfirst_unit\x18\x01 \x01(\r\x12\x10\n\x08\x65nd_unit\x18\x02 \x01(\r\x12\x10\n\x08replicas\x18\x03 \x03(\r\x12\x0f\n\x07shadows\x18\x04 \x03(\r\x12(\n\x06memory\x18\x05 \x01(\x0e\x32\x18.elastane.v1.StageMemory\"V\n\nUnitSource\x12\x12\n\nfirst_unit\x18\x01 \x01(\r\x12\x10\n\x08\x65nd_unit\x18\x02 \x01(\r\x12\x0e\n\x06\x64onors\x18\x03 \x03(\r\x12\x12\n\ncheckpoint\x18\x04 \x01(\t\"1\n\tUnitRange\x12\x12\n\nfirst_unit\x18\x01 \x01(\r\x12\x10\n\x08\x65nd_unit\x18\x02 \x01(\r\"\xa2\x01\n\x0cPipelinePlan\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.elastane.v1.PipelineStage\x12(\n\x07sources\x18\x02 \x03(\x0b\x32\x17.elastane.v1.UnitSource\x12\x14\n\x0cstep_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x16\n\x0e\x63heckpoint_url\x18\x05 \x01(\t*w\n\x0bStageMemory\x12\x1c\n\x18STAGE_MEMORY_UNSPECIFIED\x10\x00\x12\x16\n\x12STAGE_MEMORY_PLAIN\x10\x01\x12\x1b\n\x17STAGE_MEMORY_CHECKPOINT\x10\x02\x12\x15\n\x11STAGE_MEMORY_SWAP\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'elastane_proto.v1.pipeline_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STAGEMEMORY']._serialized_start=802
-  _globals['_STAGEMEMORY']._serialized_end=921
+  _globals['_STAGEMEMORY']._serialized_start=872
+  _globals['_STAGEMEMORY']._serialized_end=991
   _globals['_PIPELINEUNIT']._serialized_start=50
   _globals['_PIPELINEUNIT']._serialized_end=289
-  _globals['_PIPELINEMODEL']._serialized_start=291
-  _globals['_PIPELINEMODEL']._serialized_end=363
-  _globals['_PIPELINESTAGE']._serialized_start=366
-  _globals['_PIPELINESTAGE']._serialized_end=496
-  _globals['_UNITSOURCE']._serialized_start=498
-  _globals['_UNITSOURCE']._serialized_end=584
-  _globals['_UNITRANGE']._serialized_start=586
-  _globals['_UNITRANGE']._serialized_end=635
-  _globals['_PIPELINEPLAN']._serialized_start=638
-  _globals['_PIPELINEPLAN']._serialized_end=800
+  _globals['_PIPELINEMODEL']._serialized_start=292
+  _globals['_PIPELINEMODEL']._serialized_end=433
+  _globals['_PIPELINESTAGE']._serialized_start=436
+  _globals['_PIPELINESTAGE']._serialized_end=566
+  _globals['_UNITSOURCE']._serialized_start=568
+  _globals['_UNITSOURCE']._serialized_end=654
+  _globals['_UNITRANGE']._serialized_start=656
+  _globals['_UNITRANGE']._serialized_end=705
+  _globals['_PIPELINEPLAN']._serialized_start=708
+  _globals['_PIPELINEPLAN']._serialized_end=870
 # @@protoc_insertion_point(module_scope)

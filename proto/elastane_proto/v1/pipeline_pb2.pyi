@@ -43,12 +43,16 @@ class PipelineUnit(_message.Message):
     def __init__(self, name: _Optional[str] = ..., parameter_bytes: _Optional[int] = ..., buffer_bytes: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., backward_seconds: _Optional[float] = ..., boundary_bytes: _Optional[int] = ..., activation_bytes: _Optional[int] = ..., optimizer_bytes: _Optional[int] = ..., tie: _Optional[int] = ..., workspace_bytes: _Optional[int] = ...) -> None: ...
 
 class PipelineModel(_message.Message):
-    __slots__ = ("units", "waves")
+    __slots__ = ("units", "waves", "forward_overhead_seconds", "backward_overhead_seconds")
     UNITS_FIELD_NUMBER: _ClassVar[int]
     WAVES_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     units: _containers.RepeatedCompositeFieldContainer[PipelineUnit]
     waves: int
-    def __init__(self, units: _Optional[_Iterable[_Union[PipelineUnit, _Mapping]]] = ..., waves: _Optional[int] = ...) -> None: ...
+    forward_overhead_seconds: float
+    backward_overhead_seconds: float
+    def __init__(self, units: _Optional[_Iterable[_Union[PipelineUnit, _Mapping]]] = ..., waves: _Optional[int] = ..., forward_overhead_seconds: _Optional[float] = ..., backward_overhead_seconds: _Optional[float] = ...) -> None: ...
 
 class PipelineStage(_message.Message):
     __slots__ = ("first_unit", "end_unit", "replicas", "shadows", "memory")

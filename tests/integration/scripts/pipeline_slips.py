@@ -88,7 +88,17 @@ for _epoch in job.epochs(3):
         turns += 1
         if slip == "counter in the loop":
             optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, turns / 10)
+        if slip == "norm in a hook":
+
+            def clip(one: Any, *_: Any) -> None:
+                given = [p for group in one.param_groups for p in group["params"]]
+                total = sum(p.grad.pow(2).sum() for p in given) ** 0.5
+                torch._foreach_mul_([p.grad for p in given], float((0.05 / total).clamp(max=1.0)))
+
+            optimizer.register_step_pre_hook(clip)
         pipe(batch)
+        if slip == "held units" and 2 in pipe.held:
+            optimizer.param_groups[0]["lr"] = 0.05
         optimizer.step()
         if slip == "average":
             for mean, parameter in zip(average, optimizer.param_groups[0]["params"], strict=True):

@@ -47,7 +47,9 @@ def test_the_units_of_a_script(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     found = _profile("--json", "-o", output, "--micro-batch-sizes", "2", script, 8)
     assert found.exit_code == 0, found.output
-    units = Profile.from_json(output.read_bytes()).units
+    profile = Profile.from_json(output.read_bytes())
+    units = profile.units
+    assert min(profile.forward_overhead_seconds, profile.backward_overhead_seconds) > 0
     assert [unit.parameter_bytes for unit in units] == [4 * 8 * 17 + 32, 0, 4 * (16 * 3 + 3)]
     assert [unit.boundary_bytes for unit in units] == [4 * 4 * 16, 4 * 4 * 16, 4 * 4 * 3]
     assert units[0].optimizer_bytes == 2 * units[0].parameter_bytes + 2 * 4
@@ -56,6 +58,7 @@ def test_the_units_of_a_script(tmp_path: Path) -> None:
     assert [unit.boundary_bytes for unit in halved] == [2 * 4 * 16, 2 * 4 * 16, 2 * 4 * 3]
     document = json.loads(found.stdout)
     assert [entry["samples"] for entry in document["profiles"]] == [4, 2]
+    assert document["profiles"][1]["forward_overhead_seconds"] == profile.forward_overhead_seconds
     assert [unit["class"] for unit in document["profiles"][0]["units"]] == ["Linear", "ReLU", "Linear"]
 
 
@@ -64,7 +67,15 @@ def test_the_units_as_a_table(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     found = _profile("-o", output, "--micro-batch-sizes", "2", script, 8)
     assert found.exit_code == 0, found.output
-    for words in ("3 units on", "FORWARD", "ReLU", "SAMPLES", "written:", "next: elastane plan --profile"):
+    for words in (
+        "3 units on",
+        "FORWARD",
+        "ReLU",
+        "SAMPLES",
+        "beside its units",
+        "written:",
+        "next: elastane plan --profile",
+    ):
         assert words in found.stdout, words
 
 

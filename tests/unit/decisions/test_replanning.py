@@ -14,7 +14,13 @@ from elastane_planner.planner import Answer
 
 
 def measure(
-    job: PipelineDriver, worker: str, first: int, *seconds: float, memory: int = 0, after: float = 11.0
+    job: PipelineDriver,
+    worker: str,
+    first: int,
+    *seconds: float,
+    memory: int = 0,
+    overhead: tuple[float, float] = (0.0, 0.0),
+    after: float = 11.0,
 ) -> None:
     """A heartbeat with times of units: backward takes twice as long as forward."""
     event = events.AppliedReported(
@@ -26,6 +32,8 @@ def measure(
         unit_forward_seconds=tuple(each / 3 for each in seconds),
         unit_backward_seconds=tuple(each * 2 / 3 for each in seconds),
         memory_bytes=memory,
+        forward_overhead_seconds=overhead[0],
+        backward_overhead_seconds=overhead[1],
     )
     job.do(event, after=after)
 
@@ -86,6 +94,30 @@ def test_a_profile_that_the_script_gives_is_what_others_are_compared_with() -> N
     job.train("a", "b")
     measure(job, "a", 0, 0.1, 0.1, 0.1)
     assert speeds(job)["a"] == 2.0 and job.state.pipeline.measured == ()
+
+
+def profile(job: PipelineDriver) -> tuple[float, float]:
+    found = stage_plans.question(job.state).profile
+    return found.forward_overhead_seconds, found.backward_overhead_seconds
+
+
+def test_the_overhead_of_blocks_is_the_first_that_is_told_and_true() -> None:
+    job = three()
+    for untrue in ((float("nan"), 0.1), (-0.1, 0.2), (0.1, float("inf")), (0.0, 0.0)):
+        measure(job, "a", 0, 0.1, 0.2, overhead=untrue)
+        assert profile(job) == (0.0, 0.0)
+    measure(job, "b", 0, 0.2, 0.4, overhead=(0.5, 0.25))  # of a device of half the speed
+    assert profile(job) == (0.25, 0.125)
+    measure(job, "c", 2, 0.1, overhead=(7.0, 7.0))
+    assert profile(job) == (0.25, 0.125)
+
+
+def test_the_overhead_of_a_profile_is_believed() -> None:
+    of = model(forward_seconds=0.1, backward_seconds=0.1)
+    job = PipelineDriver(of=msgspec.structs.replace(of, forward_overhead_seconds=0.5))
+    job.train("a", "b")
+    measure(job, "a", 0, 0.1, overhead=(7.0, 7.0))
+    assert profile(job) == (0.5, 0.0)
 
 
 @pytest.mark.parametrize(

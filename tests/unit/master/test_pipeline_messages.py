@@ -23,8 +23,10 @@ def test_a_hello_tells_of_the_units_and_one_without_a_pipeline_of_none() -> None
     model = message.signature.pipeline
     model.waves = 2
     model.units.add(name="layer\x07", parameter_bytes=8, forward_seconds=0.5, tie=3)
+    model.forward_overhead_seconds, model.backward_overhead_seconds = 0.125, 0.25
     told = hello(message, "s").signature.pipeline
-    assert told == PipelineModel((PipelineUnit("layer\ufffd", 8, forward_seconds=0.5, tie=3),), 2)
+    unit = PipelineUnit("layer\ufffd", 8, forward_seconds=0.5, tie=3)
+    assert told == PipelineModel((unit,), 2, 0.125, 0.25)
 
 
 def test_ready_and_heartbeat_tell_what_is_held_and_how_long_it_takes() -> None:
@@ -36,8 +38,10 @@ def test_ready_and_heartbeat_tell_what_is_held_and_how_long_it_takes() -> None:
     beat.figures.first_unit, beat.figures.memory_bytes = 1, 99
     beat.figures.unit_forward_seconds.extend([0.5, 0.25])
     beat.figures.unit_backward_seconds.extend([1.0, 0.5])
+    beat.figures.forward_overhead_seconds, beat.figures.backward_overhead_seconds = 0.125, 0.375
     event = attend_event(ring_pb2.AttendRequest(heartbeat=beat), "w", "s")
     assert isinstance(event, AppliedReported)
+    assert (event.forward_overhead_seconds, event.backward_overhead_seconds) == (0.125, 0.375)
     assert (event.first_unit, event.memory_bytes) == (1, 99)
     assert (event.unit_forward_seconds, event.unit_backward_seconds) == ((0.5, 0.25), (1.0, 0.5))
 

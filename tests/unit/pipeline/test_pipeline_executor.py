@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from time import sleep
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional
 from elastane.pipeline.executor import MicroBatch, StepExecutor
 from elastane.pipeline.frames import BoundaryError, FrameError, FrameKey, Kind, frame_of
 from elastane.pipeline.local_links import LocalHub, run_together
+from elastane.pipeline.messages import Messages
 from elastane.pipeline.refusals import UnitReachError
 from elastane.pipeline.ring_plan import RingPlanError, plan_of
 from elastane.rng import Generators
@@ -113,6 +115,35 @@ def test_what_is_known_after_a_step(memory):
     job.end()
     assert set(job.executors[0].unit_seconds) == {0} and set(job.executors[1].unit_seconds) == {1}
     assert all(f > 0 and b > 0 for e in job.executors for f, b in e.unit_seconds.values())
+
+
+def test_the_time_of_a_block_is_its_units_with_the_loss_and_what_is_beside_them(monkeypatch):
+    send = Messages.send
+    monkeypatch.setattr(Messages, "send", lambda *given: (sleep(0.01), send(*given))[1])
+
+    def loss(output, target):
+        sleep(0.03)
+        return output.sum()
+
+    job = _Job(_linears, _two(), 2, 4, loss=loss)
+    for _ in range(3):
+        job.forward_backward()
+        job.end()
+    (first, second), ((unit, _), (last, _)) = (
+        [executor.overhead_seconds for executor in job.executors],
+        [executor.unit_seconds[me] for me, executor in enumerate(job.executors)],
+    )
+    assert all(seconds > 0.01 for seconds in (*first, second[1])), "each of these blocks sends a frame"
+    assert second[0] < 0.01 and unit < 0.01, "the last stage's forward sends none"
+    assert last > 0.03 > max(*first, *second), "the loss is the last unit's"
+
+
+@pytest.mark.parametrize("memory", ["checkpoint", "swap"])
+def test_what_is_beside_the_units_is_not_measured_where_activations_are_not_just_kept(memory):
+    job = _Job(_linears, _two(memory), 2, 3)
+    job.forward_backward()
+    job.end()
+    assert [executor.overhead_seconds for executor in job.executors] == [(0.0, 0.0)] * 2
 
 
 def test_the_process_s_generators_are_as_before():

@@ -35,6 +35,21 @@ def _frame(kind, est, value):
     return frame_of(FrameKey(kind, 0, est, 0), 1, 2, value)
 
 
+def test_the_wait_for_a_frame_is_no_time_of_receiving(pair):
+    def send():
+        time.sleep(0.5)
+        pair[0].send(_frame(Kind.FORWARD, 0, 1), 1)
+        pair[0].settle()
+
+    def receive():
+        key = FrameKey(Kind.FORWARD, 0, 0, 0)
+        pair[1].expect(key, 0)
+        pair[1].receive(key, 0)
+
+    in_threads(2, lambda me: (send, receive)[me]())
+    assert 0 < pair[1].receiving_seconds < 0.3
+
+
 def test_frames_of_any_size_arrive_in_any_order_of_asking(pair):
     sizes = [3, 0, 100_000, 100_000, 5, 300_000, 1]
     values = [torch.full((size,), float(size)) for size in sizes]

@@ -9,6 +9,7 @@ import pytest
 
 from elastane_planner.cluster import Cluster, Device
 from elastane_planner.errors import InvalidCluster, InvalidPlan, InvalidProfile
+from elastane_planner.pipedream import coalesced
 from elastane_planner.plan import Plan, Stage
 from elastane_planner.profile import Profile, UnitProfile
 
@@ -45,7 +46,18 @@ def test_json_both_ways() -> None:
     profile = Profile((UnitProfile("a", 0.5, 1.0, 1, 2, 3, 4, 5, 6), UnitProfile("b")))
     cluster = Cluster((Device("x", 2.0, 100, 1e9, 50), Device("y")), ((0.0, 3.0), (4.0, 0.0)))
     assert Profile.from_json(profile.to_json()) == profile
+    assert b"overhead" not in profile.to_json(), "older programs read it"
+    profile = Profile(profile.units, 0.25, 0.125)
+    assert Profile.from_json(profile.to_json()) == profile and coalesced(profile, 1).backward_overhead_seconds
     assert Cluster.from_json(cluster.to_json()) == cluster
+
+
+@pytest.mark.parametrize("value", ["-1", "1e999"])
+@pytest.mark.parametrize("field", ["forward_overhead_seconds", "backward_overhead_seconds"])
+def test_overheads_that_cannot_be_true(field: str, value: str) -> None:
+    text = f'{{"version": 1, "units": [{{"name": "a"}}], "{field}": {value}}}'
+    with pytest.raises(InvalidProfile, match=field if value == "-1" else "not a profile|inf"):
+        Profile.from_json(text)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from elastane_planner.costs import Costs
 from elastane_planner.errors import InvalidPlan, InvalidRequest
 from elastane_planner.oracle import least_step_seconds
 from elastane_planner.plan import Plan, Stage
+from elastane_planner.planner import make_plan
 from elastane_planner.profile import Profile, UnitProfile
 from elastane_planner.schedule import blocks, gpipe, one_f_one_b
 from elastane_planner.simulate import Timeline, least_seconds, step_seconds, timeline
@@ -44,6 +45,25 @@ def test_equal_blocks_leave_the_bubble_of_the_formula(stages: int, micro_batches
     shown = timeline(model(*[(1.0, 2.0)] * stages), devices(*[1.0] * stages), plan, micro_batches)
     assert shown.step_seconds == pytest.approx(3 * (stages - 1 + micro_batches))
     assert shown.bubble == pytest.approx((stages - 1) / (stages - 1 + micro_batches))
+
+
+@pytest.mark.parametrize("memory", ["plain", "checkpoint", "swap"])
+def test_every_block_takes_its_overhead_once(memory: str) -> None:
+    profile = Profile(model((1, 2), (2, 3), (1, 1)).units, 0.5, 0.25)
+    plan = Plan((Stage(0, 2, (0,), memory), Stage(2, 3, (1,))))
+    shown = timeline(profile, devices(2, 1), plan, 2)
+    again = 3 if memory == "checkpoint" else 0
+    seconds = {(s.block.kind, s.block.stage): s.end_seconds - s.start_seconds for s in shown.spans}
+    assert seconds == {("F", 0): 3.5 / 2, ("B", 0): (5.25 + again) / 2, ("F", 1): 1.5, ("B", 1): 1.25}
+    costs = Costs(profile, devices(2, 1), 2)
+    assert step_seconds(costs, plan) == shown.step_seconds >= least_seconds(costs, plan)
+    assert costs.load(plan) == 2 * max(3.5 / 2 + 5.25 / 2, 2.75)
+
+
+def test_a_plan_does_not_cut_where_the_overhead_costs_more_than_it_saves() -> None:
+    units = model(*[(1, 2)] * 4, parameters=100).units  # too much to be added up over two replicas
+    assert len(make_plan(Profile(units), devices(1, 1), 4).plan.devices) == 2
+    assert len(make_plan(Profile(units, 50, 50), devices(1, 1), 4).plan.devices) == 1
 
 
 def test_frames_take_their_link_one_after_the_other_and_both_ways_at_once() -> None:

@@ -208,6 +208,30 @@ def test_the_optimizer_steps_what_is_here(worker: Worker) -> None:
     assert len(worker.divided.optimizer.state) == 2
 
 
+def test_a_hook_before_the_step_sees_what_the_loop_body_sees(worker: Worker) -> None:
+    optimizer = worker.divided.optimizer
+    seen: list[int] = []
+
+    def before(one: Any, *_: Any) -> None:
+        seen.append(len(worker.grouped))
+        by_hand(worker.grouped)
+
+    handle = optimizer.register_step_pre_hook(before)
+    values = [p.detach().clone() for p in worker.here]
+    for _ in range(2):
+        with pytest.raises(PipelineBodyError, match="in another worker"), worker.absent.groups_hidden():
+            optimizer.step()
+    assert seen == [4, 4] and len(optimizer._optimizer_step_pre_hooks) == 1
+    assert all(torch.equal(p, value) for p, value in zip(worker.here, values, strict=True))
+    handle.remove()
+    optimizer.register_step_pre_hook(lambda *_: halves(worker.grouped))
+    with worker.absent.groups_hidden():
+        optimizer.step()
+        assert len(worker.grouped) == 2
+    assert len(worker.grouped) == 4 and len(optimizer.state) == 2
+    assert not any(torch.equal(p, value) for p, value in zip(worker.here, values, strict=True))
+
+
 def test_a_frozen_parameter_has_no_gradient_anywhere() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2).requires_grad_(False))
     units = Units.build(model)

@@ -36,6 +36,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch, blocks: int, steps: int = UNIT_STEP
         found.applied(
             10.0,
             lambda: {3: (0.1, 0.2)},
+            lambda: (0.01, 0.02),
             lambda: {"b": 1e9, "a": 2e9},
             StepBlocks(step, 100.0 + step, tuple((float(at), at + 0.5) for at in range(blocks))),
             workers=2,
@@ -56,7 +57,9 @@ def test_blocks_and_links_are_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_units_are_told_once_most_steps_are_none_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The median of two slow steps and a usual one is a slow one: plans would be made of it."""
     assert stepped(monkeypatch, 2, UNIT_STEPS_MIN - 1).unit_forward_seconds == []
-    assert stepped(monkeypatch, 2).unit_forward_seconds == [0.1]
+    told = stepped(monkeypatch, 2)
+    assert told.unit_forward_seconds == [0.1]
+    assert (told.forward_overhead_seconds, told.backward_overhead_seconds) == (0.01, 0.02)
 
 
 def test_of_a_step_with_too_many_blocks_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+import msgspec
 import torch
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from elastane.diagnose.ending import end_script
 from elastane.diagnose.profile_report import PROGRESS, ProfileReport, Sized, write_report
+from elastane.pipeline.block_overhead import overhead_seconds
 from elastane.pipeline.profiling import STEPS_MIN, Measurement, ProfileError, profile_units, resized
 from elastane.rng import seed_all
 from elastane.runtime.environment import WorkerEnvironment
@@ -68,16 +70,16 @@ class ProfileJob(LocalJob):
         built = prepared.units
         if self._seed is not None:
             seed_all(self._seed)
+        device = next((p.device for p in built.parameters), torch.device("cpu"))
+        overhead = _overhead(device)
         split, steps = prepared.options.split, range(self._settings.steps)
         taken = [split(batch) for _, batch in zip(steps, given.loader, strict=False)]
         profiles = []
         for samples in (0, *self._settings.samples):
             batches = taken if not samples else [_cut(pair, samples) for pair in taken]
             measured = self._measure(prepared, batches)
-            profiles.append(
-                Sized(samples=measured.samples, profile=measured.profile, spread=list(measured.spread))
-            )
-        device = next((p.device for p in built.parameters), torch.device("cpu"))
+            profile = msgspec.structs.replace(measured.profile, **overhead)
+            profiles.append(Sized(samples=measured.samples, profile=profile, spread=list(measured.spread)))
         write_report(
             self._settings.report,
             ProfileReport(
@@ -94,8 +96,7 @@ class ProfileJob(LocalJob):
         units, options = prepared.units, prepared.options
 
         def told(unit: int) -> None:
-            sys.stderr.write(f"{PROGRESS}unit {unit + 1} of {units.count} ({units.names[unit]})\n")
-            sys.stderr.flush()
+            _tell(f"unit {unit + 1} of {units.count} ({units.names[unit]})")
 
         return profile_units(
             units,
@@ -114,6 +115,20 @@ class ProfileJob(LocalJob):
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
         raise ProfileError("the script leases tasks: it has no pipeline", hint="see job.prepare_pipeline")
+
+
+def _overhead(device: torch.device) -> dict[str, float]:
+    """Return what blocks take beside their units. On a GPU that is not known: the host works meanwhile."""
+    if device.type != "cpu":
+        return {}
+    _tell("blocks without units")
+    forward, backward = overhead_seconds()
+    return {"forward_overhead_seconds": forward, "backward_overhead_seconds": backward}
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{PROGRESS}{text}\n")
+    sys.stderr.flush()
 
 
 def _cut(pair: tuple[Any, Any], samples: int) -> tuple[Any, Any]:

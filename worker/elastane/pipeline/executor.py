@@ -489,6 +489,12 @@ class StepExecutor:
         steps."""
         return self._clock.medians
 
+    @property
+    def overhead_seconds(self) -> tuple[float, float]:
+        """(forward, backward) seconds of a block beside its units, of the last steps. Zero where they
+        are not measured: on a GPU, and where activations are not just kept."""
+        return self._clock.overheads
+
     # ------------------------------------------------------------------ helpers
 
     def _ring(self) -> Messages:

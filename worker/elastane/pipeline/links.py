@@ -20,6 +20,11 @@ class Links(Protocol):
         """This member's index in the ring."""
         ...
 
+    @property
+    def receiving_seconds(self) -> float:
+        """Seconds that `receive` has taken so far, without those in which a frame was not there yet."""
+        ...
+
     def send(self, frame: Frame, peer: int) -> None:
         """Start to send a frame, which may be changed at once; never waits for the receiver.
 

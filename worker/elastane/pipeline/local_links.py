@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from elastane.pipeline.frames import Frame, FrameKey, decode, encode
+from elastane.pipeline.links import Links
 from elastane.pipeline.waits import FrameWait, RowsWait, Wait
 
 Result = TypeVar("Result")
@@ -45,6 +46,7 @@ class LocalLinks:
         self._hub, self._me = hub, me
         self._posted: dict[int, tuple[Tensor, tuple[int, int, int]]] = {}
         self._numbers = 0
+        self.receiving_seconds = 0.0
 
     @property
     def me(self) -> int:
@@ -85,8 +87,16 @@ class LocalLinks:
         self._posted.clear()
 
 
+class LinksOfOneThread(Links, Protocol):
+    """Links of a member whose peers are in the same thread: it must not wait for what is not sent yet."""
+
+    def ready(self, wait: Wait) -> bool:
+        """True if what is waited for is there, or on its way."""
+        ...
+
+
 def run_together(
-    members: Sequence[tuple[LocalLinks, Generator[Wait, Any, Result]]],
+    members: Sequence[tuple[LinksOfOneThread, Generator[Wait, Any, Result]]],
     choose: Callable[[Sequence[int]], int] = lambda able: able[0],
 ) -> list[Result]:
     """Run the members' generators to their ends, one block at a time; returns their results.

@@ -80,6 +80,7 @@ class RingLinks:
         self._posted: dict[int, tuple[Transfer, Tensor, Tensor]] = {}
         self._numbers = 0
         self._settled = True
+        self.receiving_seconds = 0.0
 
     @property
     def me(self) -> int:
@@ -104,6 +105,7 @@ class RingLinks:
             self._post(channel)
 
     def receive(self, key: FrameKey, peer: int) -> Frame:
+        began = perf_counter()
         there = self._there[key, peer]
         while not there:
             assert peer != self.me, f"{key} was not sent"
@@ -111,6 +113,7 @@ class RingLinks:
             self._there[frame.key, peer].append(frame)
         frame = there.popleft()
         del self._there[key, peer]
+        self.receiving_seconds += perf_counter() - began
         return frame
 
     def send_rows(self, row: Tensor, peer: int, tag: int) -> None:
@@ -152,8 +155,14 @@ class RingLinks:
         self._out.submit(partial(_sent, self._transport.send(memory, peer, tag), memory))
 
     def _wait(self, transfer: Transfer) -> None:
-        self._in.submit(transfer.wait)
+        self._in.submit(partial(self._arrive, transfer))
         self._in.finish()
+
+    def _arrive(self, transfer: Transfer) -> None:
+        """Wait for a message. Task of the incoming thread, for which the script's thread waits."""
+        began = perf_counter()
+        transfer.wait()
+        self.receiving_seconds -= perf_counter() - began
 
     def _post(self, channel: Channel) -> None:
         if channel not in self._coming and self._expected[channel] > 0:

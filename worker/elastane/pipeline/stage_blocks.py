@@ -57,7 +57,10 @@ class StageBlocks:
         self._messages, self._generators, self._loss = messages, generators, loss
         self._observe = observe
         self._last_stage = held.stage == messages.ring.last
-        self._measured = messages.ring.ests_of(held.stage, messages.me)[:1]
+        self._is_plain = messages.ring.plan.stages[held.stage].memory == "plain"
+        own = messages.ring.ests_of(held.stage, messages.me)
+        #: Of whose ESTs the first runs twice where that is asked for, and the middle one is measured.
+        self._first, self._measured = own[:1], own[len(own) // 2 :][:1]
         self._flying: dict[int, _Flying] = {}
         #: Losses by EST of each wave, on the last stage.
         self.losses: list[dict[int, Tensor]] = []
@@ -93,6 +96,7 @@ class StageBlocks:
         """Run the forward of an EST."""
         messages, run = self._messages, self.run
         ring, stage = messages.ring, run.stage
+        received = messages.links.receiving_seconds
         key, before = self._input(est, micro)
         frame = yield from messages.receive(key, before)
         loss = None
@@ -100,13 +104,12 @@ class StageBlocks:
             target = yield from messages.receive(FrameKey(Kind.TARGET, stage, est, micro), ring.homes[est])
             loss = self._loss(target.value)
         parts = messages.parts(frame, before)
-        began = perf_counter()
+        began, received = perf_counter(), messages.links.receiving_seconds - received
         with self._as_est(est, micro, "forward"):
             self._generators.exchange(parts)
             measured = micro == 0 and est in self._measured
-            output, stash = run.forward(
-                est, frame, loss, parts, measured=measured, twice=measured and self._twice
-            )
+            twice = self._twice and micro == 0 and est in self._first
+            output, stash = run.forward(est, frame, loss, parts, measured=measured, twice=twice)
             after = self._generators.capture()
             if loss is None:
                 key = FrameKey(Kind.FORWARD, stage + 1, est, micro)
@@ -115,7 +118,7 @@ class StageBlocks:
         if output.loss is not None:
             told = self.losses[micro][est] = output.loss.to("cpu", copy=True)
         self._flying[est] = _Flying(stash, told, after)
-        self._note(began)
+        self._note("F", began, received, is_usual=measured and not twice)
 
     def backward(self, est: int, micro: int, *, last: bool, orders: bool) -> Step:
         """Run the backward of an EST. last: of the EST's in this step; orders: EST 0's tells the order in
@@ -124,12 +127,13 @@ class StageBlocks:
         ring, stage = messages.ring, run.stage
         flying = self._flying.pop(est)
         loss, parts, gradients, ready = flying.loss, flying.parts, None, None
+        received = messages.links.receiving_seconds
         if not self._last_stage:
             after = ring.replica(stage + 1, est)
             frame = yield from messages.receive(FrameKey(Kind.BACKWARD, stage, est, micro), after)
             gradients, loss, ready = frame.value
             parts = messages.parts(frame, after)
-        began = perf_counter()
+        began, received = perf_counter(), messages.links.receiving_seconds - received
         with self._as_est(est, micro, "backward"):
             run.prepare_backward(flying.stash)
             self._generators.exchange(parts)
@@ -149,10 +153,15 @@ class StageBlocks:
                 messages.send(FrameKey(Kind.BACKWARD, stage - 1, est, micro), before, value, parts)
         if last:
             self.held.sums.send_gradients(est)
-        self._note(began)
+        self._note("B", began, received, is_usual=flying.stash.measured)
 
-    def _note(self, began: float) -> None:
-        self.seconds.append((began - self._began, perf_counter() - self._began))
+    def _note(self, kind: str, began: float, received: float, *, is_usual: bool) -> None:
+        """Note when a block ran. received: seconds of receiving before it; is_usual: its units were
+        measured."""
+        ended = perf_counter()
+        self.seconds.append((began - self._began, ended - self._began))
+        if is_usual and self._is_plain:
+            self.run.clock.block(kind, ended - began + received)
 
     def drop(self) -> None:
         """Give up the step in flight."""

@@ -90,9 +90,9 @@ class StageRun:
         known: Mapping[int, str],
     ) -> None:
         self.stage, self._modules, self._names, self._memory = stage, dict(modules), names, memory
-        self._buffers, self._generators, self._clock, self._host = buffers, generators, clock, host
+        self._buffers, self._generators, self.clock, self._host = buffers, generators, clock, host
         self._params, self._owned, self._known = params, owned, known
-        self._checked = False
+        self._checked, self._last = False, max(modules)
 
     @property
     def name(self) -> str:
@@ -127,8 +127,10 @@ class StageRun:
             graphs = None if self._checked else refusals.UnitGraphs(self._known)
             value = self._units(rebuilt(frame.tree, given), measured and again is None, seen, graphs)
             told, root = loss(value) if loss is not None else (None, None)
+            if loss is not None and measured and again is None:
+                self.clock.end_loss(self._last)
         if graphs is not None and loss is not None:
-            graphs.check_loss(self._modules[max(self._modules)], (told, root))
+            graphs.check_loss(self._modules[self._last], (told, root))
         if first is not None and seen is not None:
             self._compare(first, [*seen, digest_any(told)])
         refusals.check_written(tensors, frame.shared, versions, self.name)
@@ -175,6 +177,8 @@ class StageRun:
             given, stash.gradients = enter(again.tensors, again.wants_gradient)
             value = self._units(rebuilt(again.tree, given), stash.measured)
             root = again.loss(value)[1] if again.loss is not None else None
+            if again.loss is not None and stash.measured:
+                self.clock.end_loss(self._last)
         if self._generators.capture() != again.after:
             raise StepError(
                 f"{self.name} drew other random numbers when its forward ran again",
@@ -191,11 +195,13 @@ class StageRun:
         if gradients is not None:
             chosen = [(edge, g) for edge, g in zip(roots, gradients, strict=True) if g is not None]
             roots, given = [edge for edge, _ in chosen], [g for _, g in chosen]
+        if stash.measured and gradients is None:
+            self.clock.begin_backward(self._last)
         if roots:
             with no_autocast():
                 torch.autograd.backward(roots, given)
         if stash.measured:
-            self._clock.end_backward()
+            self.clock.end_backward()
         result = stash.gradients.values
         for gradient in result:
             if gradient is not None:
@@ -231,7 +237,7 @@ class StageRun:
         forget_casts()
         for unit, module in self._modules.items():
             try:
-                value = self._clock.forward(unit, module, value) if measured else module(value)
+                value = self.clock.forward(unit, module, value) if measured else module(value)
                 if not self._checked:
                     refusals.check_output(self._label(unit), value, self._params)
                 if graphs is not None:

@@ -1,4 +1,8 @@
-"""How long each unit takes, measured in one micro-batch of every step."""
+"""How long each unit takes, and its block beside it, measured in one micro-batch of every step.
+
+A block's own time goes into frames, generators and bookkeeping. On a GPU it is not measured: there the host
+does most of that while kernels run.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +29,15 @@ class UnitClock:
         self._forward: dict[int, tuple[Any, Any]] = {}
         self._reached: dict[int, Any] = {}
         self._ended: Any = None
+        self._blocks: dict[str, float] = {}
+        self._overheads: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=STEPS))
 
     def forget(self) -> None:
         """Forget all: the plan has changed."""
         self._seconds.clear()
         self._forward.clear()
+        self._blocks.clear()
+        self._overheads.clear()
 
     def forward(self, unit: int, call: Callable[[Any], Any], value: Any) -> Any:
         """Run a unit and note its time; its backward's begins with the gradient of its output."""
@@ -42,14 +50,26 @@ class UnitClock:
                 break
         return output
 
+    def end_loss(self, unit: int) -> None:
+        """The loss is there: it counts as a part of the last unit's forward."""
+        self._forward[unit] = self._forward[unit][0], self._now()
+
+    def begin_backward(self, unit: int) -> None:
+        """The backward of the loss begins: it counts as a part of the last unit's."""
+        self._reach(unit)
+
+    def block(self, kind: str, seconds: float) -> None:
+        """Note the seconds of the whole block, "F" or "B", of the micro-batch that was measured."""
+        self._blocks[kind] = seconds
+
     def end_backward(self) -> None:
         """The backward of the micro-batch that was measured is over."""
         self._ended = self._now()
 
     def end_step(self) -> None:
         """Take the step's times into the medians."""
-        later, ended = self._reached, self._ended
-        self._reached, self._ended = {}, None
+        later, ended, blocks = self._reached, self._ended, self._blocks
+        self._reached, self._ended, self._blocks = {}, None, {}
         if ended is None or not self._forward:
             return
         units = sorted(self._forward)
@@ -58,6 +78,13 @@ class UnitClock:
             before = next((later[one] for one in reversed(units) if one < unit and one in later), ended)
             backward = 0.0 if began is None else max(0.0, self._between(began, before))
             self._seconds[unit].append((self._between(*self._forward[unit]), backward))
+        if self._device is None and later and len(blocks) == 2:
+            within = {
+                "F": sum(self._between(*times) for times in self._forward.values()),
+                "B": self._between(min(later.values()), ended),
+            }
+            for kind, seconds in blocks.items():
+                self._overheads[kind].append(max(0.0, seconds - within[kind]))
         self._forward = {}
 
     @property
@@ -67,6 +94,16 @@ class UnitClock:
             unit: (median(f for f, _ in times), median(b for _, b in times))
             for unit, times in self._seconds.items()
         }
+
+    @property
+    def overheads(self) -> tuple[float, float]:
+        """(forward, backward) seconds of a block beside its units; zero where they are not known.
+
+        The lower quartile: it is short and always the same but for the wait for a processor, of which the
+        machine's load decides.
+        """
+        forward, backward = (sorted(self._overheads.get(kind, (0.0,))) for kind in "FB")
+        return forward[len(forward) // 4], backward[len(backward) // 4]
 
     def _reach(self, unit: int) -> None:
         self._reached.setdefault(unit, self._now())

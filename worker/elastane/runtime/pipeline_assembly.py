@@ -152,6 +152,9 @@ def pipeline_model(prepared: PreparedPipeline) -> pipeline_pb2.PipelineModel:
     """Return the units as the master plans with them; what a step takes only if it was profiled."""
     units, profile = prepared.units, prepared.options.profile
     model = pipeline_pb2.PipelineModel(waves=prepared.options.train.accumulation_steps)
+    if profile is not None:
+        model.forward_overhead_seconds = profile.forward_overhead_seconds
+        model.backward_overhead_seconds = profile.backward_overhead_seconds
     for unit in range(units.count):
         message = model.units.add(
             name=units.names[unit],

@@ -131,6 +131,8 @@ def _document(report: ProfileReport, files: list[Path]) -> dict[str, object]:
             {
                 "file": str(path),
                 "samples": sized.samples,
+                "forward_overhead_seconds": sized.profile.forward_overhead_seconds,
+                "backward_overhead_seconds": sized.profile.backward_overhead_seconds,
                 "units": [
                     {**msgspec.to_builtins(unit), "class": kind, "spread": spread}
                     for unit, kind, spread in zip(
@@ -145,6 +147,7 @@ def _document(report: ProfileReport, files: list[Path]) -> dict[str, object]:
 
 def _print(report: ProfileReport, files: list[Path]) -> None:
     from elastane_cli.views.pipelines import profile_table, sizes_table
+    from elastane_planner.amounts import seconds_text
 
     out = console()
     first = report.profiles[0]
@@ -153,6 +156,12 @@ def _print(report: ProfileReport, files: list[Path]) -> None:
         f"{first.samples or 'an unknown number of'} samples, medians of {report.steps} steps"
     )
     out.print(profile_table(first, report.classes))
+    forward, backward = first.profile.forward_overhead_seconds, first.profile.backward_overhead_seconds
+    if forward + backward:
+        out.print(
+            f"a stage takes {seconds_text(forward)} beside its units for a forward, "
+            f"{seconds_text(backward)} for a backward"
+        )
     if len(report.profiles) > 1:
         out.print(sizes_table(report.profiles))
     if max(first.spread) > _SPREAD_NOTED:

@@ -8,9 +8,10 @@ changes a gradient that is here by it, is refused. What is done to each gradient
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,14 +90,29 @@ class AbsentGradients:
 
     @contextmanager
     def groups_hidden(self) -> Iterator[None]:
-        """In this context the groups have the parameters that are here: the optimizer steps these."""
-        shown = self._optimizer.shows_all
+        """In this context the groups have the parameters that are here: the optimizer steps these.
+
+        The script's hooks before a step see all of them, as the loop body does.
+        """
+        shown, hooks, optimizer = self._optimizer.shows_all, [], self._optimizer.optimizer
         self._optimizer.show_held()
+        present = cast("OrderedDict[int, Any]", optimizer._optimizer_step_pre_hooks)
+        if shown and present:
+            hooks = [optimizer.register_step_pre_hook(hook) for hook in (self._show_all, self._show_held)]
+            present.move_to_end(hooks[0].id, last=False)
         try:
             yield
         finally:
+            for hook in hooks:
+                hook.remove()
             if shown:
                 self._optimizer.show_all()
+
+    def _show_all(self, *_: Any) -> None:
+        self._optimizer.show_all()
+
+    def _show_held(self, *_: Any) -> None:
+        self._optimizer.show_held()
 
     def hide(self) -> None:
         """Take them away."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from elastane.pipeline.units import Units
 from elastane.runtime.pipelines.batch import PipelineBatch
+from elastane.runtime.pipelines.errors import PipelineBodyError
 from elastane.runtime.pipelines.evaluation import Evaluation
 from elastane.runtime.pipelines.pipe import Pipe, check_batch
 from elastane.runtime.pipelines.runner import PipelineRunner
@@ -40,6 +41,24 @@ class ElasticPipe(Pipe):
         foreach: bool | None = None,
     ) -> Tensor:
         return self._runner.clip(max_norm, norm_type, error_if_nonfinite, foreach)
+
+    @property
+    def held(self) -> frozenset[int]:
+        self._check_turn("pipe.held")
+        return super().held
+
+    def held_state_dict(self) -> dict[str, Tensor]:
+        self._check_turn("pipe.held_state_dict()")
+        return super().held_state_dict()
+
+    def _check_turn(self, what: str) -> None:
+        """Raise PipelineBodyError in the loop body: what it decided would depend on the plan."""
+        if self._runner.est_step is not None:
+            raise PipelineBodyError(
+                f"the loop body reads {what}, which differs from worker to worker and from plan to plan",
+                hint="treat all units alike; which worker has which of them, `elastane plan JOB` shows, and"
+                " between epochs pipe.held",
+            )
 
     def state_dict(self) -> dict[str, Tensor]:
         return self._evaluation.weights()

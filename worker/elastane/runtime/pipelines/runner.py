@@ -223,6 +223,7 @@ class PipelineRunner:
         self.speed.applied(
             seconds,
             lambda: self._executor.unit_seconds,
+            lambda: self._executor.overhead_seconds,
             lambda: self.links.bytes_per_second,
             StepBlocks(state.step, self._executor.began_at, tuple(self._executor.block_seconds)),
             workers=len(self._worker_session.members),

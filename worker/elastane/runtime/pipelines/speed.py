@@ -57,12 +57,14 @@ class PipelineSpeed:
     def entered(self) -> None:
         """Forget the units' times: this worker has others now."""
         vars(self._figures).update(first_unit=0, unit_forward_seconds=[], unit_backward_seconds=[])
+        vars(self._figures).update(forward_overhead_seconds=0.0, backward_overhead_seconds=0.0)
         vars(self._figures).update(blocks_step=0, blocks_began=0.0, block_seconds=[])
 
     def applied(
         self,
         seconds: float,
         units: Callable[[], Mapping[int, tuple[float, float]]],
+        overhead: Callable[[], tuple[float, float]],
         links: Callable[[], Mapping[str, float]],
         blocks: StepBlocks,
         *,
@@ -71,7 +73,7 @@ class PipelineSpeed:
         is_replay: bool,
     ) -> None:
         """Note an applied step. units: returns their usual (forward, backward) seconds of one micro-batch;
-        links: the bandwidth of those from other workers."""
+        overhead: what its stage takes beside them; links: the bandwidth of those from other workers."""
         if generation != self._generation:
             self._generation, self._steps_in_ring, self._whole = generation, 0, RunningMedian()
         self._steps_in_ring += 1
@@ -87,11 +89,14 @@ class PipelineSpeed:
         figures.ring_steps, figures.ring_step_seconds = self._whole.count, self._whole.value
         if found := units():
             order = sorted(found)
+            forward, backward = overhead()
             # at once: another thread reads them
             vars(figures).update(
                 first_unit=order[0],
                 unit_forward_seconds=[found[unit][0] for unit in order],
                 unit_backward_seconds=[found[unit][1] for unit in order],
+                forward_overhead_seconds=forward,
+                backward_overhead_seconds=backward,
             )
         if known := links():
             vars(figures).update(

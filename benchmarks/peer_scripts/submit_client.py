@@ -74,7 +74,7 @@ def call_each() -> None:
     with MasterClient(address) as client, closing(TrainingClient(client).stream()) as stream:
         sent: deque[float] = deque()
         while now - began < seconds and len(latencies) < count:
-            while len(sent) < RUNS_IN_FLIGHT:
+            while len(sent) < min(RUNS_IN_FLIGHT, count - len(latencies)):
                 stream.train(spec, request_id=f"{name}-{len(latencies) + len(sent)}")
                 sent.append(time.perf_counter())
             if isinstance(outcome := stream.receive(), RequestRefusedError):

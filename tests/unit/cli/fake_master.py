@@ -255,7 +255,8 @@ class FakeMaster(
             refuse(context, errors_pb2.ERROR_REASON_WRONG_PHASE, "no more")
         if request.follow:
             over = threading.Event()
-            context.add_callback(over.set)
+            if not context.add_callback(over.set):
+                return  # the caller has left already
             self.following.put(over)
             over.wait()
             if context.is_active():

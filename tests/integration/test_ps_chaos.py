@@ -21,6 +21,7 @@ from slow import slow
 pytestmark = slow  # tests/integration/test_ps_training.py kills workers and parameter servers in `make test`
 
 SCRIPTS = Path(__file__).parent / "scripts"
+ODD_PUSHES = [str(SCRIPTS / "odd_pushes.py")]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def test_every_slot_has_each_done_task_once(tmp_path: Path, replicas: int) -> No
 @pytest.mark.timeout(600)
 def test_gradients_that_are_applied_twice_are_found(tmp_path: Path) -> None:
     forgetful = (sys.executable, str(SCRIPTS / "forgetful_ps.py"))
-    result = chaos(tmp_path, "kill-worker", kills=10, ps_command=forgetful)
+    result = chaos(tmp_path, "kill-worker", kills=8, script=[*ODD_PUSHES, "late"], ps_command=forgetful)
     assert result.exit_code == 1, said(result)
     assert any(run.differing for run in result.runs)
     # The names alone cannot tell.
@@ -79,6 +80,6 @@ def test_gradients_that_are_applied_twice_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 def test_gradients_that_are_lost_are_found(tmp_path: Path) -> None:
-    result = chaos(tmp_path, "kill-worker", kills=4, script=[str(SCRIPTS / "hasty_pushes.py")])
+    result = chaos(tmp_path, "kill-worker", kills=4, script=[*ODD_PUSHES, "hasty"])
     assert result.exit_code == 1, said(result)
     assert any(run.lost and run.violations for run in result.runs)

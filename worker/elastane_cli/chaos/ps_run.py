@@ -35,6 +35,8 @@ RECOVERY_SECONDS_MAX: Final = 120.0
 #: Share of faults that the next one follows at once.
 _BURST: Final = 0.2
 _END_SECONDS: Final = 900.0
+#: A fault comes at a random moment of so long a time.
+_MOMENT_SECONDS: Final = 0.4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,7 @@ class _State:
     def _inject(self, cluster: PsChaosCluster, number: int) -> None:
         name = self.deck.draw()
         rng = random.Random(f"{self.chaos.seed}/{len(self.injections)}")
+        time.sleep(rng.random() * _MOMENT_SECONDS)  # else always where a task has just become DONE
         done = cluster.commits()
         with PS_FAULTS[name].act(cluster, rng) as active:
             if active.hold_seconds:

@@ -82,7 +82,7 @@ class SlotCheckers:
             self.fail("once", f"{ps} applies task {push.name.task} to slot {slot} again")
         assert push.pulled is not None
         since = len(names) - push.pulled.version
-        if self.limit is not None and since > self.limit and not self.lossy:
+        if self.limit is not None and since > self.limit:
             self.fail("stale", f"{ps} applies to slot {slot} what is {since} tasks old")
         if push.name in self._closed.get((slot, told.life), ()):
             self.fail("closed", f"{ps} applies task {push.name.task} to slot {slot}, which has closed it")

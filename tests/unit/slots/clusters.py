@@ -77,8 +77,6 @@ class Server:
 
 class ClusterRun(Run):
     plan: ClusterPlan
-    #: A push of a live lease may be too old.
-    may_be_late = False
 
     def __init__(self, plan: ClusterPlan) -> None:
         super().__init__(plan)
@@ -93,6 +91,8 @@ class ClusterRun(Run):
         self.lost: list[str] = []
         self.stored: list[list[tuple[bytes, list[TaskName]]]] = [[] for _ in range(plan.slots)]
         self.known: dict[int, SlotMap] = {}  # by lease: the map of its worker
+        #: By slot, life and task: whose push was applied.
+        self.appliers: dict[tuple[int, int, TaskName], Actor] = {}
         self.busy: dict[int, str] = {}  # by lease: the process whose answer its worker waits for
         for _ in range(2):
             self._join()
@@ -422,9 +422,13 @@ class ClusterRun(Run):
         known = self.known[actor.lease]
         push = Push(actor.name, actor.lease, known.generation, actor.pulled[slot])
         answer = server.held.judge(slot, push)
+        if answer.verdict is Verdict.TOO_OLD and self.holders.get(actor.name) is actor:
+            names = server.names[slot][actor.values[slot] :]
+            self._check_late(answer.staleness, [self.appliers[slot, answer.life, name] for name in names])
         if answer.verdict is Verdict.APPLIED:
             server.held.record(slot, push)
             server.names[slot].append(actor.name)
+            self.appliers[slot, answer.life, actor.name] = actor
             weights = self.weights[slot]
             weights.staleness.append((actor.name, answer.staleness))
             since = len(server.names[slot]) - 1 - actor.values[slot]
@@ -455,6 +459,10 @@ class ClusterRun(Run):
         if replica.record.applied.add(name):
             replica.names.append(name)
 
+    def _check_late(self, staleness: int, appliers: list[Actor]) -> None:
+        """A push of a live lease is too old. appliers: who was applied since its pull."""
+        raise Broken("a push of a live lease was refused")
+
     def _answered(self, actor: Actor, slot: int, answer: Answer) -> None:
         self.busy.pop(actor.lease, None)
         if answer.verdict in AGAIN_VERDICTS:
@@ -468,8 +476,6 @@ class ClusterRun(Run):
             actor.lives[slot] = answer.life
             return
         self.refused[answer.verdict] = self.refused.get(answer.verdict, 0) + 1
-        if live and answer.verdict is Verdict.TOO_OLD and not self.may_be_late:
-            raise Broken("a push of a live lease was refused")
         self.actors.remove(actor)
         if live:
             self._give_back(actor.name, counts=False)

@@ -2,6 +2,11 @@
 
 Beside the faults of `clusters` the master is restarted, also from a snapshot of before, as a store leaves it
 that has lost writes. After every event its books must agree with one another and with the queue.
+
+A push of a live lease is too old for its slot only where pushes came before it whose leases the store has
+lost: the gate leases as if there were none. They cannot be kept out, since whoever holds such a lease has
+heard of it before the loss, and neither it nor the slot hears of the loss in time. Without them the push
+must be within the limit. What is applied never exceeds it, whatever was lost.
 """
 
 from __future__ import annotations
@@ -53,9 +58,12 @@ class MachineRun(ClusterRun):
         self.now, self.requests = 1.0, 0
         self.sessions: dict[str, str] = {}
         self.attempts_of: dict[int, tuple[str, int]] = {}
-        self.snapshots_before: deque[bytes] = deque(maxlen=OLD_SNAPSHOTS)
+        #: With the number of requests, of which the last may be the one that it was taken after.
+        self.snapshots_before: deque[tuple[bytes, int]] = deque(maxlen=OLD_SNAPSHOTS)
+        self.granted_by: dict[Actor, int] = {}
+        #: Those whose lease the store has lost.
+        self.unknown: set[Actor] = set()
         self.restarts, self.losses = plan.restarts, plan.losses
-        self.may_be_late = bool(plan.losses)  # the gate does not know of leases that the store has lost
         self.started = 0
         self.told_copies: list[tuple[str, int, str, int]] = []
         self.doing: dict[TaskName, str] = {}
@@ -82,7 +90,7 @@ class MachineRun(ClusterRun):
                 case slot_effects.SendPs(ps, slot_effects.CloseTasks() | slot_effects.SaveSlots() as order):
                     self.closing.append((ps, order))  # type: ignore[arg-type]
         if decision.durable and self.rng.random() < 0.3:
-            self.snapshots_before.append(self.machine.snapshot())
+            self.snapshots_before.append((self.machine.snapshot(), self.requests))
         self._check_books()
         return decision.result
 
@@ -236,7 +244,9 @@ class MachineRun(ClusterRun):
 
     def _lose_writes(self) -> None:
         self.losses -= 1
-        self._restart(self.rng.choice(list(self.snapshots_before)))
+        snapshot, last = self.rng.choice(list(self.snapshots_before))
+        self.unknown |= {actor for actor, request in self.granted_by.items() if request > last}
+        self._restart(snapshot)
         self.snapshots_before.clear()
         if self.machine.state.slots.model is None:
             self._register()
@@ -362,7 +372,13 @@ class MachineRun(ClusterRun):
         self.attempts_of[actor.lease] = worker, task.attempt
         self.known[actor.lease] = self.map
         self.actors.append(actor)
+        self.granted_by[actor] = self.requests
         self.holders[name] = actor
+
+    def _check_late(self, staleness: int, appliers: list[Actor]) -> None:
+        assert self.plan.limit is not None
+        if staleness - len(self.unknown.intersection(appliers)) > self.plan.limit:
+            super()._check_late(staleness, appliers)
 
     def _tell_report(self, actor: Actor, **report: Any) -> Outcome:
         worker, attempt = self.attempts_of[actor.lease]
@@ -394,7 +410,7 @@ class MachineRun(ClusterRun):
         if self.done | self.failed != everything or DATASET not in book.finished:
             raise Broken(f"it stands still with {len(self.done)} tasks DONE: {leasing.waits(book)}")
         limit = self.plan.limit
-        if limit is not None and self.worst > limit and not self.plan.losses:
+        if limit is not None and self.worst > limit:
             raise Broken(f"a staleness of {self.worst}")
         if self.plan.copies == 2 and any(self.lives) and not (self.plan.restarts or self.plan.losses):
             raise Broken("a slot with a backup went back")

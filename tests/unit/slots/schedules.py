@@ -47,7 +47,7 @@ class Plan:
     lives: bool = True
 
 
-@dataclass
+@dataclass(eq=False)
 class Actor:
     """A process at work on one lease, whether it still holds it or not."""
 

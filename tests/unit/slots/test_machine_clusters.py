@@ -13,7 +13,8 @@ from elastane_master.decisions.slots import closing, finishing, leasing, restori
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
 from slow import further
-from unit.slots.machine_clusters import MachinePlan, run_machine
+from unit.slots.clusters import ClusterRun
+from unit.slots.machine_clusters import MachinePlan, MachineRun, run_machine
 from unit.slots.schedules import Broken
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -64,6 +65,14 @@ def test_every_task_counts_once_in_every_slot_whoever_dies(
 )
 def test_schedules_that_were_once_broken(faults: str, limit: int | None, seed: int) -> None:
     run_machine(MachinePlan(seed, limit, **FAULTS[faults]))
+
+
+def test_a_push_is_too_old_only_for_leases_that_the_store_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = MachinePlan(46, 0, **FAULTS["a store that loses writes"])
+    run_machine(plan)
+    monkeypatch.setattr(MachineRun, "_check_late", ClusterRun._check_late)
+    with pytest.raises(Broken, match="a push of a live lease was refused"):
+        run_machine(plan)
 
 
 def test_the_faults_really_happen() -> None:

@@ -48,6 +48,7 @@ BENCHMARKS = (
     "training_service",
     "schedule_decisions",
     "stragglers",
+    "parameter_servers",
     "planner",
     "pipeline_step",
     "pipeline_timeline",

@@ -10,6 +10,7 @@ pseudorandom number generators", OOPSLA 2014):
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -18,6 +19,7 @@ MASK: Final = 2**64 - 1
 GOLDEN: Final = 0x9E3779B97F4A7C15
 
 
+@lru_cache(maxsize=4096, typed=True)  # a parameter server asks for a table's at every request
 def text_key(purpose: str, *parts: str | int) -> int:
     """Return the key of (purpose, parts). Keys of different purposes or parts are unrelated."""
     digest = blake2b(digest_size=8)

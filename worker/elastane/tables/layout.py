@@ -113,11 +113,11 @@ class SlotLayout:
     def pulled_sections(self, dense: bool, rows: Iterable[tuple[int, int]]) -> list[int]:
         """Bytes of the sections of what is pulled. Raises InvalidRequest."""
         values = [count * self._wire_row(table) for table, count in self._tables_asked(rows)]
-        return [*(self._wire_blocks() if dense else ()), *values]
+        return [*(self._wire_blocks if dense else ()), *values]
 
     def push_sections(self, bitmap: bytes, rows: Iterable[tuple[int, int]]) -> list[int]:
         """Bytes of the sections of a push. Raises InvalidRequest."""
-        sizes = self._wire_blocks()
+        sizes = self._wire_blocks
         sections = [sizes[position] for position in self.positions(bitmap)]
         for table, count in self._tables_asked(rows):
             sections += [count * ID_BYTES, count * self._wire_row(table)]
@@ -239,6 +239,7 @@ class SlotLayout:
     def _wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.bfloat16 if self.wire == "bfloat16" and dtype == torch.float32 else dtype
 
+    @cached_property
     def _wire_blocks(self) -> list[int]:
         return [
             (block.end - block.start) * self._wire_dtype(dtype).itemsize

@@ -1,0 +1,367 @@
+"""Parameter servers beside that of PyTorch's RPC tutorials: rates, faults, moves, memory.
+
+    python benchmarks/parameter_servers.py [--quick] [--json [FILE]]
+
+The peer is one server and one trainer over tensorpipe (peer_scripts/rpc_parameter_server.py), as is ours. It
+has no failover and no scaling: what a trainer does after its server's death is up to the script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from harness import Report, Row, Series, in_turn, run_benchmark
+
+from elastane.slots.access import PushedTask, PushOutcome, Wanted
+from elastane.slots.map_watch import MapWatch
+from elastane.slots.slot_client import SlotClient
+from elastane.tables.layout import PushPart, RowGradients, slots_of
+from elastane.tables.rates import packed
+from elastane.tables.slot_weights import SlotWeights
+from elastane.tables.spec import DenseTensor, ModelSpec, RowTable
+from elastane.tables.spec_proto import to_proto
+from elastane_agent.supervisor.master_process import EmbeddedMaster
+from elastane_common.client import MasterClient
+from elastane_common.logs import configure_logs
+from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
+from elastane_slots.applied import AppliedSet
+from elastane_slots.pushes import Pulled
+from elastane_slots.tasks import TaskRun
+
+SCRIPTS = Path(__file__).parent / "peer_scripts"
+DIGEST = b"d" * 32
+JOB = "bench"
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+WAIT_SECONDS = 60.0
+RATES = [packed("sgd", lr=0.01, momentum=0.0, weight_decay=0.0, nesterov=0)]
+NOISE = 1.6
+"""Factor by which ratios of repeated runs differed on a shared machine with two cores."""
+
+
+# ---------------------------------------------------------------------- parameter servers of this benchmark
+
+
+class Servers:
+    """A master, processes of parameter servers, and a client that pushes by names of its own."""
+
+    def __init__(self, ending: ExitStack, folder: Path, spec: ModelSpec, count: int, replicas: int) -> None:
+        self.spec, self.lease, self.task = spec, 1, 0
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._master = EmbeddedMaster(folder / "state")
+        self._master.start()
+        ending.callback(self._master.stop)
+        self._client = ending.enter_context(MasterClient(self._master.address, timeout_seconds=WAIT_SECONDS))
+        ending.callback(self._end_all)
+        settings = job_pb2.JobSettings(
+            ests=1, ps_replicas=replicas, ps_slots=spec.slots, checkpoint_url=str(folder / "slots")
+        )
+        settings.ps_snapshot.FromSeconds(5)
+        settings.ps_return.FromMilliseconds(500)
+        self._client.create_job(JOB, settings)
+        for number in range(count):
+            self.start(f"ps-{number}")
+        model = to_proto(spec, dense_digest=DIGEST)
+        request = ps_pb2.RegisterModelRequest(job=JOB, worker_id="w", model=model)
+        answer = self._client.call(ps_pb2_grpc.SlotServiceStub, "RegisterModel", request)
+        self.access = SlotClient(
+            spec,
+            MapWatch(self._client, JOB, "w", answer.map),
+            digest=DIGEST,
+            initial=self._zeros,
+            timeout_seconds=WAIT_SECONDS,
+        )
+        ending.callback(self.access.close)
+        self.settled(count, copies=1 + replicas)
+
+    def start(self, ps_id: str) -> None:
+        own = {"ELASTANE_MASTER": self._master.address, "ELASTANE_JOB": JOB, "ELASTANE_PS_ID": ps_id}
+        self._processes[ps_id] = subprocess.Popen(
+            [sys.executable, "-m", "elastane_ps"],
+            env={**os.environ, **own, "ELASTANE_LOG_LEVEL": "error", "OMP_NUM_THREADS": "1"},
+        )
+
+    def kill(self, ps_id: str) -> None:
+        self._processes[ps_id].kill()
+
+    def slots(self) -> ps_pb2.SlotMap:
+        return self._client.get_slots(JOB).map
+
+    def settled(self, count: int, copies: int) -> None:
+        """Wait until each has slots, and all have their copies."""
+        until = time.monotonic() + 10 * WAIT_SECONDS
+        while time.monotonic() < until:
+            places = self.slots().places
+            whole = all(p.owner and not p.restoring and not p.target for p in places)
+            kept = copies == 1 or all(p.backup for p in places)
+            if places and whole and kept and len({p.owner for p in places}) == count:
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"slots did not settle at {count} parameter servers")
+
+    def saved(self) -> None:
+        """Wait until there is a snapshot of every slot."""
+        self._client.checkpoint_slots(JOB)
+
+    def pull(self, *, dense: bool = True) -> dict[int, Pulled]:
+        """What was seen of each slot. A pull that is too late for its slots' lives is made again."""
+        while True:
+            wanted = {slot: Wanted(dense=dense) for slot in range(self.spec.slots)}
+            found = self.access.pull(self.lease, 0, wanted)
+            if not found.returned:
+                return {slot: each.seen for slot, each in found.slots.items()}
+            self.lease += 1_000_000
+
+    def push(self, parts: dict[int, PushPart], seen: dict[int, Pulled]) -> PushOutcome:
+        """Push one more task."""
+        self.lease += 1
+        self.task += 1
+        return self.access.push(
+            PushedTask("d", 0, self.task, 1, self.lease, 0, RATES * len(self.spec.rules), parts, seen)
+        )
+
+    def push_until_done(self, parts: dict[int, PushPart], seen: dict[int, Pulled]) -> dict[int, Pulled]:
+        """Push, and again with a new pull while it is given back; return what was seen last."""
+        while self.push(parts, seen).kind != "done":
+            self.lease += 1_000_000
+            seen = self.pull(dense=False)
+        return seen
+
+    def _end_all(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def _zeros(self, slot: int) -> list[memoryview]:
+        return [memoryview(bytearray(size)) for size in self.spec.layout(slot).initial_sections]
+
+
+@contextmanager
+def servers(spec: ModelSpec, count: int, *, replicas: int = 0) -> Iterator[Servers]:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
+        yield Servers(ending, Path(folder), spec, count, replicas)
+
+
+def dense(size: int, slots: int = 64) -> ModelSpec:
+    """A dense tensor of so many bytes."""
+    return ModelSpec((DenseTensor("weight", (size // 4,), rule="sgd"),), slots=slots)
+
+
+def gradients(spec: ModelSpec) -> dict[int, PushPart]:
+    """A push of all blocks; names alone where a slot has none."""
+    parts = {}
+    for slot in range(spec.slots):
+        blocks = spec.layout(slot).blocks
+        made = {i: torch.full((block.end - block.start,), 1e-6) for i, block in enumerate(blocks)}
+        parts[slot] = PushPart(made)
+    return parts
+
+
+# ---------------------------------------------------------------------- the cases
+
+
+def pushes_per_second(size: int, seconds: float) -> float:
+    """One push after the other, to one parameter server."""
+    spec = dense(size)
+    with servers(spec, 1) as found:
+        parts, seen = gradients(spec), found.pull()
+        for _ in range(20):
+            found.push(parts, seen)
+        count, began = 0, time.monotonic()
+        while time.monotonic() < began + seconds:
+            found.push(parts, seen)
+            count += 1
+        return count / (time.monotonic() - began)
+
+
+def our_samples(slots: int, samples: int, batch: int, rows: int, width: int) -> float:
+    """Two tasks are pulled ahead."""
+    script = [str(SCRIPTS / "push_clicks.py"), *map(str, (samples, batch, rows, width, 2))]
+    options = ["--ests", "1", "--ps", "1", "--slots", str(slots)]
+    return _figure([sys.executable, "-m", "elastane_cli", "run", *options, *script], "samples_per_second")
+
+
+def peer(kind: str, figure: str, *arguments: float) -> float:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = str(SCRIPTS / "rpc_parameter_server.py")
+    command = [sys.executable, "-W", "ignore", script, kind, *map(str, (port, *arguments))]
+    return _figure(command, figure)
+
+
+def _figure(command: Sequence[str], name: str) -> float:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    for line in done.stdout.splitlines():
+        if line.find(f'{{"{name}"') >= 0:
+            return float(json.loads(line[line.index("{") :])[name])
+    raise RuntimeError(f"{command} printed no figure:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+
+
+def seconds_until_next_push(replicas: int, rounds: int) -> list[float]:
+    """From SIGKILL to an owner until a push to all slots is done. What died comes back between rounds."""
+    spec, found_seconds = dense(8 * MIB), []
+    with servers(spec, 3, replicas=replicas) as found:
+        parts = gradients(spec)
+        seen = found.pull()
+        for number in range(rounds):
+            seen = found.push_until_done(parts, seen)
+            found.saved()
+            victim = f"ps-{number % 3}"
+            began = time.monotonic()
+            found.kill(victim)
+            seen = found.push_until_done(parts, seen)
+            found_seconds.append(time.monotonic() - began)
+            found.start(victim)
+            found.settled(3, 1 + replicas)
+            seen = found.pull(dense=False)
+    return found_seconds
+
+
+def longest_stall(size: int) -> tuple[float, float]:
+    """Longest push of names to all slots while a third parameter server joins; seconds of the whole move."""
+    spec = dense(size)
+    names = {slot: PushPart() for slot in range(spec.slots)}
+    with servers(spec, 2) as found:
+        seen = found.pull(dense=False)
+        found.push(names, seen)
+        longest, stop = [0.0], threading.Event()
+
+        def pushing() -> None:
+            while not stop.is_set():
+                began = time.monotonic()
+                found.push_until_done(names, seen)
+                longest[0] = max(longest[0], time.monotonic() - began)
+
+        thread = threading.Thread(target=pushing)
+        thread.start()
+        found.start("ps-2")
+        joined = False
+        while not joined:
+            joined = any("ps-2" in (place.owner, place.target) for place in found.slots().places)
+            time.sleep(0.01)
+        began = time.monotonic()
+        found.settled(3, 1)
+        moved = time.monotonic() - began
+        stop.set()
+        thread.join()
+    return longest[0], moved
+
+
+def bytes_of_applied_sets(epochs: int, tasks: int) -> int:
+    """Stored applied sets of 64 slots: epochs whole but for FAILED tasks, some in flight in the last."""
+    generator, total = np.random.default_rng(0), 0
+    failed = {epoch: np.sort(generator.choice(tasks, 10, replace=False)) for epoch in range(epochs)}
+    in_flight = np.arange(tasks - 500, tasks)
+    for slot in range(64):
+        applied = AppliedSet()
+        for epoch in range(epochs):
+            # A FAILED task has reached half of the slots.
+            gaps = [task for task in failed[epoch] if (int(task) + slot) % 2]
+            if epoch == epochs - 1:
+                gaps = sorted({*gaps, *in_flight[generator.random(500) < 0.5]})
+            start = 0
+            for gap in [*map(int, gaps), tasks]:
+                if gap > start:
+                    applied.add_run(TaskRun("clicks", epoch, start, gap))
+                start = gap + 1
+        total += len(applied.encode())
+    return total
+
+
+def memory_of_rows(count: int, width: int) -> float:
+    """Memory of so many rows with row-wise Adagrad, in multiples of their values."""
+    table = RowTable("users", 2**40, width, rule="rowwise_adagrad", distribution="uniform")
+    spec = ModelSpec(tables=(table,))
+    slots = [SlotWeights(spec, slot) for slot in range(spec.slots)]
+    generator, made = np.random.default_rng(0), 0
+    rates = [packed("rowwise_adagrad", lr=0.1, initial_accumulator_value=0.0, eps=1e-10)]
+    while made < count:
+        ids = np.unique(generator.integers(0, 2**40, min(100_000, count - made)))
+        where = slots_of(spec.layout(0).tables[0].placement, ids)
+        for slot, weights in enumerate(slots):
+            own = ids[where == slot]
+            part = PushPart({}, (RowGradients(0, own, torch.ones(len(own), width)),))
+            weights.apply(weights.prepare(part, rates), rates)
+        made = sum(weights.bytes.rows for weights in slots)
+    return sum(weights.bytes.total for weights in slots) / (made * width * 4)
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def benchmark(args: argparse.Namespace, report: Report) -> None:
+    torch.set_num_threads(1)
+    configure_logs("error")
+    repeats, seconds = (2, 1.0) if args.quick else (5, 3.0)
+    samples, batch, rows, width = (40_000 if args.quick else 200_000), 256, 100_000, 16
+    report.facts["model"] = f"EmbeddingBag of {rows} x {width}, 8 ids a sample, two layers; tasks of {batch}"
+    ours, few, theirs = in_turn(
+        repeats,
+        lambda: our_samples(64, samples, batch, rows, width),
+        lambda: our_samples(8, samples, batch, rows, width),
+        lambda: peer("train", "samples_per_second", samples, batch, rows, width),
+    )
+    case = "samples a second, 1 worker and 1 parameter server"
+    report.rows.append(_beside(case, ours, theirs, "samples/s", 5.0))
+    report.rows.append(_beside(f"{case}, 8 slots in place of 64", few, theirs, "samples/s", 5.0))
+    for size, name in ((64 * KIB, "64 KiB"), (MIB, "1 MiB")):
+        ours, theirs = in_turn(
+            repeats,
+            lambda size=size: pushes_per_second(size, seconds),
+            lambda size=size: peer("push", "pushes_per_second", size, seconds),
+        )
+        row = _beside(f"pushes of {name} a second, one after the other", ours, theirs, "pushes/s", 5.0)
+        report.rows.append(row)
+    report.rows.append(
+        Row(
+            "gradients in pushes of 1 MiB",
+            Series([value * MIB / 1e9 for value in ours], "GB/s"),
+            better="higher",
+            target=1.0,
+        )
+    )
+    for replicas, target in ((1, 0.3), (0, 2.0)):
+        found = seconds_until_next_push(replicas, 2 if args.quick else 6)
+        case = f"a parameter server of 3 is killed, {replicas} replicas: until the next push is done"
+        report.rows.append(Row(case, Series(found, "s"), target=target))
+    size = 256 * MIB if args.quick else GIB
+    stalls = [longest_stall(size) for _ in range(1 if args.quick else 3)]
+    report.rows.append(
+        Row(
+            f"2 to 3 parameter servers of {size // MIB} MiB: longest push meanwhile",
+            Series([stall for stall, _ in stalls], "s"),
+            target=0.5,
+        )
+    )
+    report.facts["seconds of these moves"] = round(statistics.median(moved for _, moved in stalls), 2)
+    sets = bytes_of_applied_sets(100, 10**6) / MIB
+    report.rows.append(Row("applied sets of 64 slots after 10^8 tasks", Series([sets], "MiB"), target=1.0))
+    count = 10**6 if args.quick else 10**7
+    memory = memory_of_rows(count, 16)
+    report.rows.append(
+        Row(f"memory of {count:.0e} rows of 16, of their values", Series([memory], "x"), target=1.3)
+    )
+
+
+def _beside(case: str, ours: list[float], theirs: list[float], unit: str, target: float) -> Row:
+    peer_name = "torch RPC"
+    return Row(case, Series(ours, unit), Series(theirs, unit), peer_name, "higher", target, noise=NOISE)
+
+
+if __name__ == "__main__":
+    run_benchmark("parameter_servers", __doc__ or "", benchmark)

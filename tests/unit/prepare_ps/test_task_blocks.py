@@ -206,22 +206,40 @@ class LeasedOnce:
         self.reports: list[shard_pb2.TaskReport] = []
         self.stream = self.client = self.worker_session = self
         self.leaving = False
-        self.unanswered: tuple[shard_pb2.LeaseTasksRequest, ...] = ()
+        self.sent: list[shard_pb2.LeaseTasksRequest] = []
+        self.unanswered: list[shard_pb2.LeaseTasksRequest] = []
+        self.gone_through: set[str] = set()
+        self.left: set[str] = set()
+        self.exits = SimpleNamespace()
 
     def request(self, finished: Any, most: int, **_: Any) -> shard_pb2.LeaseTasksRequest:
         return shard_pb2.LeaseTasksRequest(completed=finished, max_tasks=most)
 
     def receive(self) -> shard_pb2.LeaseTasksResponse:
+        self.unanswered.pop()
         return shard_pb2.LeaseTasksResponse(tasks=[shard_pb2.Task(index=4, attempt=1, lease=7)])
 
     def lease_tasks(self, request: shard_pb2.LeaseTasksRequest) -> None:
+        self.sent.append(request)
         self.reports += request.completed
 
     def require_newest(self) -> None: ...
 
-    def send(self, request: shard_pb2.LeaseTasksRequest) -> None: ...
+    def send(self, request: shard_pb2.LeaseTasksRequest) -> None:
+        self.unanswered.append(request)
+        self.reports += request.completed
+
+    def create_dataset(self, *_: Any) -> None: ...
 
     def close(self) -> None: ...
+
+    def tasks(self, monkeypatch: pytest.MonkeyPatch, name: str, **settings: Any) -> Any:
+        """The loop of a script."""
+        monkeypatch.setattr(tasks, "MasterClient", lambda *_, **__: self)
+        monkeypatch.setattr(tasks, "TaskStream", lambda client: self)
+        environment = WorkerEnvironment(mode="elastic", master="m:1", job="j", worker_id="w")
+        this: Any = self
+        return tasks.lease_tasks(environment, this, name, size=3, task_size=1, **settings)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -244,13 +262,63 @@ def test_a_task_that_is_pushed_is_reported_where_the_loop_breaks(ahead: int, pus
     assert [(report.index, report.lives_sum) for report in source.reports] == [(4, 5)] * pushed
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("pushes", [False, True])
+def test_what_is_leased_is_given_back_where_the_script_leaves_its_loop(
+    monkeypatch: pytest.MonkeyPatch, prefetch: int, pushes: bool
+) -> None:
+    _, model, _ = prepared()
+    settings = {"prefetch": prefetch, "pushes": PushingTasks(model, prefetch) if pushes else None}
+
+    def leaves(master: LeasedOnce) -> Any:
+        for task in master.tasks(monkeypatch, "data", **settings):
+            return task
+        return None
+
+    def is_left_by_an_error(master: LeasedOnce) -> None:
+        for _ in master.tasks(monkeypatch, "data", **settings):
+            raise ValueError("mine")
+
+    def handles_its_error(master: LeasedOnce) -> None:
+        try:
+            is_left_by_an_error_here = master.tasks(monkeypatch, "data", **settings)
+            for _ in is_left_by_an_error_here:
+                raise ValueError("mine")
+        except ValueError:
+            del is_left_by_an_error_here
+        assert [request.leaves for request in master.sent] == [True]
+
+    master = LeasedOnce()
+    task = leaves(master)
+    assert [(one.leaves, one.dataset, one.max_tasks) for one in master.sent] == [(True, "data", 0)]
+    assert not master.unanswered and not master.reports
+    if pushes:
+        with pytest.raises(NotPushedError, match="not in hand"):
+            model.push(task)
+
+    def leaves_one_for_another(master: LeasedOnce) -> Any:
+        for _ in master.tasks(monkeypatch, "data", **settings):
+            break
+        yield from master.tasks(monkeypatch, "another", **settings)
+
+    master = LeasedOnce()
+    rest = leaves_one_for_another(master)
+    next(rest)
+    assert [one.dataset for one in master.sent] == ["data"]  # before the first of the other is asked for
+    rest.close()
+    handles_its_error(LeasedOnce())
+    dies = LeasedOnce()
+    with pytest.raises(ValueError, match="mine"):
+        is_left_by_an_error(dies)
+    assert not dies.sent  # its process ends, which counts as a failed attempt
+
+
 class Complete(LeasedOnce):
     """A master whose data sets are done."""
 
     def receive(self) -> shard_pb2.LeaseTasksResponse:
+        self.unanswered.pop()
         return shard_pb2.LeaseTasksResponse(complete=True)
-
-    def create_dataset(self, *_: Any) -> None: ...
 
     def list_tasks(self, *_: Any) -> list[Any]:
         return []
@@ -259,11 +327,7 @@ class Complete(LeasedOnce):
 def test_a_second_pass_over_a_data_set_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    master: Any = Complete()
-    master.gone_through, master.exits = set(), SimpleNamespace()
-    monkeypatch.setattr(tasks, "MasterClient", lambda *_, **__: master)
-    monkeypatch.setattr(tasks, "TaskStream", lambda client: master)
-    environment = WorkerEnvironment(mode="elastic", master="m:1", job="j", worker_id="w")
+    master = Complete()
     for count, dataset in enumerate(["one", "two", "one"]):
-        assert list(tasks.lease_tasks(environment, master, dataset, size=3, task_size=1)) == []
+        assert list(master.tasks(monkeypatch, dataset)) == []
         assert ("all tasks of 'one' are done" in "".join(capsys.readouterr())) is (count == 2)

@@ -131,6 +131,10 @@ class PreparedPs:
             pulls, ids = self._new_pulls(task), self._ids_of(task)
             self._ahead[task.lease] = pulls, self._threads.submit(pulls.ask, self._memory, ids)
 
+    def leave(self) -> None:
+        """The script has left its loop: no task is in hand any more."""
+        self._in_hand, self._ahead = None, {}
+
     @property
     def ended(self) -> bool:
         """True once the task in hand is pushed or skipped."""
@@ -139,7 +143,8 @@ class PreparedPs:
     def end(self) -> Future[TaskEnd]:
         """Return what becomes of the task in hand. Raises NotPushedError."""
         task, end = self._in_hand, self._end
-        assert task is not None
+        if task is None:
+            raise NotPushedError("no task is in hand", hint="one loop over job.tasks after the other")
         if end is None:
             raise NotPushedError(
                 f"task {task.index} was neither pushed nor skipped",
@@ -309,7 +314,8 @@ class PreparedPs:
         if task is not self._in_hand or task is None:
             raise NotPushedError(
                 f"job.{what} was called for a task that is not in hand",
-                hint="pass it the task that the loop over job.tasks has yielded last",
+                hint="pass it the task that the loop over job.tasks has yielded last; one of a loop that is"
+                " left is given back",
             )
         if self._end is not None:
             raise NotPushedError(f"task {task.index} was pushed or skipped already", task=task.index)

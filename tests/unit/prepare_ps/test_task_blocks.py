@@ -22,7 +22,8 @@ from elastane.runtime.slots.prepared import NonFinite, PreparedPs
 from elastane.runtime.slots.reports import PushingTasks, report_of
 from elastane.runtime.slots.task import PushTask, TaskEnd
 from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
-from elastane_common.errors import ElastaneError
+from elastane_common.client_errors import RequestRefusedError
+from elastane_common.errors import ElastaneError, JobFailedError
 from elastane_proto.v1 import shard_pb2
 from elastane_slots.pushes import Pulled
 
@@ -125,6 +126,19 @@ def test_a_task_whose_lease_is_not_served_runs_to_its_end_and_is_given_back() ->
     assert report.returned and report.error == "slot 2 went back" and not report.HasField("lives_sum")
     slots.returned = ""
     assert run(net, model, task(lease=8)).kind == "done"
+
+
+def test_schedulers_that_begin_anew_with_a_worker_are_warned_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    net, model, _ = prepared()
+    run(net, model, task())
+    assert "begin anew" not in "".join(capsys.readouterr())
+    for optimizer in model._parts.groups.optimizers:
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for number in range(2):
+        run(net, model, task(number))
+    assert "".join(capsys.readouterr()).count("schedulers begin anew") == 1
 
 
 def test_what_is_reported_of_each_end() -> None:
@@ -311,6 +325,22 @@ def test_what_is_leased_is_given_back_where_the_script_leaves_its_loop(
     with pytest.raises(ValueError, match="mine"):
         is_left_by_an_error(dies)
     assert not dies.sent  # its process ends, which counts as a failed attempt
+
+
+class Failed(LeasedOnce):
+    """A master whose job has failed, of a gradient that is not finite."""
+
+    def receive(self) -> shard_pb2.LeaseTasksResponse:
+        text = "the job is failed: task 3 of data: the gradient of 'dense' has a NaN"
+        raise RequestRefusedError(text, reason="wrong_phase", phase="failed")
+
+
+def test_a_worker_of_a_job_that_has_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, errors = Failed(), list[ElastaneError]()
+    master.exits.failed = lambda error: errors.append(error) or SystemExit(error.exit_code)
+    with pytest.raises(SystemExit):
+        list(master.tasks(monkeypatch, "data"))
+    assert isinstance(errors[0], JobFailedError) and "has a NaN" in str(errors[0])
 
 
 class Complete(LeasedOnce):

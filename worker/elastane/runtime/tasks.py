@@ -29,7 +29,7 @@ from elastane.runtime.slots.reports import PushingTasks, held_task, task_of
 from elastane.runtime.slots.task import PushTask
 from elastane.task_stream import TaskStream
 from elastane_common.client import MasterClient
-from elastane_common.errors import ElastaneError, StepError, WorkerReplacedError
+from elastane_common.errors import ElastaneError, JobFailedError, StepError, WorkerReplacedError
 from elastane_proto import versions
 from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
@@ -121,6 +121,8 @@ def lease_tasks(
     except ElastaneError as error:
         if error.exit_code == 1:
             raise
+        if error.facts.get("phase") == "failed":
+            error = JobFailedError(error.args[0], hint="`elastane events` shows what happened before")
         raise worker_session.exits.failed(error) from error
     finally:
         stream.close()

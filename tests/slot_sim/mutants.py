@@ -49,6 +49,12 @@ MUTANTS = (
         "    return None\n",
     ),
     Mutant(
+        "ended leases are forgotten and not fenced out",
+        f"{DECISIONS}.leasing",
+        "    book.map = book.map.fenced(fence)\n",
+        "",
+    ),
+    Mutant(
         "FAILED tasks are over when the first slot has closed them",
         f"{DECISIONS}.closing",
         "        if closing is None or len(closing.applied) < len(book.map.places):\n",

@@ -733,6 +733,14 @@ def test_workers_are_told_of_the_end_once_every_slot_is_saved() -> None:
     assert progress_views(job.machine, job.now)[0].progress.complete
 
 
+def test_a_job_whose_tasks_are_over_waits_for_nothing() -> None:
+    job = begun("ps-0", checkpoint_url="", ps_replicas=1, tasks=1)
+    [task] = job.lease()
+    assert job.done(task) == "accepted" and job.ask().complete
+    job.lose("ps-0", after=11.0)
+    assert slots_view(job.machine.state.slots, job.machine.queues).waiting == ""
+
+
 def test_a_slot_that_goes_back_before_the_end_is_told_opens_tasks_again() -> None:
     job = begun()
     job.do_all()

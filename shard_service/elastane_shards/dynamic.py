@@ -12,8 +12,9 @@ when `next_deadline` passes, and stores `snapshot`. All errors are raised before
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
+from functools import partial
 from itertools import groupby
 
 from elastane_shards.epoch import EpochTasks, Held
@@ -86,11 +87,6 @@ class DynamicQueue:
         return self._reopened.count
 
     @property
-    def has_returned(self) -> bool:
-        """True if a task whose lease has ended waits to be leased again."""
-        return any(tasks.requeued for _, tasks in self._epochs())
-
-    @property
     def epoch(self) -> int:
         """Current epoch, from 0; the last one once all is complete."""
         return self._epoch
@@ -131,13 +127,15 @@ class DynamicQueue:
         *,
         runs: bool = False,
         fresh_max: int | None = None,
+        returned: Callable[[int, int], bool] | None = None,
     ) -> list[TaskLease]:
         """Lease up to `max_tasks` tasks to `worker` until now + lease_seconds; [] if no task is TODO.
 
         Tasks whose lease has ended come first, then those opened again, then those at the cursor; the last
-        two are fresh. rng: the worker's RNG states, stored with fresh tasks. runs: return the tasks at the
-        cursor as one lease that covers them all, which costs as much as one. fresh_max: at most so many
-        fresh tasks. Raises InvalidRequest.
+        two are fresh, and so are those of the first that `returned`, called with epoch and index, does not
+        know. rng: the worker's RNG states, stored with tasks that were never leased. runs: return the tasks
+        at the cursor as one lease that covers them all, which costs as much as one. fresh_max: at most so
+        many fresh tasks. Raises InvalidRequest.
         """
         if not worker or max_tasks < 0:
             raise InvalidRequest(
@@ -147,7 +145,7 @@ class DynamicQueue:
         deadline = now + self._settings.lease_seconds
         first_rng = dict(rng) if rng else {}
         if self._reopened.epochs or fresh_max is not None:
-            leases = self._lease_any(worker, max_tasks, deadline, first_rng, fresh_max)
+            leases = self._lease_any(worker, max_tasks, deadline, first_rng, fresh_max, returned)
         else:
             leases = self._lease_current(worker, max_tasks, deadline, first_rng, runs)
         if leases:
@@ -173,17 +171,24 @@ class DynamicQueue:
         return leases
 
     def _lease_any(
-        self, worker: str, max_tasks: int, deadline: float, rng: Parts, fresh_max: int | None
+        self,
+        worker: str,
+        max_tasks: int,
+        deadline: float,
+        rng: Parts,
+        fresh_max: int | None,
+        returned: Callable[[int, int], bool] | None,
     ) -> list[TaskLease]:
         """Lease tasks of all epochs, the earliest first, and of these the fresh ones last."""
         leases: list[TaskLease] = []
         for epoch, tasks in self._epochs():
-            while len(leases) < max_tasks and (taken := tasks.take_returned(worker, deadline)):
+            among = None if returned is None else partial(returned, epoch)
+            while len(leases) < max_tasks and (taken := tasks.take_returned(worker, deadline, among)):
                 leases.append(self._as_lease(epoch, *taken))
         most = max_tasks if fresh_max is None else min(max_tasks, len(leases) + fresh_max)
         for epoch, tasks in self._epochs():
             while len(leases) < most and (
-                taken := tasks.take_fresh(worker, deadline, rng, self._splitter.num_tasks)
+                taken := tasks.take(worker, deadline, rng, self._splitter.num_tasks)
             ):
                 leases.append(self._as_lease(epoch, *taken))
         return leases

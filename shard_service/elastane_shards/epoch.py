@@ -7,7 +7,7 @@ from the cursor on were never leased and take no memory. This module knows neith
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from heapq import nsmallest
 from itertools import chain, islice
@@ -78,11 +78,14 @@ class EpochTasks:
         """Lease the next task: a re-queued one first, else a fresh one. None if no task is TODO."""
         return self.take_returned(worker, deadline) or self.take_fresh(worker, deadline, rng, num_tasks)
 
-    def take_returned(self, worker: str, deadline: float) -> tuple[int, Held] | None:
-        """Lease the task at the front of the re-queued ones; None without any."""
-        if not self.requeued:
+    def take_returned(
+        self, worker: str, deadline: float, among: Callable[[int], bool] | None = None
+    ) -> tuple[int, Held] | None:
+        """Lease the task at the front of the re-queued ones, of those in `among`; None without any."""
+        index = next((index for index in reversed(self.requeued) if among is None or among(index)), None)
+        if index is None:
             return None
-        index, held = self.requeued.popitem()  # its own: see put_back
+        held = self.requeued.pop(index)  # its own: see put_back
         held.worker = worker
         held.attempt += 1
         held.deadline = deadline

@@ -9,7 +9,7 @@ changes nothing, and what cannot be applied is never recorded.
     name in the applied set                            ->  APPLIED_BEFORE
     name closed                                        ->  CLOSED
     frozen                                             ->  FROZEN
-    lease from before it was restored, or another life ->  RESTORED
+    lease up to the fence, or another life             ->  RESTORED
     more than `staleness_max` tasks since the pull     ->  TOO_OLD
     else                                               ->  APPLIED
 
@@ -42,8 +42,9 @@ class SlotRecord:
     """One slot: its life, and the names it has applied.
 
     life: grows whenever it is restored from a snapshot. fence: leases up to this number were granted before
-    that. since: generation of the map that gave the slot to this process. frozen: nothing is applied any
-    more, as the slot moves. closed: FAILED tasks, which are not applied any more.
+    that, or have ended: nothing of them is applied any more. since: generation of the map that gave the slot
+    to this process. frozen: nothing is applied any more, as the slot moves. closed: FAILED tasks, which are
+    not applied any more.
     """
 
     __slots__ = ("applied", "closed", "fence", "frozen", "life", "since")
@@ -152,6 +153,20 @@ class HeldSlots:
     def learn(self, generation: int) -> None:
         """Note the generation of a map; an older one than before is ignored."""
         self.generation = max(self.generation, generation)
+
+    def judge_pull(self, slot: int, lease: int, generation: int) -> Verdict | None:
+        """Return why a pull is refused; None: it is answered. lease: of the task; 0: of an evaluation.
+
+        It waits for the sender's map: what a fence in it refuses must not be applied between pull and push.
+        """
+        record = self._slots.get(slot)
+        if generation > self.generation:
+            return Verdict.NOT_YET
+        if record is None:
+            return Verdict.MOVED
+        if generation < record.since:
+            return Verdict.OLD_GENERATION
+        return Verdict.RESTORED if 0 < lease <= record.fence else None
 
     def judge(self, slot: int, push: Push) -> Answer:
         """Return the answer to a push; changes nothing. If it is APPLIED, apply the gradient and `record`.

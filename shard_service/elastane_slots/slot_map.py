@@ -31,9 +31,10 @@ class SlotPlace(msgspec.Struct, frozen=True):
     owner: process that pulls and pushes go to; "" while there is none. backup: process with a complete copy,
     which applies every push before it is answered. target: process that the slot is copied to, to own it.
     joining: process that it is copied to, to become the backup. begun: generation in which that copy began,
-    which tells it from a later one to the same process. life: grows whenever it is restored; fence:
-    number of the last lease granted before; restoring: its owner has not read the snapshot yet, or, where
-    nothing was ever applied, the initial values. since: generation in which the owner got it.
+    which tells it from a later one to the same process. life: grows whenever it is restored; fence: number of
+    a lease, of which, as of those before, nothing is applied any more; restoring: its owner has not read the
+    snapshot yet, or, where nothing was ever applied, the initial values. since: generation in which the owner
+    got it.
     """
 
     owner: str = ""
@@ -121,6 +122,10 @@ class SlotMap(msgspec.Struct, frozen=True):
             return self._restored(slot, place, [place.owner], lease, life)
 
         return self._changed(restoring)
+
+    def fenced(self, lease: int) -> SlotMap:
+        """Have no slot apply anything more of leases up to this number."""
+        return self._changed(lambda _, place: msgspec.structs.replace(place, fence=max(place.fence, lease)))
 
     def restored(self, slot: int, process: str, life: int) -> SlotMap:
         """A slot's owner has read the snapshot, and missing tasks are open again: it is served.

@@ -15,6 +15,11 @@ finished. Pulls follow the lease, so what can be applied between u's pull and pu
 No step of a task raises that sum but the first lease of one, which is granted only if it stays within the
 limit for every outstanding task and the new one. A returned task can always be leased again, since it is in
 the sum already; if the queue leases returned tasks first, nothing can come to a standstill.
+
+But for a data set that nobody goes through any more: its returned tasks would keep their place for ever. So
+leases from before all that are outstanding can be *fenced* out: slots take nothing more of them, and their
+tasks are forgotten here. Each counts as finished, as it may have been applied to some slots before, and needs
+room when it is leased again.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ class StalenessGate(msgspec.Struct, kw_only=True):
 
     limit: None: none. finished: number of tasks that are over. outstanding: leased tasks, in the order of
     their leases, with `finished` at that moment. returned, closing: see above; dicts, so that their order
-    is stored, too.
+    is stored, too. leases: number of the newest lease of each that is outstanding or returned.
     """
 
     limit: int | None = None
@@ -38,6 +43,7 @@ class StalenessGate(msgspec.Struct, kw_only=True):
     outstanding: dict[TaskName, int] = {}
     returned: dict[TaskName, None] = {}
     closing: dict[TaskName, None] = {}
+    leases: dict[TaskName, int] = {}
 
     def check(self) -> None:
         """Raise InvalidSettings unless the limit is None, 0 or more."""
@@ -55,8 +61,11 @@ class StalenessGate(msgspec.Struct, kw_only=True):
         oldest = next(iter(self.outstanding.values()), self.finished)
         return max(0, self.limit + 1 - applicable - (self.finished - oldest))
 
-    def leased(self, name: TaskName) -> None:
-        """A task was leased. Raises IllegalTransition if it is leased already, or there is no room for it."""
+    def leased(self, name: TaskName, lease: int) -> None:
+        """A task was leased, by a number higher than all before.
+
+        Raises IllegalTransition if it is leased already, or there is no room for it.
+        """
         if name in self.outstanding or name in self.closing:
             raise IllegalTransition("a task that is leased, or FAILED, was leased", name=name)
         if name not in self.returned and self.room() == 0:
@@ -65,11 +74,17 @@ class StalenessGate(msgspec.Struct, kw_only=True):
             )
         self.returned.pop(name, None)
         self.outstanding[name] = self.finished
+        self.leases[name] = lease
 
     def done(self, name: TaskName) -> None:
-        """A task became DONE: every slot has applied it. Raises IllegalTransition if it was not leased."""
-        self._over(name, "DONE")
-        self.finished += 1
+        """A task became DONE: every slot has applied it.
+
+        One that is not here was forgotten, with all that was applied of it: it is counted already.
+        Raises IllegalTransition if it is FAILED.
+        """
+        if name in self.outstanding or name in self.returned or name in self.closing:
+            self._over(name, "DONE")
+            self.finished += 1
 
     def gave_back(self, name: TaskName) -> None:
         """A lease ended without success, and the task will be leased again."""
@@ -86,6 +101,21 @@ class StalenessGate(msgspec.Struct, kw_only=True):
         """No slot takes any more of a FAILED task. Repeating it changes nothing."""
         if name in self.closing:
             del self.closing[name]
+            self.finished += 1  # it may have been applied since the leases that are outstanding
+
+    def fence(self, last: int) -> int:
+        """Return up to which number leases can be fenced out. last: of the newest lease of any task."""
+        oldest = next(iter(self.outstanding), None)
+        return last if oldest is None else self.leases.get(oldest, 0) - 1
+
+    def forgettable(self, fence: int) -> list[TaskName]:
+        """Return the returned tasks that have no lease after a fence."""
+        return [name for name in self.returned if self.leases.get(name, fence) <= fence]
+
+    def fenced(self, fence: int) -> None:
+        """Whoever is leased from now on pulls from slots that take nothing of leases up to this number."""
+        for name in self.forgettable(fence):
+            self._over(name, "forgotten")
             self.finished += 1  # it may have been applied since the leases that are outstanding
 
     def worst(self) -> int:
@@ -109,3 +139,4 @@ class StalenessGate(msgspec.Struct, kw_only=True):
         if self.outstanding.pop(name, None) is None and name not in self.returned:
             raise IllegalTransition(f"a task became {state} that was not leased", name=name)
         self.returned.pop(name, None)
+        self.leases.pop(name, None)

@@ -111,8 +111,8 @@ class PsRun:
             waited.wait(0.02)
         raise AssertionError(f"{self.done()} tasks are done")
 
-    def applied(self) -> list[set[tuple[int, int]]]:
-        """(epoch, task) that each slot has applied."""
+    def applied(self, dataset: str = "clicks") -> list[set[tuple[int, int]]]:
+        """(epoch, task) of a data set that each slot has applied."""
         with grpc.insecure_channel(self.address) as channel:
             stub = ps_pb2_grpc.SlotServiceStub(channel)
             call = stub.WatchMap(ps_pb2.WatchMapRequest(job="job", worker_id="test"))
@@ -125,7 +125,8 @@ class PsRun:
             inspected = connections[place.owner].send(Inspect(slot)).result(WAIT_SECONDS).header
             assert isinstance(inspected, Inspected) and inspected.record
             runs = SlotRecord.decode(inspected.record, since=0).applied.runs()
-            found.append({(run.epoch, task) for run in runs for task in range(run.start, run.end)})
+            own = [run for run in runs if run.dataset == dataset]
+            found.append({(run.epoch, task) for run in own for task in range(run.start, run.end)})
         for connection in connections.values():
             connection.close()
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from elastane_common.client import MasterClient
 from elastane_proto.v1 import job_pb2
+from elastane_shards.settings import DEFAULTS
 from integration.master_support import serving_master
 from integration.ps_runs import PsRun, plain, ps_run
 
@@ -25,9 +27,9 @@ async def with_master(folder: Path, script: list[str], scenario: Callable[[PsRun
         await asyncio.to_thread(run)
 
 
-def counted_once(run: PsRun, result: dict[str, Any], tasks: int, epochs: int = 1) -> None:
-    """Every gradient is in the weights once, and every slot has every name."""
-    assert result["dense"] == [-float(tasks * epochs)]
+def counted_once(run: PsRun, result: dict[str, Any], tasks: int, epochs: int = 1, *, passes: int = 1) -> None:
+    """Every gradient is in the weights once, and every slot has every name. passes: data sets."""
+    assert result["dense"] == [-float(tasks * epochs * passes)]
     assert result["wrong_rows"] == [] and result["columns"] == 1
     names = {(epoch, task) for epoch in range(epochs) for task in range(tasks)}
     assert all(applied == names for applied in run.applied())
@@ -165,3 +167,43 @@ async def test_tasks_are_pulled_and_pushed_while_others_run(tmp_path: Path) -> N
             assert all(applied and staleness <= 5 for *_, applied, staleness in result["tasks"])
 
     await with_master(tmp_path, script, scenario)
+
+
+@pytest.mark.parametrize(("staleness", "prefetch"), [(0, 0), (3, 3)])
+async def test_a_script_that_leaves_a_data_set_with_leased_tasks_goes_on_with_another(
+    tmp_path: Path, staleness: int, prefetch: int
+) -> None:
+    script = ["--tasks", "12", "--prefetch", str(prefetch), "--leave-at", "5"]
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=4, ps_staleness=staleness)
+        run.start_ps("ps-0")
+        run.start_worker("w0")
+        assert run.wait("w0") == 0
+        counted_once(run, run.result("w0"), 12, 1, passes=2)
+
+    began = time.monotonic()
+    await with_master(tmp_path, script, scenario)
+    assert time.monotonic() - began < DEFAULTS.lease_seconds
+
+
+async def test_a_data_set_whose_workers_are_gone_does_not_hold_another_up(tmp_path: Path) -> None:
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=4, ps_staleness=0, workers_max=2)
+        run.start_ps("ps-0")
+        run.script = ["--tasks", "2", "--busy-seconds", "100"]
+        run.start_worker("w0")
+        run.until(lambda found: bool(found.gate.outstanding) and all(run.applied()))
+        run.script = ["--tasks", "6", "--dataset", "views"]
+        run.start_worker("w1")
+        run.kill_worker("w0")
+        assert run.wait("w1") == 0
+        assert all(len(applied) == 6 for applied in run.applied("views"))
+        found = run.until(lambda found: not found.gate.returned)
+        assert {place.fence for place in found.map.places} == {1}
+        run.script = ["--tasks", "2"]
+        run.start_worker("w2")
+        assert run.wait("w2") == 0
+        assert all(len(applied) == 2 for applied in run.applied())
+
+    await with_master(tmp_path, [], scenario)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from slot_sim.disk import Disk
     from slot_sim.ps_model import PsModel
 
-JOB, DATASET = "job", "clicks"
+JOB, DATASET, OTHER = "job", "clicks", "views"
 WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.NOT_FOUND)
 
 
@@ -129,13 +129,13 @@ class SlotCheckers:
     def lacks(self, ps: str, slot: int) -> None:
         self.fail("no crash", f"{ps} is told to serve slot {slot}, which it does not have")
 
-    def told_of_the_end(self) -> None:
-        """A worker was told that the data set is complete."""
+    def told_of_the_end(self, dataset: str) -> None:
+        """A worker was told that a data set is complete."""
         self.ends_told += 1
         machine = self.machine()
         if machine is None or self.lossy or self.disk.damages or self.copies == 2:
             return
-        done = done_of(machine)
+        done = {name for name in done_of(machine) if name.dataset == dataset}
         for slot in range(len(machine.state.slots.map.places if machine.state.slots.map else ())):
             image = self.disk.newest(slot)
             if image is None or not done <= set(image.names):
@@ -174,10 +174,13 @@ class SlotCheckers:
             self.fail("settles", "no master serves the job")
             return
         self.look()
-        book, queue = machine.state.slots, machine.queues.dynamic[DATASET]
+        book, queues = machine.state.slots, machine.queues.dynamic
         assert book.map is not None
-        done, failed = done_of(machine), {TaskName(DATASET, *one) for one in queue.failed_tasks()}
+        done = done_of(machine)
+        failed = {TaskName(name, *one) for name, queue in queues.items() for one in queue.failed_tasks()}
         everything = {TaskName(DATASET, epoch, task) for epoch in range(epochs) for task in range(tasks)}
+        if OTHER in queues:
+            everything |= {TaskName(OTHER, epoch, task) for epoch in range(epochs) for task in range(tasks)}
         if done | failed != everything or done & failed:
             self.fail("settles", f"{len(done)} tasks are DONE and {len(failed)} FAILED of {len(everything)}")
         if book.gate.outstanding or book.gate.returned or book.gate.closing:
@@ -228,9 +231,9 @@ class SlotCheckers:
 
     def _is_live(self, push: Push, attempt: int) -> bool:
         machine = self.machine()
-        if machine is None or DATASET not in machine.queues.dynamic:
+        if machine is None or push.name.dataset not in machine.queues.dynamic:
             return False
-        queue = machine.queues.dynamic[DATASET]
+        queue = machine.queues.dynamic[push.name.dataset]
         for epoch, tasks in queue._epochs():
             held = tasks.doing.get(push.name.task) if epoch == push.name.epoch else None
             if held is not None and held.attempt == attempt and held.deadline > self.world.now:
@@ -239,15 +242,14 @@ class SlotCheckers:
 
 
 def done_of(machine: JobMachine) -> set[TaskName]:
-    """Return the DONE tasks, by the queue itself."""
-    queue = machine.queues.dynamic.get(DATASET)
-    if queue is None:
-        return set()
-    epoch, done, count, not_done = queue.done_tasks()
-    found = {TaskName(DATASET, epoch, task) for task in done}
-    for number in range(epoch):
-        missing = not_done.get(number, ())
-        found |= {TaskName(DATASET, number, task) for task in range(count) if task not in missing}
+    """Return the DONE tasks, by the queues themselves."""
+    found: set[TaskName] = set()
+    for name, queue in machine.queues.dynamic.items():
+        epoch, done, count, not_done = queue.done_tasks()
+        found |= {TaskName(name, epoch, task) for task in done}
+        for number in range(epoch):
+            missing = not_done.get(number, ())
+            found |= {TaskName(name, number, task) for task in range(count) if task not in missing}
     return found
 
 

@@ -45,8 +45,14 @@ MUTANTS = (
     Mutant(
         "fresh tasks are leased without room",
         f"{DECISIONS}.leasing",
-        "    return book.gate.room()\n",
+        "    return 0 if _drains(book) else book.gate.room()\n",
         "    return None\n",
+    ),
+    Mutant(
+        "ended leases are forgotten and not fenced out",
+        f"{DECISIONS}.leasing",
+        "    book.map = book.map.fenced(fence)\n",
+        "",
     ),
     Mutant(
         "FAILED tasks are over when the first slot has closed them",
@@ -150,9 +156,9 @@ MUTANTS = (
     Mutant(
         "returned tasks wait for room",
         "elastane_shards.dynamic",
-        "            while len(leases) < max_tasks and (taken := tasks.take_returned(worker, deadline)):\n",
+        "            while len(leases) < max_tasks and (taken",
         "            most = max_tasks if fresh_max is None else min(max_tasks, fresh_max)\n"
-        "            while len(leases) < most and (taken := tasks.take_returned(worker, deadline)):\n",
+        "            while len(leases) < most and (taken",
     ),
 )
 

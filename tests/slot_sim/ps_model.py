@@ -298,6 +298,7 @@ class PsModel:
         if not message.places or message.generation < self.map.generation:
             return
         self.map = _map_of(message)
+        self.lease_seen = max(self.lease_seen, *(place.fence for place in self.map.places))
         self.sources = tuple(place.source for place in message.places)
         self.addresses = {one.ps_id: one.address for one in message.processes if not one.draining}
         self.checkers.learned(self.token.decode(), self.map)
@@ -362,6 +363,7 @@ class PsModel:
             self.owned[slot] = held
         elif not place.target and held.record.frozen:
             held.record.frozen = False
+        held.record.fence = max(held.record.fence, place.fence)
         for name, copy in list(held.copies.items()):
             if name != place.backup and (name != place.joining or copy.begun != place.begun):
                 del held.copies[name]
@@ -571,10 +573,8 @@ class PsModel:
         if held is None or self.judge is None:
             newer = self.judge is None or generation > self.judge.generation
             answer(Verdict.NOT_YET if newer else Verdict.MOVED)
-        elif generation < held.record.since:
-            answer(Verdict.OLD_GENERATION)
-        elif 0 < lease <= held.record.fence:
-            answer(Verdict.RESTORED)
+        elif (refused := self.judge.judge_pull(slot, lease, generation)) is not None:
+            answer(refused)
         else:
             pulled = held.record.pulled()
             held.when(held.barrier(), lambda there: answer(pulled if there else Verdict.MOVED))

@@ -18,7 +18,7 @@ from elastane_slots.pushes import RETURNED_VERDICTS, Answer, Pulled, Push
 from elastane_slots.tasks import TaskName
 from sim.callers import Caller
 from sim.network import Ended, Stream
-from slot_sim.checkers import DATASET, JOB, SlotCheckers
+from slot_sim.checkers import DATASET, JOB, OTHER, SlotCheckers
 from slot_sim.ps_model import PsModel, _map_of
 from slot_sim.wire import Wire
 
@@ -31,7 +31,11 @@ READ_SECONDS = (0.0, 0.0, 0.3)
 
 @dataclass(eq=False)
 class PusherModel(Caller):
-    """One process. ahead: tasks in flight at a time. errs: share of attempts that end with an error."""
+    """One process. ahead: tasks in flight at a time. errs: share of attempts that end with an error.
+
+    leaves: it goes through two data sets, and leaves one for the other now and then; what it has begun goes
+    on, as that of a worker that has lost its leases.
+    """
 
     wire: Wire = None  # type: ignore[assignment]
     peers: dict[str, PsModel] = field(default_factory=dict)
@@ -39,6 +43,7 @@ class PusherModel(Caller):
     model: ps_pb2.SlotModel = field(default_factory=ps_pb2.SlotModel)
     ahead: int = 1
     errs: float = 0.0
+    leaves: bool = False
     is_through: bool = False
 
     @property
@@ -51,7 +56,7 @@ class PusherModel(Caller):
         self._generation = 0
         self._changed: list[asyncio.Future[None]] = []
         self._busy = 0
-        self._reports: list[shard_pb2.TaskReport] = []
+        self._reports: dict[str, list[shard_pb2.TaskReport]] = {DATASET: [], OTHER: []}
         self.process.spawn(self._main())
 
     def kill(self) -> None:
@@ -99,25 +104,32 @@ class PusherModel(Caller):
     # ------------------------------------------------------------------ tasks
 
     async def _main(self) -> None:
-        create = shard_pb2.CreateDatasetRequest(
-            job=JOB, dataset=DATASET, settings=self.settings, request_id=self.request_id()
-        )
-        await self.ask("ShardService/CreateDataset", create)
+        left = [DATASET, OTHER] if self.leaves else [DATASET]
+        create = [
+            shard_pb2.CreateDatasetRequest(
+                job=JOB, dataset=name, settings=self.settings, request_id=self.request_id()
+            )
+            for name in left
+        ]
+        for one in create:
+            await self.ask("ShardService/CreateDataset", one)
         register = ps_pb2.RegisterModelRequest(job=JOB, worker_id=self.name, model=self.model)
         await self.ask("SlotService/RegisterModel", register)
         self._watch()
-        rng, reports = self.world.rng, list[shard_pb2.TaskReport]()
+        rng, dataset = self.world.rng, left[0]
         while True:
-            while self._busy >= self.ahead and not self._reports:
+            while self._busy >= self.ahead and not self._reports[dataset]:
                 await asyncio.sleep(0.02)
-            reports, self._reports = self._reports, []
+            reports, self._reports[dataset] = self._reports[dataset], []
+            leaves = self.leaves and rng.random() < 0.2
             request = shard_pb2.LeaseTasksRequest(
                 job=JOB,
-                dataset=DATASET,
+                dataset=dataset,
                 worker_id=self.name,
                 completed=reports,
-                max_tasks=max(0, self.ahead - self._busy),
+                max_tasks=0 if leaves else max(0, self.ahead - self._busy),
                 request_id=self.request_id(),
+                leaves=leaves,
             )
             request.wait.FromMilliseconds(rng.choice((0, 200, 1000)) if not self._busy else 0)
             try:
@@ -125,28 +137,35 @@ class PusherModel(Caller):
             except Ended as ended:
                 self.world.log(f"{self.name} is refused: {ended}")
                 # A store that has lost the data set or the model.
-                await self.ask("ShardService/CreateDataset", create, may_be_wrong=True)
+                for one in create:
+                    await self.ask("ShardService/CreateDataset", one, may_be_wrong=True)
                 await self.ask("SlotService/RegisterModel", register, may_be_wrong=True)
                 await asyncio.sleep(0.5)
                 continue
             if response.complete:
-                self.slot_checkers.told_of_the_end()
+                self.slot_checkers.told_of_the_end(dataset)
+                if len(left) > 1:
+                    left.remove(dataset)
+                    dataset = left[0]
+                    continue
                 self.is_through = not self._busy
                 if self.is_through:
                     return
             for task in response.tasks:
                 self._busy += 1
-                self.process.spawn(self._do(task))
+                self.process.spawn(self._do(dataset, task))
+            if leaves:
+                dataset = rng.choice(left)
             if not response.tasks:
                 await asyncio.sleep(rng.choice((0.01, 0.05)))
 
-    def _over(self, report: shard_pb2.TaskReport | None) -> None:
+    def _over(self, dataset: str, report: shard_pb2.TaskReport | None) -> None:
         self._busy -= 1
         if report is not None:
-            self._reports.append(report)
+            self._reports[dataset].append(report)
 
-    async def _do(self, task: shard_pb2.Task) -> None:
-        name = TaskName(DATASET, task.epoch, task.index)
+    async def _do(self, dataset: str, task: shard_pb2.Task) -> None:
+        name = TaskName(dataset, task.epoch, task.index)
         report = shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt)
         while self.map is None or self.map.generation < task.map_generation:
             await self._newer(0.5)
@@ -159,12 +178,12 @@ class PusherModel(Caller):
             if pulled is not None and self.world.rng.random() < 0.5:
                 # Between two slots: a part of it is applied.
                 await self._push_all(list(slots)[: len(slots) // 2], name, task, pulled)
-            self._over(report)
+            self._over(dataset, report)
             return
         await asyncio.sleep(self.world.rng.choice(STEP_SECONDS))
         if pulled is None:
             report.returned, report.error = True, "a slot was restored"
-            self._over(report)
+            self._over(dataset, report)
             return
         outcome = (await self._push_all(slots, name, task, pulled)).outcome
         assert outcome is not None
@@ -173,9 +192,9 @@ class PusherModel(Caller):
         elif outcome.kind == "returned":
             report.returned, report.error = True, outcome.reason
         else:
-            self._over(None)
+            self._over(dataset, None)
             return
-        self._over(report)
+        self._over(dataset, report)
 
     async def _pull_all(self, slots: range, task: shard_pb2.Task) -> dict[int, Pulled] | None:
         """The state of every slot; None if a slot was restored after the lease."""

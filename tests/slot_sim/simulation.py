@@ -19,7 +19,7 @@ from sim.network import Ended, Network
 from sim.simulation import _seeded
 from sim.store_model import PLACE, StoreServer
 from sim.world import SimulationError, World
-from slot_sim.checkers import DATASET, JOB, SlotCheckers
+from slot_sim.checkers import DATASET, JOB, OTHER, SlotCheckers
 from slot_sim.disk import Disk
 from slot_sim.ps_model import PsModel
 from slot_sim.pusher_model import PusherModel
@@ -71,7 +71,7 @@ class Plan:
     """What a run is like. gentle: with backups; one process at a time is lost, and only where all has one.
 
     alone: one worker with one task at a time. attempts: until a task is FAILED. lossy: the store may lose
-    writes.
+    writes. leaves: workers leave one data set for another, with leased tasks.
     """
 
     slots: int
@@ -86,10 +86,11 @@ class Plan:
     errs: float
     gentle: bool
     lossy: bool
+    leaves: bool
 
     @property
     def alone(self) -> bool:
-        return self.workers == 1 and self.ahead == 1
+        return self.workers == 1 and self.ahead == 1 and not self.leaves
 
 
 @dataclass
@@ -125,6 +126,7 @@ def draw(seed: int) -> Plan:
         errs=0.0 if workers == 1 else rng.choice((0.0, 0.1, 0.3)),
         gentle=gentle,
         lossy=not gentle and rng.random() < 0.2,
+        leaves=rng.random() < 0.3,
     )
 
 
@@ -171,7 +173,7 @@ class _Run:
             self._bury()
         outcome = Outcome(self.seed, self.plan, self.checkers, self.world, self.injected)
         if machine is not None and machine.state.slots.map is not None:
-            outcome.reopened = machine.queues.dynamic[DATASET].reopened
+            outcome.reopened = sum(queue.reopened for queue in machine.queues.dynamic.values())
             outcome.lives = len(self.checkers.went_back)
             outcome.left = len(machine.state.slots.left_parts)
         return outcome
@@ -249,7 +251,7 @@ class _Run:
         if machine is None or self.world.now < self.until:
             return False
         book = machine.state.slots
-        if DATASET not in book.finished or book.map is None or book.closings:
+        if not self._all_finished(machine) or book.map is None or book.closings:
             return False
         staying = set(book.staying())
         alive = {server.name for server in self._servers}
@@ -313,7 +315,11 @@ class _Run:
     def _reopened(self) -> bool:
         """True if the data set goes on after workers were told of its end: what was saved is lost."""
         machine = self._machine()
-        return machine is not None and DATASET not in machine.state.slots.finished
+        return machine is not None and not self._all_finished(machine)
+
+    def _all_finished(self, machine: JobMachine) -> bool:
+        datasets = {DATASET, OTHER} if self.plan.leaves else {DATASET}
+        return datasets <= machine.state.slots.finished.keys()
 
     def _start_worker(self, name: str) -> None:
         running = self.workers.get(name)
@@ -338,6 +344,7 @@ class _Run:
             model=model,
             ahead=self.plan.ahead,
             errs=self.plan.errs,
+            leaves=self.plan.leaves,
         )
         # Request ids of a restarted worker are others.
         worker.number = 1000 * next(self._numbers)

@@ -40,6 +40,7 @@ def test_plans_have_every_kind() -> None:
     plans = [draw(seed) for seed in range(QUICK)]
     assert {plan.copies for plan in plans} == {1, 2} and {plan.limit for plan in plans} == {0, 1, 3, None}
     assert any(plan.alone for plan in plans) and any(plan.gentle for plan in plans)
+    assert any(plan.leaves and plan.limit is not None for plan in plans)
     assert any(plan.lossy for plan in plans) and any(plan.attempts == 2 for plan in plans)
 
 

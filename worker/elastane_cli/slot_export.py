@@ -14,10 +14,18 @@ import torch
 from elastane.tables.layout import Ids, slots_of
 from elastane.tables.snapshot_file import SlotSnapshotError
 from elastane.tables.snapshots import newest
-from elastane.tables.spec import DTYPES, ModelSpec
+from elastane.tables.spec import DTYPES, ModelSpec, weight_of
 from elastane.tables.spec_proto import from_proto
+from elastane_common.errors import ElastaneError
 from elastane_common.storage import Folder
 from elastane_proto.v1 import ps_pb2
+
+
+class PartialStateError(ElastaneError):
+    """The state_dict of the job's slots would lack keys of the model's."""
+
+    code = "ELA499"
+
 
 CHECKPOINTS_FOLDER: Final = "slot-checkpoints"
 _MANIFEST: Final = "manifest"
@@ -25,13 +33,24 @@ _MANIFEST: Final = "manifest"
 _IDS: Final = 2**20
 
 
-def export_state(found: ps_pb2.GetSlotsResponse, checkpoint: str, target: Path) -> dict[str, Any]:
+def export_state(
+    found: ps_pb2.GetSlotsResponse, checkpoint: str, target: Path, *, partial: bool = False
+) -> dict[str, Any]:
     """Write a checkpoint as a state_dict to `target`, and return facts of it.
 
-    Raises SlotSnapshotError if the checkpoint cannot be read from here, or does not fit the job's model.
+    partial: also without the keys that are in no slot, which the facts name. Raises PartialStateError without
+    it, and SlotSnapshotError if the checkpoint cannot be read from here, or does not fit the job's model.
     """
     if not found.HasField("model"):
         raise SlotSnapshotError("the job has no model yet", hint="its script registers one with prepare_ps")
+    absent = list(found.model.absent)
+    if absent and not partial:
+        raise PartialStateError(
+            f"{len(absent)} keys of the model's state_dict are in no slot, as {', '.join(absent[:3])}",
+            hint="--partial leaves them out: frozen parameters, buffers and second names of tied weights are"
+            " as the script builds them; load the file with strict=False",
+            absent=absent,
+        )
     spec = from_proto(found.model, "float32")
     folder = Folder(found.settings.snapshot_url, SlotSnapshotError).within(
         f"{CHECKPOINTS_FOLDER}/{checkpoint}"
@@ -43,7 +62,8 @@ def export_state(found: ps_pb2.GetSlotsResponse, checkpoint: str, target: Path) 
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    return {"file": str(target), "parameters": len(state), "bytes": target.stat().st_size}
+    size = target.stat().st_size
+    return {"file": str(target), "parameters": len(state), "bytes": size, "absent": absent}
 
 
 def state_of(folder: Folder, spec: ModelSpec) -> dict[str, torch.Tensor]:
@@ -79,11 +99,6 @@ def state_of(folder: Folder, spec: ModelSpec) -> dict[str, torch.Tensor]:
     }
     state |= {weight_of(table.name): values for table, values in zip(spec.tables, tables, strict=True)}
     return state
-
-
-def weight_of(table: str) -> str:
-    """Return what torch calls the weight of an embedding; that of a model which is one itself is "weight"."""
-    return table if table == "weight" else f"{table}.weight"
 
 
 def _versions(folder: Folder, spec: ModelSpec) -> list[tuple[int, int]]:

@@ -179,6 +179,8 @@ class PsServer:
                 return
             self._told = told
             self.holdings.map = told.map
+            fences = (place.fence for place in told.map.places)
+            self.holdings.lease_seen = max(self.holdings.lease_seen, *fences)
             if self.holdings.spec is not None:
                 self._follow()
             self.holdings.judge.learn(told.map.generation)
@@ -331,11 +333,13 @@ class PsServer:
             held.refused = self._refused
             with held.lock:
                 held.record.since, held.record.frozen = place.since, False
+                held.record.fence = max(held.record.fence, place.fence)
                 self._keep_copies(held, place)
                 holdings.judge.hold(slot, held.record)
                 holdings.owned[slot] = held
         else:
             with held.lock:
+                held.record.fence = max(held.record.fence, place.fence)
                 self._keep_copies(held, place)
                 if not place.target and held.record.frozen:
                     held.record.frozen = False

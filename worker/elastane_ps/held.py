@@ -122,7 +122,7 @@ class Holdings:
     owned: dict[int, HeldSlot] = field(default_factory=dict)
     others: dict[int, HeldSlot] = field(default_factory=dict)
     lock: threading.Condition = field(default_factory=lambda: threading.Condition(threading.RLock()))
-    #: Highest number of a lease in any push.
+    #: Highest number of a lease in any push or map.
     lease_seen: int = 0
 
     def knows(self, generation: int, seconds: float) -> bool:

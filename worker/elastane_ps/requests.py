@@ -147,10 +147,13 @@ class Requests:
         if held is None:
             return PulledSlot(told.slot, self._absent(header.generation)), [], None, ()
         with held.lock:
-            code = self._refused(held, header)
-            if code != CODE_OK:
-                return PulledSlot(told.slot, code), [], None, ()
+            if held.gone:
+                return PulledSlot(told.slot, self._absent(header.generation)), [], None, ()
+            refused = self._holdings.judge.judge_pull(told.slot, header.lease, header.generation)
             weights = held.weights
+            if refused is not None or not weights.initialised:
+                code = CODES[refused] if refused is not None else CODE_UNINITIALISED
+                return PulledSlot(told.slot, code), [], None, ()
             sizes = weights.layout.pulled_sections(told.dense, told.rows)
             values = [np.empty(size, np.uint8).data for size in sizes]
             blocks = len(weights.layout.blocks) if told.dense else 0
@@ -162,15 +165,6 @@ class Requests:
             seen = held.record.pulled()
             entry = PulledSlot(told.slot, CODE_OK, seen.life, seen.version, padded_sum(sizes))
             return entry, values, held, held.barrier()
-
-    def _refused(self, held: HeldSlot, header: Pull) -> int:
-        if held.gone:
-            return self._absent(header.generation)
-        if header.generation < held.record.since:
-            return CODES[Verdict.OLD_GENERATION]
-        if 0 < header.lease <= held.record.fence:
-            return CODES[Verdict.RESTORED]
-        return CODE_OK if held.weights.initialised else CODE_UNINITIALISED
 
     def _absent(self, generation: int) -> int:
         return CODES[Verdict.NOT_YET] if generation > self._holdings.judge.generation else _MOVED

@@ -100,6 +100,8 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
         outcomes = tuple(
             outcome for report in event.completed for outcome in _report(ctx, queue, event, report)
         )
+    if event.leaves:
+        _abandon(ctx, event.dataset, event.worker, "its worker left the data set", counts=False)
     if queue.pushes:
         finishing.look(ctx, event.dataset)
         checkpoints.look(ctx)
@@ -114,16 +116,21 @@ def abandon(ctx: DecisionContext, worker: str, reason: str, *, counts: bool) -> 
 
     The outcomes of its last reports stay: when it repeats them, they must not seem stale to it.
     """
-    for name, queue in ctx.queues.dynamic.items():
-        remembered = ctx.state.datasets.remembered.get(name, {})
-        if (last := remembered.get(worker)) is not None:
-            remembered[worker] = last.without_leases()
-        returned = queue.abandon(worker, ctx.now, reason, counts=counts)
-        if returned:
-            ctx.touch()
-        if queue.pushes:
-            leasing.ended(ctx, name, returned)
-        _note_returned(ctx, name, [task for task in returned if task.state is TaskState.FAILED])
+    for name in ctx.queues.dynamic:
+        _abandon(ctx, name, worker, reason, counts=counts)
+
+
+def _abandon(ctx: DecisionContext, dataset: str, worker: str, reason: str, *, counts: bool) -> None:
+    queue = ctx.queues.dynamic[dataset]
+    remembered = ctx.state.datasets.remembered.get(dataset, {})
+    if (last := remembered.get(worker)) is not None:
+        remembered[worker] = last.without_leases()
+    returned = queue.abandon(worker, ctx.now, reason, counts=counts)
+    if returned:
+        ctx.touch()
+    if queue.pushes:
+        leasing.ended(ctx, dataset, returned)
+    _note_returned(ctx, dataset, [task for task in returned if task.state is TaskState.FAILED])
 
 
 def expire(ctx: DecisionContext) -> None:

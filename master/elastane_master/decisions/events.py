@@ -406,7 +406,7 @@ class TasksRequested(Event, frozen=True, tag=True, gc=False):
     """LeaseTasks: reports first, then leases. The result is a `LeaseResult`.
 
     runs: tasks that follow one another may be leased as one. unanswered: requests before this one that may
-    be repeated too; 63 where later ones may have been decided on.
+    be repeated too; 63 where later ones may have been decided on. leaves: its leases end after the reports.
     """
 
     request_id: str
@@ -417,6 +417,7 @@ class TasksRequested(Event, frozen=True, tag=True, gc=False):
     rng: Parts = msgspec.field(default_factory=dict)
     runs: bool = False
     unanswered: int = 0
+    leaves: bool = False
 
 
 class DatasetExtended(Event, frozen=True, tag=True):

@@ -64,7 +64,7 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.queues import Queues, StoredQueues
 from elastane_master.decisions.slots import checkpoints as slot_checkpoints
-from elastane_master.decisions.slots import closing, copies, model, processes, restoring, settling
+from elastane_master.decisions.slots import closing, copies, model, processes, restoring, returning, settling
 from elastane_master.decisions.state import JobState
 from elastane_proto.history import events as history
 from elastane_proto.job_settings import JobSettings
@@ -224,6 +224,7 @@ _HANDLERS: dict[type[AnyEvent], Callable[[DecisionContext, Any], None]] = {
     slot_events.PsLeaving: processes.leaving,
     slot_events.PsLeft: processes.left,
     slot_events.ModelRegistered: model.register,
+    slot_events.MapSeen: returning.map_seen,
     slot_events.PsDrainRequested: processes.drain_requested,
     slot_events.SlotsCheckpointRequested: slot_checkpoints.requested,
     slot_events.SlotsRewindRequested: slot_checkpoints.rewind,

@@ -192,8 +192,15 @@ class SlotsRewindRequested(Event, frozen=True, tag=True):
     checkpoint: str
 
 
+class MapSeen(Event, frozen=True, tag=True):
+    """A worker has a map of this generation, which the store may have lost."""
+
+    generation: int
+
+
 AnySlotEvent = (
     PsJoined
+    | MapSeen
     | PsStreamLost
     | SlotRestored
     | SlotCopied

@@ -43,7 +43,10 @@ class RowTable(msgspec.Struct, frozen=True):
 
 
 class SlotModel(msgspec.Struct, frozen=True):
-    """All that is trained at parameter servers; every worker registers the same."""
+    """All that is trained at parameter servers; every worker registers the same.
+
+    absent: keys of the model's state_dict that are in no slot.
+    """
 
     slots: int
     seed: int
@@ -51,6 +54,7 @@ class SlotModel(msgspec.Struct, frozen=True):
     tables: tuple[RowTable, ...] = ()
     dense_digest: bytes = b""
     environment: dict[str, str] = {}
+    absent: tuple[str, ...] = ()
 
     def difference(self, other: SlotModel) -> str:
         """Return the first thing in words that differs in another model; "" if it is equal."""

@@ -11,6 +11,7 @@ import structlog
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.slot_effects import ToldMap
 from elastane_master.decisions.slot_events import (
+    MapSeen,
     ModelRegistered,
     PsDrainRequested,
     SlotsCheckpointRequested,
@@ -80,7 +81,7 @@ class SlotServicer:
     ) -> ps_pb2.RegisterModelResponse:
         server = await self._jobs.find(request.job)
         worker = checked_name(request.worker_id, "worker_id")
-        given = len(request.model.tensors) + len(request.model.tables)
+        given = len(request.model.tensors) + len(request.model.tables) + len(request.model.absent)
         require_within("tensors_max", given, server.limits.tensors_max, "tensors and tables")
         facts = len(request.model.environment)
         require_within("facts_max", facts, server.limits.facts_max, "facts of the environment")
@@ -97,7 +98,9 @@ class SlotServicer:
         self, request: ps_pb2.WatchMapRequest, context: Context
     ) -> AsyncGenerator[ps_pb2.WatchMapResponse]:
         server = await self._jobs.find(request.job)
-        known = request.generation
+        known, told = request.generation, server.slots.told
+        if told is not None and told.map.generation < known:
+            await server.submit(MapSeen(known))
         with server.watching():
             while True:
                 seen = server.slots.changed.count

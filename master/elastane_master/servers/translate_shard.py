@@ -81,6 +81,7 @@ def tasks_requested(request: shard_pb2.LeaseTasksRequest) -> TasksRequested:
         rng=contexts.rng_from_proto(request.rng) if request.HasField("rng") else {},
         runs=request.runs,
         unanswered=request.unanswered,
+        leaves=request.leaves,
     )
 
 

@@ -87,7 +87,7 @@ class RowTable(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., padding_row: _Optional[int] = ..., distribution: _Optional[_Union[RowDistribution, str]] = ..., scale: _Optional[float] = ..., rule: _Optional[_Union[RowRule, str]] = ..., group: _Optional[int] = ...) -> None: ...
 
 class SlotModel(_message.Message):
-    __slots__ = ("slots", "seed", "tensors", "tables", "dense_digest", "environment")
+    __slots__ = ("slots", "seed", "tensors", "tables", "dense_digest", "environment", "absent")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -101,13 +101,15 @@ class SlotModel(_message.Message):
     TABLES_FIELD_NUMBER: _ClassVar[int]
     DENSE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
     slots: int
     seed: int
     tensors: _containers.RepeatedCompositeFieldContainer[DenseTensor]
     tables: _containers.RepeatedCompositeFieldContainer[RowTable]
     dense_digest: bytes
     environment: _containers.ScalarMap[str, str]
-    def __init__(self, slots: _Optional[int] = ..., seed: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[DenseTensor, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[RowTable, _Mapping]]] = ..., dense_digest: _Optional[bytes] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    absent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, slots: _Optional[int] = ..., seed: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[DenseTensor, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[RowTable, _Mapping]]] = ..., dense_digest: _Optional[bytes] = ..., environment: _Optional[_Mapping[str, str]] = ..., absent: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SlotPlace(_message.Message):
     __slots__ = ("owner", "backup", "target", "joining", "begun", "life", "fence", "since", "restoring", "source")

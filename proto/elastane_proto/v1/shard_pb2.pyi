@@ -225,7 +225,7 @@ class CreateDatasetResponse(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., created: _Optional[bool] = ...) -> None: ...
 
 class LeaseTasksRequest(_message.Message):
-    __slots__ = ("job", "dataset", "worker_id", "completed", "max_tasks", "wait", "request_id", "rng", "runs", "unanswered")
+    __slots__ = ("job", "dataset", "worker_id", "completed", "max_tasks", "wait", "request_id", "rng", "runs", "unanswered", "leaves")
     JOB_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +236,7 @@ class LeaseTasksRequest(_message.Message):
     RNG_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     job: str
     dataset: str
     worker_id: str
@@ -246,7 +247,8 @@ class LeaseTasksRequest(_message.Message):
     rng: _common_pb2.RngStates
     runs: bool
     unanswered: int
-    def __init__(self, job: _Optional[str] = ..., dataset: _Optional[str] = ..., worker_id: _Optional[str] = ..., completed: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., runs: _Optional[bool] = ..., unanswered: _Optional[int] = ...) -> None: ...
+    leaves: bool
+    def __init__(self, job: _Optional[str] = ..., dataset: _Optional[str] = ..., worker_id: _Optional[str] = ..., completed: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., runs: _Optional[bool] = ..., unanswered: _Optional[int] = ..., leaves: _Optional[bool] = ...) -> None: ...
 
 class LeaseTasksResponse(_message.Message):
     __slots__ = ("tasks", "outcomes", "complete")

@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,10 @@ def main() -> None:
     parser.add_argument("--rule", default="rowwise_adagrad")
     parser.add_argument("--not-finite", type=int, default=-1, help="this task's loss is infinite")
     parser.add_argument("--skip", type=int, default=-1, help="this task is skipped")
+    parser.add_argument("--dataset", default="clicks")
+    parser.add_argument(
+        "--leave-at", type=int, default=-1, help="before this task: another data set comes first"
+    )
     parser.add_argument("--ahead", action="store_true", help="say which rows a task uses")
     parser.add_argument("--loss-scale", type=float, default=1.0)
     parser.add_argument("--worker-scale", type=float, default=1.0, help="--loss-scale of workers")
@@ -93,15 +98,21 @@ def main() -> None:
         initial=("zeros", 1.0) if args.model == "count" else None,
     )
     seen = []
-    tasks = job.tasks(
-        "clicks",
-        size=samples,
-        task_size=TASK_SIZE,
-        epochs=args.epochs,
-        max_attempts=10,
-        prefetch=args.prefetch,
-    )
-    for task in tasks:
+    leave_at, passes = args.leave_at, 1
+
+    def tasks() -> Iterator[Any]:
+        nonlocal leave_at, passes
+        size = {"size": samples, "task_size": TASK_SIZE, "epochs": args.epochs}
+        for task in job.tasks(args.dataset, max_attempts=10, prefetch=args.prefetch, **size):
+            if task.index == leave_at:
+                leave_at, passes = -1, 2
+                break
+            yield task
+        if passes == 2:
+            yield from job.tasks("others", prefetch=args.prefetch, **size)
+            yield from job.tasks(args.dataset, max_attempts=10, prefetch=args.prefetch, **size)
+
+    for task in tasks():
         if task.index == args.skip:
             job.skip(task)
             continue
@@ -122,7 +133,7 @@ def main() -> None:
         digest = hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
         result = {"digest": digest, "tasks": seen}
         if args.model == "count":
-            used = torch.bincount(users.reshape(-1), minlength=ROWS) * args.epochs
+            used = torch.bincount(users.reshape(-1), minlength=ROWS) * args.epochs * passes
             dense = {float(value) for value in model.dense.unique()}
             wrong = (table[:, 0] != -used).nonzero().reshape(-1).tolist()
             result |= {"dense": sorted(dense), "wrong_rows": wrong, "columns": len(table.unique(dim=1).T)}

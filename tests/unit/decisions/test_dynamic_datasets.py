@@ -31,10 +31,10 @@ def ask(
     worker: str = "t",
     done: tuple[TaskReport, ...] = (),
     most: int = 1,
-    unanswered: int = 0,
+    **fields: Any,
 ) -> LeaseResult:
     rng = {"rng/python": request_id.encode()}
-    event = events.TasksRequested(request_id, "eval", worker, done, most, rng, unanswered=unanswered)
+    event = events.TasksRequested(request_id, "eval", worker, done, most, rng, **fields)
     result = job.do(event).result
     assert isinstance(result, LeaseResult)
     return result
@@ -67,6 +67,20 @@ def test_a_retried_request_gives_the_same_leases_and_counts_once() -> None:
     job.machine = JobMachine.restore(job.machine.snapshot())
     assert ask(job, "2", done=reports(first)) == second
     assert task_commits(job) == []
+
+
+def test_a_worker_that_leaves_gives_back_what_it_has_not_reported_and_nothing_is_counted() -> None:
+    job = with_dataset(max_attempts=1)
+    first = ask(job, "1", most=2)
+    for _ in range(2):  # repeated: the second changes nothing
+        left = ask(job, "2", done=reports(first)[:1], most=0, leaves=True)
+        assert [one.outcome for one in left.outcomes] == [Outcome.ACCEPTED] and not left.tasks
+    others = ask(job, "3", worker="u", most=2)
+    assert [(task.index, task.attempt) for task in others.tasks] == [(1, 2), (2, 1)]
+    assert ask(job, "2", done=reports(first)[:1], most=0, leaves=True) == left
+    assert [one.outcome for one in ask(job, "4", worker="u", done=reports(others)).outcomes] == [
+        Outcome.ACCEPTED
+    ] * 2
 
 
 def test_a_lost_worker_that_repeats_its_request_has_the_same_outcomes_and_other_leases() -> None:

@@ -20,6 +20,7 @@ from elastane_master.metrics import catalogue
 from elastane_master.metrics.counters import JobCounters
 from elastane_master.metrics.figures import JobFacts, Samples, add_job
 from elastane_master.metrics.measures import Distribution, SlotMeasures
+from elastane_shards.settings import QueueSettings
 from elastane_slots.applied import AppliedSet
 from elastane_slots.assignment import holders
 from elastane_slots.pushes import Verdict
@@ -129,6 +130,71 @@ def test_the_gate_bounds_fresh_leases_and_returned_tasks_pass_it() -> None:
     assert job.ask().wait, "one more would overtake the first by two"
     assert job.done(again) == "accepted"
     assert len(job.lease(5)) == 2
+
+
+def test_leases_that_have_ended_are_fenced_out_where_another_data_set_waits_for_them() -> None:
+    job = begun(ps_staleness=1)
+    job.do(events.DatasetCreated("d", "other", QueueSettings(pushes=True, task_size=1, size=9)))
+    first, second = job.lease(2)
+    job.report(first, "it died")
+    generation = job.map.generation
+    assert job.ask(dataset="other").wait  # the second may be overtaken by the first one's worker already
+    assert (job.map.generation, {place.fence for place in job.map.places}) == (generation + 1, {first.number})
+    assert job.maps[-1].map == job.map
+    assert job.done(second) == "accepted"
+    [other] = job.ask(dataset="other").tasks
+    assert other.map_generation == generation + 1  # pulls wait for it
+    [again] = job.lease()
+    assert (again.index, again.attempt) == (0, 2)
+    assert job.ask(dataset="other").wait and job.ask().wait
+    job.report(again, "it died", returned=True)
+    assert job.lease()[0].index == 0  # a returned one of its own needs no fence
+    assert job.map.generation == generation + 1
+
+
+def test_a_fenced_task_that_was_applied_everywhere_before_is_done_by_a_late_report() -> None:
+    job = begun(ps_staleness=0)
+    job.do(events.DatasetCreated("d", "other", QueueSettings(pushes=True, task_size=1, size=9)))
+    [task] = job.lease()
+    job.report(task, "it died")
+    assert job.ask(dataset="other").tasks
+    assert job.done(task) == "accepted"
+    assert job.ask().wait and job.machine.state.slots.gate.worst() == 0
+
+
+def test_no_lease_is_fenced_out_while_a_checkpoint_waits() -> None:
+    job = begun(ps_staleness=0)
+    job.do(events.DatasetCreated("d", "other", QueueSettings(pushes=True, task_size=1, size=9)))
+    [task] = job.lease()
+    job.do(said.SlotsCheckpointRequested("c1"))
+    job.report(task, "it died")
+    generation = job.map.generation
+    assert job.ask(dataset="other").wait and job.map.generation == generation
+
+
+def test_a_worker_that_leaves_gives_its_tasks_back_uncounted() -> None:
+    job = begun(ps_staleness=3)
+    first, _, third = job.lease(3)
+    job.lease(worker="v")
+    assert job.done(third) == "accepted"
+    for _ in range(4):
+        result = job.ask(0, leaves=True)
+        assert not result.tasks and not result.wait
+        tasks = job.lease(2)
+        assert [task.index for task in tasks] == [0, 1]
+    assert tasks[0].attempt == 5 and not job.machine.queues.dynamic[DATASET].failed
+    assert job.done(first) == "stale"
+    assert len(job.machine.state.slots.gate.outstanding) == 3  # the other worker's is its own
+
+
+def test_a_map_that_the_store_forgot_and_a_worker_has_is_followed_by_another() -> None:
+    job = begun()
+    generation = job.map.generation
+    job.do(said.MapSeen(generation + 5))
+    assert job.map.generation == generation + 6 and job.maps[-1].map == job.map
+    for older in (generation, 2**60):
+        job.do(said.MapSeen(older))
+    assert job.map.generation == generation + 6
 
 
 def test_without_a_limit_all_are_leased_with_numbers_of_their_own() -> None:
@@ -665,6 +731,14 @@ def test_workers_are_told_of_the_end_once_every_slot_is_saved() -> None:
         job.do(said.SlotsSaved(ps, job.sessions[ps], message.request, parts))
     assert job.ask().complete
     assert progress_views(job.machine, job.now)[0].progress.complete
+
+
+def test_a_job_whose_tasks_are_over_waits_for_nothing() -> None:
+    job = begun("ps-0", checkpoint_url="", ps_replicas=1, tasks=1)
+    [task] = job.lease()
+    assert job.done(task) == "accepted" and job.ask().complete
+    job.lose("ps-0", after=11.0)
+    assert slots_view(job.machine.state.slots, job.machine.queues).waiting == ""
 
 
 def test_a_slot_that_goes_back_before_the_end_is_told_opens_tasks_again() -> None:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.slots.errors import NonFiniteGradientError, NotPushedError, PsModeError, RowIdError
+from elastane.runtime.slots.errors import (
+    NonFiniteGradientError,
+    NotPushedError,
+    PsModeError,
+    PsOptimizerError,
+    RowIdError,
+)
 from elastane.runtime.slots.row_optimizer import RowOptimizer
 from elastane.runtime.stock import PlainJob
 from elastane.tables.initial import initial_rows
@@ -181,8 +187,8 @@ def test_rows_that_are_no_dict_are_refused() -> None:
     own = job()
     net = nn.Embedding(9, 2, sparse=True)
     own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1), rows=lambda indices: [1])  # type: ignore[arg-type, return-value]
-    task = next(own.tasks("data", size=1, task_size=1))
-    with pytest.raises(PsModeError, match="rows returned a list"), own.push(task):
+    tasks = own.tasks("data", size=1, task_size=1)
+    with pytest.raises(PsModeError, match="rows returned a list"), own.push(next(tasks)):
         pass
 
 
@@ -244,8 +250,10 @@ def test_a_task_must_be_pushed_once() -> None:
     second = next(tasks)
     with pytest.raises(NotPushedError, match="not in hand"):
         own.push(first)
-    with own.push(second), pytest.raises(NotPushedError, match="block of a task"), own.evaluate():
-        pass
+    with own.push(second):
+        with pytest.raises(NotPushedError, match="block of a task"), own.evaluate():
+            pass
+        net.table(torch.tensor([1])).sum().backward()
     with pytest.raises(NotPushedError, match="outside of a task"):
         net.table(torch.tensor([1]))
 
@@ -295,6 +303,52 @@ def test_a_data_set_is_gone_through_once_as_in_a_job(capsys: pytest.CaptureFixtu
     assert len(list(job().tasks("data", size=3, task_size=2))) == 2
 
 
+def test_a_block_without_a_gradient_is_no_push() -> None:
+    own = job()
+    net = nn.Linear(1, 1)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    tasks = own.tasks("data", size=1, task_size=1)
+    task = next(tasks)
+    with pytest.raises(NotPushedError, match="task 0 has computed no gradient"), own.push(task):
+        loss = net.weight.sum()
+    with pytest.raises(NotPushedError, match="neither pushed nor skipped"):
+        next(tasks)
+    tasks = own.tasks("data", size=1, task_size=1)
+    with own.push(next(tasks)) as push:
+        loss = net.weight.sum()
+        loss.backward()
+    assert push.applied and list(tasks) == []
+
+
+def test_what_parameter_servers_would_not_hear_of_is_refused() -> None:
+    own = job()
+    net = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    net[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    weights, state, copied = net.state_dict(), optimizer.state_dict(), copy.deepcopy(net)
+    own.prepare_ps(net, optimizer)
+    before = {name: value.clone() for name, value in weights.items()}
+    for part, name in ((net, ""), (net[0], "0."), (net[1], "1.")):
+        with pytest.raises(PsModelError, match="load_state_dict"):
+            part.load_state_dict({key: value + 1 for key, value in part.state_dict().items()})
+        assert all(torch.equal(value, before[name + key]) for key, value in part.state_dict().items())
+    for other in (copied, copy.deepcopy(net)):
+        other.load_state_dict(weights)  # an average of the model, say
+    with pytest.raises(PsOptimizerError, match="load_state_dict"):
+        optimizer.load_state_dict(state)
+    with pytest.raises(PsOptimizerError, match="add_param_group"):
+        optimizer.add_param_group({"params": list(net[1].parameters())})
+    tasks = own.tasks("data", size=1, task_size=1)
+    task = next(tasks)
+    net[1].requires_grad_(True)
+    with pytest.raises(PsOptimizerError, match=r"'1\.weight' requires a gradient since"), own.push(task):
+        net(torch.ones(1, 1)).sum().backward()
+    net[1].requires_grad_(False)
+    with own.push(task) as push:
+        net(torch.ones(1, 1)).sum().backward()
+    assert push.applied
+
+
 def test_gradients_from_outside_of_a_block_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = job()
     net = nn.Linear(1, 1)
@@ -304,10 +358,10 @@ def test_gradients_from_outside_of_a_block_are_told_once(capsys: pytest.CaptureF
             net.weight.sum().backward()
             raise ValueError
         with own.push(task):
-            loss = net.weight.sum()
+            net.weight.sum().backward()
         if task.index == 0:
             assert "outside" not in _said(capsys)
-        loss.backward()
+        net.weight.sum().backward()
     assert _said(capsys).count("outside of a task's block") == 1
 
 

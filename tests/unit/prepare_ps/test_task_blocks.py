@@ -22,7 +22,8 @@ from elastane.runtime.slots.prepared import NonFinite, PreparedPs
 from elastane.runtime.slots.reports import PushingTasks, report_of
 from elastane.runtime.slots.task import PushTask, TaskEnd
 from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
-from elastane_common.errors import ElastaneError
+from elastane_common.client_errors import RequestRefusedError
+from elastane_common.errors import ElastaneError, JobFailedError
 from elastane_proto.v1 import shard_pb2
 from elastane_slots.pushes import Pulled
 
@@ -127,6 +128,19 @@ def test_a_task_whose_lease_is_not_served_runs_to_its_end_and_is_given_back() ->
     assert run(net, model, task(lease=8)).kind == "done"
 
 
+def test_schedulers_that_begin_anew_with_a_worker_are_warned_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    net, model, _ = prepared()
+    run(net, model, task())
+    assert "begin anew" not in "".join(capsys.readouterr())
+    for optimizer in model._parts.groups.optimizers:
+        torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for number in range(2):
+        run(net, model, task(number))
+    assert "".join(capsys.readouterr()).count("schedulers begin anew") == 1
+
+
 def test_what_is_reported_of_each_end() -> None:
     (done,) = report_of(task(4, epoch=2, attempt=3), TaskEnd("done", 0))
     assert (done.epoch, done.index, done.attempt) == (2, 4, 3)
@@ -206,22 +220,40 @@ class LeasedOnce:
         self.reports: list[shard_pb2.TaskReport] = []
         self.stream = self.client = self.worker_session = self
         self.leaving = False
-        self.unanswered: tuple[shard_pb2.LeaseTasksRequest, ...] = ()
+        self.sent: list[shard_pb2.LeaseTasksRequest] = []
+        self.unanswered: list[shard_pb2.LeaseTasksRequest] = []
+        self.gone_through: set[str] = set()
+        self.left: set[str] = set()
+        self.exits = SimpleNamespace()
 
     def request(self, finished: Any, most: int, **_: Any) -> shard_pb2.LeaseTasksRequest:
         return shard_pb2.LeaseTasksRequest(completed=finished, max_tasks=most)
 
     def receive(self) -> shard_pb2.LeaseTasksResponse:
+        self.unanswered.pop()
         return shard_pb2.LeaseTasksResponse(tasks=[shard_pb2.Task(index=4, attempt=1, lease=7)])
 
     def lease_tasks(self, request: shard_pb2.LeaseTasksRequest) -> None:
+        self.sent.append(request)
         self.reports += request.completed
 
     def require_newest(self) -> None: ...
 
-    def send(self, request: shard_pb2.LeaseTasksRequest) -> None: ...
+    def send(self, request: shard_pb2.LeaseTasksRequest) -> None:
+        self.unanswered.append(request)
+        self.reports += request.completed
+
+    def create_dataset(self, *_: Any) -> None: ...
 
     def close(self) -> None: ...
+
+    def tasks(self, monkeypatch: pytest.MonkeyPatch, name: str, **settings: Any) -> Any:
+        """The loop of a script."""
+        monkeypatch.setattr(tasks, "MasterClient", lambda *_, **__: self)
+        monkeypatch.setattr(tasks, "TaskStream", lambda client: self)
+        environment = WorkerEnvironment(mode="elastic", master="m:1", job="j", worker_id="w")
+        this: Any = self
+        return tasks.lease_tasks(environment, this, name, size=3, task_size=1, **settings)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -244,13 +276,79 @@ def test_a_task_that_is_pushed_is_reported_where_the_loop_breaks(ahead: int, pus
     assert [(report.index, report.lives_sum) for report in source.reports] == [(4, 5)] * pushed
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("pushes", [False, True])
+def test_what_is_leased_is_given_back_where_the_script_leaves_its_loop(
+    monkeypatch: pytest.MonkeyPatch, prefetch: int, pushes: bool
+) -> None:
+    _, model, _ = prepared()
+    settings = {"prefetch": prefetch, "pushes": PushingTasks(model, prefetch) if pushes else None}
+
+    def leaves(master: LeasedOnce) -> Any:
+        for task in master.tasks(monkeypatch, "data", **settings):
+            return task
+        return None
+
+    def is_left_by_an_error(master: LeasedOnce) -> None:
+        for _ in master.tasks(monkeypatch, "data", **settings):
+            raise ValueError("mine")
+
+    def handles_its_error(master: LeasedOnce) -> None:
+        try:
+            is_left_by_an_error_here = master.tasks(monkeypatch, "data", **settings)
+            for _ in is_left_by_an_error_here:
+                raise ValueError("mine")
+        except ValueError:
+            del is_left_by_an_error_here
+        assert [request.leaves for request in master.sent] == [True]
+
+    master = LeasedOnce()
+    task = leaves(master)
+    assert [(one.leaves, one.dataset, one.max_tasks) for one in master.sent] == [(True, "data", 0)]
+    assert not master.unanswered and not master.reports
+    if pushes:
+        with pytest.raises(NotPushedError, match="not in hand"):
+            model.push(task)
+
+    def leaves_one_for_another(master: LeasedOnce) -> Any:
+        for _ in master.tasks(monkeypatch, "data", **settings):
+            break
+        yield from master.tasks(monkeypatch, "another", **settings)
+
+    master = LeasedOnce()
+    rest = leaves_one_for_another(master)
+    next(rest)
+    assert [one.dataset for one in master.sent] == ["data"]  # before the first of the other is asked for
+    rest.close()
+    handles_its_error(LeasedOnce())
+    dies = LeasedOnce()
+    with pytest.raises(ValueError, match="mine"):
+        is_left_by_an_error(dies)
+    assert not dies.sent  # its process ends, which counts as a failed attempt
+
+
+class Failed(LeasedOnce):
+    """A master whose job has failed, of a gradient that is not finite."""
+
+    def receive(self) -> shard_pb2.LeaseTasksResponse:
+        text = "the job is failed: task 3 of data: the gradient of 'dense' has a NaN"
+        raise RequestRefusedError(text, reason="wrong_phase", phase="failed")
+
+
+def test_a_worker_of_a_job_that_has_failed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, errors = Failed(), list[ElastaneError]()
+    master.exits.failed = lambda error: errors.append(error) or SystemExit(error.exit_code)
+    with pytest.raises(SystemExit):
+        list(master.tasks(monkeypatch, "data"))
+    assert isinstance(errors[0], JobFailedError) and "has a NaN" in str(errors[0])
+
+
 class Complete(LeasedOnce):
     """A master whose data sets are done."""
 
     def receive(self) -> shard_pb2.LeaseTasksResponse:
+        self.unanswered.pop()
         return shard_pb2.LeaseTasksResponse(complete=True)
-
-    def create_dataset(self, *_: Any) -> None: ...
 
     def list_tasks(self, *_: Any) -> list[Any]:
         return []
@@ -259,11 +357,7 @@ class Complete(LeasedOnce):
 def test_a_second_pass_over_a_data_set_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    master: Any = Complete()
-    master.gone_through, master.exits = set(), SimpleNamespace()
-    monkeypatch.setattr(tasks, "MasterClient", lambda *_, **__: master)
-    monkeypatch.setattr(tasks, "TaskStream", lambda client: master)
-    environment = WorkerEnvironment(mode="elastic", master="m:1", job="j", worker_id="w")
+    master = Complete()
     for count, dataset in enumerate(["one", "two", "one"]):
-        assert list(tasks.lease_tasks(environment, master, dataset, size=3, task_size=1)) == []
+        assert list(master.tasks(monkeypatch, dataset)) == []
         assert ("all tasks of 'one' are done" in "".join(capsys.readouterr())) is (count == 2)

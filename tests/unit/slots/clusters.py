@@ -34,6 +34,8 @@ class ClusterPlan(Plan):
     kills: int = 3
     cuts: int = 0
     joins: int = 3
+    #: How readily processes learn a map.
+    learns: float = 1.0
     #: Broken rules, for controls.
     waits_for_backups: bool = True
     waits_before_telling: bool = True
@@ -102,7 +104,8 @@ class ClusterRun(Run):
     def _possible(self) -> Iterator[Callable[[], None]]:
         yield from super()._possible()
         for server in self.servers.values():
-            if server.maps and not server.cut:
+            late = self.plan.learns < 1 and self.actors and self.rng.random() > self.plan.learns
+            if server.maps and not server.cut and not late:
                 yield lambda server=server: self._learn(server, server.maps.popleft())
         for (_, name), link in self.links.items():
             # What is sent with a newer map than the receiver's waits there.
@@ -339,6 +342,7 @@ class ClusterRun(Run):
 
             self._link(server.name, joining, lambda: self._link(joining, server.name, ready))
         record = server.held[slot]
+        record.fence = max(record.fence, place.fence if self.plan.fences else 0)
         if place.target and server.frozen_for.get(slot) != place.begun:
             record.frozen = self.plan.stays_frozen
             server.frozen_for[slot] = place.begun
@@ -400,7 +404,9 @@ class ClusterRun(Run):
 
     def _pull(self, actor: Actor, slot: int) -> None:
         server = self._owner(actor, slot)
-        if server is None or slot not in server.held:
+        known = self.known[actor.lease].generation
+        refused = server.held.judge_pull(slot, 0, known) if server is not None else Verdict.MOVED
+        if server is None or slot not in server.held or refused is not None:
             self.known[actor.lease] = self.map
             return
         pulled, before = server.held[slot].pulled(), len(server.names[slot])
@@ -500,7 +506,7 @@ class ClusterRun(Run):
                 raise Broken("a task that is DONE is not applied")
 
     def outcome(self) -> ClusterRun:
-        for _ in range(8_000):
+        for _ in range(16_000):
             if self._is_over():
                 break
             acts = list(self._possible())

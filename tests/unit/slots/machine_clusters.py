@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from elastane_master.decisions import events, slot_effects, slot_events
 from elastane_master.decisions.lease_answers import LeaseResult
 from elastane_master.decisions.machine import JobMachine
@@ -32,15 +34,21 @@ from unit.slots.clusters import ClusterPlan, ClusterRun, Server
 from unit.slots.schedules import DATASET, FAULT_RATE, Actor, Broken
 
 OLD_SNAPSHOTS = 6
+OTHER = "views"
+OTHER_TASKS = 4
 
 
 @dataclass
 class MachinePlan(ClusterPlan):
-    """restarts: of the master; losses: restarts from an older snapshot. epochs: of the data set."""
+    """restarts: of the master; losses: restarts from an older snapshot. epochs: of the data set.
+
+    others: at some moment all workers leave the data set for another one, and come back once it is complete.
+    """
 
     restarts: int = 0
     losses: int = 0
     epochs: int = 1
+    others: bool = False
 
 
 class MachineRun(ClusterRun):
@@ -67,6 +75,7 @@ class MachineRun(ClusterRun):
         self.started = 0
         self.told_copies: list[tuple[str, int, str, int]] = []
         self.doing: dict[TaskName, str] = {}
+        self.dataset = DATASET
         super().__init__(plan)
 
     # ------------------------------------------------------------------ the master
@@ -103,45 +112,50 @@ class MachineRun(ClusterRun):
             self.servers[name].maps.append(slot_map)
 
     def _check_books(self) -> None:
-        book, queue = self.machine.state.slots, self.machine.queues.dynamic.get(DATASET)
+        book, queues = self.machine.state.slots, self.machine.queues.dynamic
         book.gate.validate()
         if book.map is not None:
             book.map.validate()
             self.map = book.map
             self.lives = [place.life for place in book.map.places]
-        if queue is None:
-            return
-        queue.validate()
         doing: dict[TaskName, str] = {}
         returned: set[TaskName] = set()
-        for epoch, tasks in queue._epochs():
-            doing |= {TaskName(DATASET, epoch, index): held.worker for index, held in tasks.doing.items()}
-            returned |= {TaskName(DATASET, epoch, index) for index in tasks.requeued}
-        if doing.keys() != book.gate.outstanding.keys() or returned != book.gate.returned.keys():
+        self.done, self.failed = set(), set()
+        for name, queue in queues.items():
+            queue.validate()
+            for epoch, tasks in queue._epochs():
+                doing |= {TaskName(name, epoch, index): held.worker for index, held in tasks.doing.items()}
+                returned |= {TaskName(name, epoch, index) for index in tasks.requeued}
+            epoch, done, count, not_done = queue.done_tasks()
+            self.done |= {TaskName(name, epoch, index) for index in done}
+            for number in range(epoch):
+                missing = not_done.get(number, ())
+                self.done |= {TaskName(name, number, i) for i in range(count) if i not in missing}
+            self.failed |= {
+                TaskName(name, one.epoch, one.index)
+                for one in queue.list_tasks(limit=1000)
+                if one.state == "failed"
+            }
+        forgotten = returned - book.gate.returned.keys()
+        self.forgotten += sorted(forgotten)
+        if doing.keys() != book.gate.outstanding.keys() or not book.gate.returned.keys() <= returned:
             raise Broken("the gate and the queue differ")
-        epoch, done, count, not_done = queue.done_tasks()
-        self.done = {TaskName(DATASET, epoch, index) for index in done}
-        for number in range(epoch):
-            missing = not_done.get(number, ())
-            self.done |= {TaskName(DATASET, number, i) for i in range(count) if i not in missing}
-        self.failed = {
-            TaskName(DATASET, one.epoch, one.index)
-            for one in queue.list_tasks(limit=1000)
-            if one.state == "failed"
-        }
+        if forgotten and (not self.plan.others or self.plan.limit is None):
+            raise Broken("the gate has forgotten tasks that nobody had to wait for")
         self.done_count = book.gate.finished
         self.doing = doing
         for name, actor in list(self.holders.items()):
             if doing.get(name) != self.attempts_of[actor.lease][0]:
                 del self.holders[name]
-        if DATASET in book.finished and not self.plan.losses:
+        if not self.plan.losses:
+            over = {name for name in self.done if name.dataset in book.finished}
             for slot, images in enumerate(self.stored):
-                if self.done and not any(self.done <= set(names) for _, names in images):
+                if over and not any(over <= set(names) for _, names in images):
                     raise Broken(f"workers are told of the end, and slot {slot} is not saved")
 
-    def _request(self, worker: str, *reports: events.TaskReport, most: int = 0) -> LeaseResult:
+    def _request(self, dataset: str, worker: str, *reports: events.TaskReport, most: int = 0) -> LeaseResult:
         self.requests += 1
-        event = events.TasksRequested(f"r{self.requests}", DATASET, worker, reports, most)
+        event = events.TasksRequested(f"r{self.requests}", dataset, worker, reports, most)
         result = self.do(event)
         assert isinstance(result, LeaseResult)
         return result
@@ -169,6 +183,11 @@ class MachineRun(ClusterRun):
                 pushes=True,
             )
             self.do(events.DatasetCreated("c", DATASET, dataset))
+            self.other = events.DatasetCreated(
+                "d", OTHER, msgspec.structs.replace(dataset, size=OTHER_TASKS, epochs=1)
+            )
+            if self.plan.others:
+                self.do(self.other)
         self.joins -= bool(self.joins and self.started >= 2)
         name = f"ps-{self.started}"
         self.started += 1
@@ -248,6 +267,8 @@ class MachineRun(ClusterRun):
         self.unknown |= {actor for actor, request in self.granted_by.items() if request > last}
         self._restart(snapshot)
         self.snapshots_before.clear()
+        if self.plan.others and OTHER not in self.machine.queues.dynamic:
+            self.do(self.other)
         if self.machine.state.slots.model is None:
             self._register()
 
@@ -257,11 +278,10 @@ class MachineRun(ClusterRun):
 
     def _time_out(self) -> None:
         """A lease ends that the store still has, and nobody works on."""
-        queue = self.machine.queues.dynamic[DATASET]
         name = self.rng.choice(sorted(self.doing.keys() - self.holders.keys()))
-        held = queue._tasks_of(name.epoch).doing[name.task]
+        held = self.machine.queues.dynamic[name.dataset]._tasks_of(name.epoch).doing[name.task]
         report = events.TaskReport(name.epoch, name.task, held.attempt, "timed out")
-        self._request(held.worker, report)
+        self._request(name.dataset, held.worker, report)
 
     def _say_again(self, server: Server) -> None:
         """Copies that were complete, of which no master may have heard."""
@@ -353,19 +373,30 @@ class MachineRun(ClusterRun):
     # ------------------------------------------------------------------ workers
 
     def _next(self) -> TaskName | None:
-        book, queue = self.machine.state.slots, self.machine.queues.dynamic[DATASET]
-        status = leasing.status(book, queue, DATASET, self.now)
-        return TaskName(DATASET, 0, 0) if status is QueueStatus.HAS_TODO else None
+        if self.plan.others and self.rng.random() < FAULT_RATE / 10:
+            self.dataset = OTHER
+        if self.plan.others and self._status() is QueueStatus.COMPLETE:
+            self.dataset = OTHER if self.dataset == DATASET else DATASET
+        return TaskName(self.dataset, 0, 0) if self._status() is QueueStatus.HAS_TODO else None
+
+    def _status(self) -> QueueStatus:
+        book, queue = self.machine.state.slots, self.machine.queues.dynamic[self.dataset]
+        return leasing.status(book, queue, self.dataset, self.now)
 
     def _lease(self) -> None:
         worker = f"w{self.requests}"
-        [task] = self._request(worker, most=1).tasks
+        tasks = self._request(self.dataset, worker, most=1).tasks
+        if not tasks:
+            if self._next() is not None and not self.plan.others:
+                raise Broken("no task is leased, and none is waited for")
+            return
+        [task] = tasks
         if not all(place.served for place in self.map.places):
             raise Broken("a task is leased while a slot is not served")
         if task.number <= self.leases and not self.plan.losses:
             raise Broken("the number of a lease was there before")
         self.leases = max(self.leases, task.number)
-        name = TaskName(DATASET, task.epoch, task.index)
+        name = TaskName(self.dataset, task.epoch, task.index)
         slots = list(range(self.plan.slots))
         pulls, pushes = self.rng.sample(slots, len(slots)), self.rng.sample(slots, len(slots))
         actor = Actor(name, task.number, pulls, pushes, self.done_count)
@@ -383,7 +414,7 @@ class MachineRun(ClusterRun):
     def _tell_report(self, actor: Actor, **report: Any) -> Outcome:
         worker, attempt = self.attempts_of[actor.lease]
         made = events.TaskReport(actor.name.epoch, actor.name.task, attempt, **report)
-        [outcome] = self._request(worker, made).outcomes
+        [outcome] = self._request(actor.name.dataset, worker, made).outcomes
         return outcome.outcome
 
     def _report(self, actor: Actor) -> None:
@@ -401,13 +432,18 @@ class MachineRun(ClusterRun):
 
     def _is_over(self) -> bool:
         book = self.machine.state.slots
-        return DATASET in book.finished and not book.closings and not self.lost and not self.closing
+        return self._all_finished() and not book.closings and not self.lost and not self.closing
+
+    def _all_finished(self) -> bool:
+        return self.machine.queues.dynamic.keys() <= self.machine.state.slots.finished.keys()
 
     def _check_end(self) -> None:
         tasks, epochs = self.plan.tasks // self.plan.epochs, range(self.plan.epochs)
         everything = {TaskName(DATASET, epoch, index) for epoch in epochs for index in range(tasks)}
+        if self.plan.others:
+            everything |= {TaskName(OTHER, 0, index) for index in range(OTHER_TASKS)}
         book = self.machine.state.slots
-        if self.done | self.failed != everything or DATASET not in book.finished:
+        if self.done | self.failed != everything or not self._all_finished():
             raise Broken(f"it stands still with {len(self.done)} tasks DONE: {leasing.waits(book)}")
         limit = self.plan.limit
         if limit is not None and self.worst > limit:

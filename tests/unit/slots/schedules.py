@@ -38,10 +38,13 @@ class Plan:
     deaths: int = 8
     restores: int = 0
     attempts: int = 1000
+    #: Nobody leases returned tasks before the others are over, as those of a data set that nobody asks for.
+    deserted: bool = False
     gate: Callable[[int | None], StalenessGate] = lambda limit: StalenessGate(limit=limit)
     #: Broken rules, for controls.
     returned_first: bool = True
     fences: bool = True
+    fences_ended: bool = True
     names: bool = True
     closes: bool = True
     lives: bool = True
@@ -86,6 +89,8 @@ class Run:
         self.cursor, self.leases = 0, 0
         self.returned: list[TaskName] = []  # a stack
         self.reopened: list[TaskName] = []
+        #: Returned ones that the gate has forgotten.
+        self.forgotten: list[TaskName] = []
         self.attempts: dict[TaskName, int] = {}
         self.done: set[TaskName] = set()
         self.done_count = 0
@@ -134,12 +139,30 @@ class Run:
         new = TaskName(DATASET, 0, self.cursor) if self.cursor < self.plan.tasks else None
         new = self.reopened[0] if self.reopened else new
         returned = self.returned[-1] if self.returned else None
-        if returned is not None and (self.plan.returned_first or new is None):
+        if self.plan.deserted:
+            if returned is not None and new is None:
+                return returned
+            new = self.forgotten[0] if new is None and self.forgotten else new
+            if self.gate.room() == 0 and new is not None:
+                self._fence()
+        elif returned is not None and (self.plan.returned_first or new is None):
             return returned
         room = self.gate.room()
-        if not self.returned and not self.failed and self._reference() != (room != 0):
+        plain = not self.returned and not self.failed and not self.plan.deserted
+        if plain and self._reference() != (room != 0):
             raise Broken("the gate does not say what the formula says")
         return new if room != 0 else None
+
+    def _fence(self) -> None:
+        """Leases that have ended are refused from now on, so that the gate forgets their tasks."""
+        fence = self.gate.fence(self.leases)
+        names = self.gate.forgettable(fence)
+        if names:
+            self.gate.fenced(fence)
+            self.forgotten += names
+            self.returned = [name for name in self.returned if name not in names]
+            for slot in range(self.plan.slots if self.plan.fences_ended else 0):
+                self.held[slot].fence = max(self.held[slot].fence, fence)
 
     def _reference(self) -> bool:
         """Lease one more iff |O| <= s and for every u in O: F(u) + (|O| - 1) + 1 <= s."""
@@ -159,10 +182,12 @@ class Run:
             self.returned.remove(name)
         elif name in self.reopened:
             self.reopened.remove(name)
+        elif name in self.forgotten:
+            self.forgotten.remove(name)
         else:
             self.cursor += 1
-        self.gate.leased(name)
         self.leases += 1
+        self.gate.leased(name, self.leases)
         slots = list(range(self.plan.slots))
         pulls, pushes = self.rng.sample(slots, len(slots)), self.rng.sample(slots, len(slots))
         actor = Actor(name, self.leases, pulls, pushes, self.done_count)
@@ -201,7 +226,7 @@ class Run:
             actor.lives[slot] = answer.life
             return
         self.refused[answer.verdict] = self.refused.get(answer.verdict, 0) + 1
-        if live and answer.verdict is Verdict.TOO_OLD:
+        if live and (answer.verdict is Verdict.TOO_OLD or not any(self.lives)):
             raise Broken("a push of a live lease was refused")
         self.actors.remove(actor)
         if live:  # given back: not counted
@@ -211,7 +236,8 @@ class Run:
         self.actors.remove(actor)
         name, live = actor.name, self.holders.get(actor.name) is actor
         # The work of an ended lease counts while its task waits in TODO.
-        if not live and name not in self.returned:
+        waiting = next((tasks for tasks in (self.returned, self.forgotten) if name in tasks), None)
+        if not live and waiting is None:
             return
         if self.plan.lives and sum(actor.lives.values()) != sum(self.lives):
             if live:
@@ -220,7 +246,8 @@ class Run:
         if live:
             del self.holders[name]
         else:
-            self.returned.remove(name)
+            assert waiting is not None
+            waiting.remove(name)
         self.gate.done(name)
         self.done.add(name)
         self.done_count += 1
@@ -278,7 +305,7 @@ class Run:
         stored, value, names = self.snapshots[slot]
         record = SlotRecord.decode(stored, since=0)
         self.lives[slot] += 1
-        record.restored(self.lives[slot], self.leases if self.plan.fences else 0, since=0)
+        record.restored(self.lives[slot], self.leases if self.plan.fences else record.fence, since=0)
         self.held.hold(slot, record)
         weights = self.weights[slot]
         weights.value, weights.names = value, list(names)

@@ -46,6 +46,24 @@ def held(staleness_max: int | None = 2) -> HeldSlots:
 
 
 @pytest.mark.parametrize(
+    ("slot", "lease", "generation", "verdict"),
+    [
+        (1, 51, 5, None),
+        (1, 51, 4, None),
+        (1, 50, 5, Verdict.RESTORED),
+        (1, 0, 5, None),  # an evaluation
+        (1, 51, 3, Verdict.OLD_GENERATION),
+        (1, 51, 6, Verdict.NOT_YET),  # a fence may be in the map that is not known here
+        (1, 0, 6, Verdict.NOT_YET),
+        (2, 51, 5, Verdict.MOVED),
+        (2, 51, 6, Verdict.NOT_YET),
+    ],
+)
+def test_which_pulls_are_answered(slot: int, lease: int, generation: int, verdict: Verdict | None) -> None:
+    assert held().judge_pull(slot, lease, generation) is verdict
+
+
+@pytest.mark.parametrize(
     ("given", "verdict"),
     [
         (push(), Verdict.APPLIED),

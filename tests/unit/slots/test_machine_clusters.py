@@ -10,13 +10,16 @@ import msgspec
 import pytest
 
 from elastane_master.decisions.slots import closing, finishing, leasing, restoring
-from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
+from elastane_slots.held_slots import HeldSlots
+from elastane_slots.slot_map import SlotMap
 from slow import further
 from unit.slots.clusters import ClusterRun
 from unit.slots.machine_clusters import MachinePlan, MachineRun, run_machine
 from unit.slots.schedules import Broken
 
+#: A data set that nobody goes through, and processes that learn late that its leases are fenced out.
+LATE: dict[str, Any] = {"others": True, "deaths": 20, "kills": 0, "joins": 0, "slots": 2, "learns": 0.03}
 FAULTS: dict[str, dict[str, Any]] = {
     "joins": {"kills": 0},
     "deaths": {},
@@ -29,6 +32,10 @@ FAULTS: dict[str, dict[str, Any]] = {
     "epochs": {"epochs": 5, "kills": 5},
     "a store that loses writes": {"losses": 3, "restarts": 1},
     "a store that loses writes, backups": {"losses": 3, "copies": 2},
+    "another data set, late maps": LATE,
+    "another data set": {"others": True, "deaths": 12},
+    "another data set, all": {"others": True, "restarts": 2, "cuts": 2, "kills": 4, "attempts": 3},
+    "another data set, losses, backups": {"others": True, "losses": 2, "restarts": 1, "copies": 2},
     "all": {"restarts": 2, "losses": 1, "cuts": 2, "kills": 4, "attempts": 3, "epochs": 2},
     "all, backups": {"restarts": 2, "losses": 1, "cuts": 2, "kills": 4, "attempts": 3, "copies": 2},
 }
@@ -82,6 +89,8 @@ def test_the_faults_really_happen() -> None:
     assert any(queue.reopened for queue in queues)
     failed = [run_machine(MachinePlan(seed, 3, attempts=2, cuts=1)) for seed in range(5)]
     assert any(one.machine.state.slots.left_parts for one in failed)
+    others = [run_machine(MachinePlan(seed, 1, others=True, deaths=12)) for seed in range(20)]
+    assert any(one.forgotten for one in others)
 
 
 def _nothing(*arguments: object) -> None:
@@ -123,6 +132,24 @@ CONTROLS: dict[str, tuple[Any, str, Callable[..., Any], MachinePlan]] = {
         MachinePlan(0, None, kills=6, joins=6),
     ),
     "tasks are leased while a slot is restored": (leasing, "blocked", lambda book: "", MachinePlan(0, None)),
+    "pulls do not wait for the map with a fence": (
+        HeldSlots,
+        "judge_pull",
+        lambda held, slot, lease, generation: None,
+        MachinePlan(0, 0, **LATE),
+    ),
+    "tasks of a data set that nobody asks for are never forgotten": (
+        leasing,
+        "_can_fence",
+        lambda book: False,
+        MachinePlan(0, 0, others=True, deaths=12),
+    ),
+    "ended leases are forgotten and not fenced out": (
+        SlotMap,
+        "fenced",
+        lambda slot_map, lease: slot_map,
+        MachinePlan(0, 1, others=True, deaths=12),
+    ),
     "fresh tasks are leased without room": (leasing, "fresh_max", lambda book: None, MachinePlan(0, 1)),
     "a restored slot keeps what a FAILED task had left": (
         closing,
@@ -147,7 +174,8 @@ def test_a_decision_that_is_left_out_is_found(control: str, monkeypatch: pytest.
 
 def test_returned_tasks_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they wait for room that only they can make."""
-    monkeypatch.setattr(DynamicQueue, "has_returned", property(lambda queue: False))
+    monkeypatch.setattr(leasing, "_has_returned", lambda book, dataset: False)
+    monkeypatch.setattr(leasing, "_can_fence", lambda book: False)
     with pytest.raises(Broken, match=r"it stands still|it does not end"):
         for seed in range(100):
             run_machine(MachinePlan(seed, 0))

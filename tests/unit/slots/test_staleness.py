@@ -21,7 +21,7 @@ def task(index: int) -> TaskName:
 
 def leased(gate: StalenessGate, *indices: int) -> StalenessGate:
     for index in indices:
-        gate.leased(task(index))
+        gate.leased(task(index), max(gate.leases.values(), default=0) + 1)
     return gate
 
 
@@ -79,16 +79,33 @@ def test_a_late_report_of_an_ended_lease_counts() -> None:
     assert (gate.room(), gate.finished) == (3, 1)
 
 
+def test_returned_tasks_are_forgotten_once_their_leases_are_fenced_out() -> None:
+    gate = leased(StalenessGate(limit=2), 0, 1, 2)
+    gate.gave_back(task(0))
+    gate.gave_back(task(2))
+    assert gate.fence(last=3) == 1  # none that is outstanding is after it
+    assert gate.forgettable(1) == [task(0)]
+    gate.fenced(1)
+    assert (gate.room(), gate.worst()) == (0, 2)  # it may have been applied since the other's pull
+    gate.done(task(0))  # all of it was, before: a late report
+    assert gate.finished == 1
+    gate.done(task(1))
+    assert gate.fence(last=3) == 3
+    gate.fenced(3)
+    assert (gate.room(), gate.returned, gate.leases) == (3, {}, {})
+    leased(gate, 2)
+    assert gate.room() == 2  # as any other
+
+
 def test_what_cannot_be_is_refused_and_changes_nothing() -> None:
     gate = leased(StalenessGate(limit=1), 0, 1)
     gate.failed(task(1))
     before = msgspec.msgpack.encode(gate)
     for change in (
-        lambda: gate.leased(task(0)),
-        lambda: gate.leased(task(1)),
-        lambda: gate.leased(task(2)),
+        lambda: gate.leased(task(0), 3),
+        lambda: gate.leased(task(1), 3),
+        lambda: gate.leased(task(2), 3),
         lambda: gate.done(task(1)),
-        lambda: gate.done(task(2)),
         lambda: gate.gave_back(task(1)),
         lambda: gate.failed(task(2)),
     ):
@@ -133,14 +150,16 @@ def test_contradictions_are_found() -> None:
         {"restores": 4},
         {"attempts": 2},
         {"restores": 4, "attempts": 2, "deaths": 12},
+        {"deserted": True, "deaths": 12},
+        {"deserted": True, "restores": 4, "attempts": 3, "deaths": 12},
     ],
-    ids=["deaths", "many deaths", "restores", "failed", "all"],
+    ids=["deaths", "many deaths", "restores", "failed", "all", "deserted", "deserted, all"],
 )
 @pytest.mark.parametrize("hundred", [0, pytest.param(range(1, 5), marks=pytest.mark.slow, id="400 more")])
 def test_no_live_push_is_refused_nothing_stands_still_and_staleness_keeps_its_limit(
     limit: int, faults: dict[str, int], hundred: int | range
 ) -> None:
-    """4 limits, 5 kinds of faults, 500 seeds: 10,000 schedules, a fifth of them in the quick tests."""
+    """4 limits, 7 kinds of faults, 500 seeds: 14,000 schedules, a fifth of them in the quick tests."""
     hundreds = hundred if isinstance(hundred, range) else [hundred]
     plans = [Plan(seed, limit, **faults) for h in hundreds for seed in range(100 * h, 100 * h + 100)]  # type: ignore[arg-type]
     worst = max(run(plan).worst for plan in plans)
@@ -211,6 +230,18 @@ class _Forgetful(_Unchecked):
         return room if room is None else room + len(self.returned)
 
 
+class _Uncounting(_Unchecked):
+    def fenced(self, fence: int) -> None:
+        before = self.finished
+        super().fenced(fence)
+        self.finished = before
+
+
+class _Remembering(_Unchecked):
+    def forgettable(self, fence: int) -> list[TaskName]:
+        return []
+
+
 CONTROLS = {
     "no gate": Plan(0, 1, gate=lambda limit: _Open(limit=limit)),
     "a gate that counts leases alone": Plan(0, 1, gate=lambda limit: _Counting(limit=limit)),
@@ -223,6 +254,13 @@ CONTROLS = {
         0, 1, fences=False, restores=5, deaths=16, slots=2, tasks=8
     ),
     "answers of an earlier life make a task DONE": Plan(0, 1, lives=False, restores=4),
+    "ended leases are forgotten and not fenced out": Plan(0, 1, deserted=True, fences_ended=False, deaths=12),
+    "a fenced task is not counted": Plan(
+        0, 1, deserted=True, deaths=12, gate=lambda limit: _Uncounting(limit=limit)
+    ),
+    "returned tasks of a data set that nobody asks for are never forgotten": Plan(
+        0, 1, deserted=True, deaths=12, gate=lambda limit: _Remembering(limit=limit)
+    ),
 }
 
 

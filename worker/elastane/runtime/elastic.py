@@ -364,7 +364,11 @@ class ElasticJob(Job):
         if self._trainer is not None:
             raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
         self._watch.stop()
-        return prepare_remote(self._environment, given, self._seed or 0)
+        try:
+            return prepare_remote(self._environment, given, self._seed or 0)
+        except ElastaneError as error:
+            sys.stderr.write(f"elastane: {error.line()}\n")
+            raise SystemExit(error.exit_code) from error
 
     def tasks(
         self, dataset: str, *, size: int, task_size: int, **settings: Any

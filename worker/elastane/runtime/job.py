@@ -289,6 +289,9 @@ class Job(abc.ABC):
         milliseconds (0 by default). A repeated task draws the random numbers of its first attempt; with
         prefetch each task has its own seed. Fewer tasks are leased in advance while tasks take long: one that
         waits for longer than lease_seconds goes to another worker.
+
+        A job does the tasks of a data set once: a second loop over all of them yields nothing, also without a
+        master. Leaving the loop gives back what is leased, uncounted.
         """
 
     def steps_per_epoch(self, loader: Any, *, accumulation_steps: int = 1) -> int:

@@ -328,6 +328,7 @@ class PlainJob(LocalJob):
                 except GeneratorExit:
                     if self._ps.ended:
                         self._done[dataset] = number + 1
+                    self._ps.leave()
                     raise
                 self._ps.end().result()
             self._done[dataset] = number + 1

@@ -8,6 +8,7 @@ leased to others at once and not only when their lease ends.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.leased_ahead import LeasedAhead
+from elastane.runtime.loop_exit import when_left
 from elastane.runtime.process_exit import WorkerExits
 from elastane.runtime.process_identity import ProcessIdentity
 from elastane.runtime.seeds import task_seed
@@ -27,7 +29,7 @@ from elastane.runtime.slots.reports import PushingTasks, held_task, task_of
 from elastane.runtime.slots.task import PushTask
 from elastane.task_stream import TaskStream
 from elastane_common.client import MasterClient
-from elastane_common.errors import ElastaneError, StepError, WorkerReplacedError
+from elastane_common.errors import ElastaneError, JobFailedError, StepError, WorkerReplacedError
 from elastane_proto import versions
 from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
@@ -79,6 +81,7 @@ def lease_tasks(
     settings.lease.FromNanoseconds(int(lease_seconds * 1e9))
     settings.pushes = pushes is not None
     worker_session.exits.finished = False
+    _give_back(environment, worker_session)
     if dataset in worker_session.gone_through:
         _log.warning(
             f"all tasks of {dataset!r} are done, and a job does them once: for several passes use epochs=, or"
@@ -107,9 +110,19 @@ def lease_tasks(
             )
         worker_session.exits.finished = True
         worker_session.gone_through.add(dataset)
+    except GeneratorExit:
+        if pushes is not None:
+            pushes.leave()
+        if not sys.is_finalizing():
+            # Only where the script goes on: an error that ends the process counts as a failed attempt.
+            worker_session.left.add(dataset)
+            when_left(lambda place: _give_back(environment, worker_session))
+        raise
     except ElastaneError as error:
         if error.exit_code == 1:
             raise
+        if error.facts.get("phase") == "failed":
+            error = JobFailedError(error.args[0], hint="`elastane events` shows what happened before")
         raise worker_session.exits.failed(error) from error
     finally:
         stream.close()
@@ -262,16 +275,15 @@ def _pushed(source: _Source, pushes: PushingTasks, tasks: LeasedAhead, seed: int
 
 
 def _tell_rest(source: _Source, tasks: LeasedAhead, pushes: PushingTasks | None = None) -> None:
-    """Report finished tasks when the loop ends before the dataset does, including unacknowledged reports."""
-    reports = [report for request in source.stream.unanswered for report in request.completed]
-    reports += tasks.take_finished()
+    """Report finished tasks when the loop ends before the dataset does; no request is on its way after it."""
+    reports, stream = tasks.take_finished(), source.stream
     if pushes is not None:
         with contextlib.suppress(ElastaneError):
             reports += pushes.reports(-1)
-    source.stream.close()
-    if reports:
-        with contextlib.suppress(ElastaneError):  # on failure the tasks are leased again, and repeated
-            source.client.lease_tasks(source.request(reports, 0))
+    with contextlib.suppress(ElastaneError):  # on failure the tasks are leased again, and repeated
+        stream.send(source.request(reports, 0))
+        while stream.unanswered:
+            stream.receive()
 
 
 def _tell_last(source: _Source, pushes: PushingTasks, task: PushTask) -> None:
@@ -281,6 +293,20 @@ def _tell_last(source: _Source, pushes: PushingTasks, task: PushTask) -> None:
     ):  # on failure the task is leased again, and no slot counts it twice
         if reports := pushes.end(task):
             source.client.lease_tasks(source.request(reports, 0))
+
+
+def _give_back(environment: WorkerEnvironment, worker_session: TaskSession) -> None:
+    """Give back what is leased of data sets that the script has left, begun or not, uncounted."""
+    if not worker_session.left:
+        return
+    client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
+    with contextlib.closing(client), contextlib.suppress(ElastaneError):  # on failure the leases run out
+        while worker_session.left:
+            name = worker_session.left.pop()
+            job, worker = environment.job, environment.worker_id
+            client.lease_tasks(
+                shard_pb2.LeaseTasksRequest(job=job, dataset=name, worker_id=worker, leaves=True)
+            )
 
 
 class TaskSession:
@@ -294,6 +320,8 @@ class TaskSession:
         self._process = ProcessIdentity()
         #: Data sets of which the script has had all tasks, or has seen that others did.
         self.gone_through: set[str] = set()
+        #: Data sets that the script has left, and whose tasks are not given back yet.
+        self.left: set[str] = set()
         self.drain: ring_pb2.Drain | None = None
         self.done: ring_pb2.Done | None = None
         self._replaced: WorkerReplacedError | None = None

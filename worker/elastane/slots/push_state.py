@@ -17,8 +17,9 @@ from elastane_slots.pushes import AGAIN_VERDICTS, DONE_VERDICTS, RETURNED_VERDIC
 #: Between two tries, without a newer map: doubles from the first to the last.
 AGAIN_SECONDS_MIN: Final = 0.005
 AGAIN_SECONDS_MAX: Final = 0.1
-_REASONS: Final = {
-    Verdict.RESTORED: "slot {} went back to a snapshot after the lease",
+#: Why a task is given back.
+REASONS: Final = {
+    Verdict.RESTORED: "slot {} went back to a snapshot after the lease, or the lease has ended",
     Verdict.TOO_OLD: "slot {} has applied too many tasks since the pull",
 }
 
@@ -82,6 +83,6 @@ class PushState:
             self._lives[slot], self._versions[slot] = life, version
             self._staleness = max(self._staleness, staleness)
         elif verdict in RETURNED_VERDICTS:
-            self._returned = self._returned or _REASONS[verdict].format(slot)
+            self._returned = self._returned or REASONS[verdict].format(slot)
         else:
             self._closed = True

@@ -34,7 +34,7 @@ from elastane.slots.frames import (
 from elastane.slots.handshake import PsHandshakeError
 from elastane.slots.map_message import ToldMap
 from elastane.slots.map_watch import MapWatch
-from elastane.slots.push_state import PushState, pause_seconds, verdict_of
+from elastane.slots.push_state import REASONS, PushState, pause_seconds, verdict_of
 from elastane.slots.wire import Piece, pad
 from elastane.tables.layout import PushPart, bytes_of, cut, padded_sum
 from elastane.tables.spec import ModelSpec
@@ -300,7 +300,7 @@ class _Pulling(_Conversation):
                 self.uninitialised.add(entry.slot)
             elif verdict := verdict_of(entry.code):
                 if verdict in RETURNED_VERDICTS:
-                    self.returned = f"slot {entry.slot} went back to a snapshot after the lease"
+                    self.returned = REASONS[verdict].format(entry.slot)
             else:
                 sizes = self._spec.layout(entry.slot).pulled_sections(
                     self._wanted[entry.slot].dense, self._rows(entry.slot)

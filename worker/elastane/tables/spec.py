@@ -78,6 +78,11 @@ class RowTable(msgspec.Struct, frozen=True):
     group: int = 0
 
 
+def weight_of(table: str) -> str:
+    """Return what torch calls the weight of an embedding; that of a model which is one itself is "weight"."""
+    return table if table == "weight" else f"{table}.weight"
+
+
 class ModelSpec(msgspec.Struct, frozen=True, dict=True):
     """A model. slots: for the life of the job. seed: of new rows. wire: of float32 values in messages."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
 from elastane.tables.spec import DenseTensor, ModelSpec, PsModelError, RowTable, Wire
@@ -28,11 +28,22 @@ _DISTRIBUTIONS: Final = {
 
 
 def to_proto(
-    spec: ModelSpec, *, dense_digest: bytes = b"", environment: dict[str, str] | None = None
+    spec: ModelSpec,
+    *,
+    dense_digest: bytes = b"",
+    environment: dict[str, str] | None = None,
+    absent: Sequence[str] = (),
 ) -> ps_pb2.SlotModel:
-    """Return the message that registers a model. dense_digest: of the initial dense values."""
+    """Return the message that registers a model.
+
+    dense_digest: of the initial dense values. absent: keys of its state_dict that are in no slot.
+    """
     model = ps_pb2.SlotModel(
-        slots=spec.slots, seed=spec.seed, dense_digest=dense_digest, environment=environment or {}
+        slots=spec.slots,
+        seed=spec.seed,
+        dense_digest=dense_digest,
+        environment=environment or {},
+        absent=absent,
     )
     for tensor in spec.tensors:
         model.tensors.add(

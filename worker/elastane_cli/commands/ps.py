@@ -231,6 +231,9 @@ def export(
     wait: Annotated[
         float, typer.Option("--wait", metavar="SECONDS", min=1.0, help="How long to wait for a new one.")
     ] = 600.0,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Leave out what no slot has: frozen parameters and buffers.")
+    ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
@@ -238,7 +241,7 @@ def export(
     """Write the model as a state_dict, which torch.load reads, from a checkpoint of all slots.
 
     The checkpoint's folder must be readable from here. Rows of tables that no task has used have their
-    initial values.
+    initial values. The file has all keys of the script's model, or says which it lacks (--partial).
     """
     job, target = _job_and(arguments, "FILE")
     with connect(master, timeout) as client:
@@ -248,13 +251,15 @@ def export(
         found = client.get_slots(job)
     from elastane_cli.slot_export import export_state
 
-    exported = export_state(found, checkpoint, Path(target))
+    exported = export_state(found, checkpoint, Path(target), partial=partial)
     if as_json:
         print_json({"job": job, "checkpoint": checkpoint, **exported})
     else:
         typer.echo(
             f"{job}: {exported['parameters']} parameters of checkpoint {checkpoint} in {exported['file']}"
         )
+        if exported["absent"]:
+            typer.echo(f"left out, as no slot has them: {', '.join(exported['absent'])}")
 
 
 def run_text(run: ps_pb2.TaskRunName) -> str:

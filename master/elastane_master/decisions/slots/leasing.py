@@ -3,6 +3,9 @@
 A task is leased only while every slot is served and the gate has room; it is DONE only if the present life
 of every slot has applied it, which the sum of the lives in its report says: lives only grow, and no answer is
 of a life that has not begun.
+
+Where the gate is full, in part of tasks whose lease has ended and that nobody here can lease, as they are of
+another data set, these leases are fenced out of all slots: see `StalenessGate`.
 """
 
 from __future__ import annotations
@@ -42,19 +45,39 @@ def waits(book: SlotBook) -> str:
     """Return why no fresh task is leased now, in words; "" if tasks are."""
     if why := blocked(book):
         return why
-    if book.checkpoint is not None and not book.checkpoint.in_flight:
+    if book.checkpoint is not None and _drains(book):
         return f"{book.checkpoint.checkpoint} waits for the tasks in flight"
     if book.gate.room() == 0:
         return f"one more task could exceed the staleness limit of {book.gate.limit}"
     return ""
 
 
+def _has_returned(book: SlotBook, dataset: str) -> bool:
+    return any(name.dataset == dataset for name in book.gate.returned)
+
+
+def _can_fence(book: SlotBook) -> bool:
+    """True if the gate is full, and of tasks that it can forget, too."""
+    gate = book.gate
+    return gate.room() == 0 and not _drains(book) and bool(gate.forgettable(gate.fence(book.leases)))
+
+
+def _fence(ctx: DecisionContext) -> None:
+    """Have slots refuse all leases that have ended, so that their tasks take no room any more."""
+    book = ctx.state.slots
+    assert book.map is not None
+    fence = book.gate.fence(book.leases)
+    book.map = book.map.fenced(fence)
+    book.gate.fenced(fence)
+
+
 def fresh_max(book: SlotBook) -> int | None:
     """Return how many fresh tasks may be leased: none while a checkpoint waits for those in flight."""
-    flight = book.checkpoint
-    if flight is not None and not flight.in_flight:
-        return 0
-    return book.gate.room()
+    return 0 if _drains(book) else book.gate.room()
+
+
+def _drains(book: SlotBook) -> bool:
+    return book.checkpoint is not None and not book.checkpoint.in_flight
 
 
 def status(book: SlotBook, queue: DynamicQueue, dataset: str, now: float) -> QueueStatus:
@@ -66,8 +89,8 @@ def status(book: SlotBook, queue: DynamicQueue, dataset: str, now: float) -> Que
         return found if dataset in book.finished else QueueStatus.WAIT
     if found is QueueStatus.HAS_TODO:
         deadline = queue.next_deadline()
-        returned = queue.has_returned or (deadline is not None and deadline <= now)
-        if blocked(book) or (fresh_max(book) == 0 and not returned):
+        returned = _has_returned(book, dataset) or (deadline is not None and deadline <= now)
+        if blocked(book) or (fresh_max(book) == 0 and not returned and not _can_fence(book)):
             return QueueStatus.WAIT
     return found
 
@@ -84,10 +107,16 @@ def lease(
     book = ctx.state.slots
     if blocked(book) or book.map is None:
         return ()
+    if _can_fence(book) and not _has_returned(book, dataset):
+        _fence(ctx)
+
+    def returned(epoch: int, index: int) -> bool:
+        return TaskName(dataset, epoch, index) in book.gate.returned
+
     numbered = []
-    for task in queue.lease(worker, max_tasks, ctx.now, rng, fresh_max=fresh_max(book)):
-        book.gate.leased(TaskName(dataset, task.epoch, task.index))
+    for task in queue.lease(worker, max_tasks, ctx.now, rng, fresh_max=fresh_max(book), returned=returned):
         book.leases += 1
+        book.gate.leased(TaskName(dataset, task.epoch, task.index), book.leases)
         numbered.append(msgspec.structs.replace(task, number=book.leases, map_generation=book.map.generation))
     return tuple(numbered)
 

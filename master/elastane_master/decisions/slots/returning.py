@@ -24,11 +24,13 @@ import msgspec
 
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.slot_book import SlotBook
-from elastane_master.decisions.slot_events import PsJoined
+from elastane_master.decisions.slot_events import MapSeen, PsJoined
 from elastane_slots.mixing import below, text_key
 from elastane_slots.slot_map import SlotMap, SlotPlace
 
 LIVES_APART_MAX: Final = 2**32
+GENERATION_MAX: Final = 2**50
+"""Highest generation of a map that a worker is believed to have."""
 
 
 def master_started(ctx: DecisionContext, master: str) -> None:
@@ -56,9 +58,21 @@ def forget_copies(ctx: DecisionContext, event: PsJoined) -> None:
     book = ctx.state.slots
     assert book.map is not None
     if event.generation > book.map.generation:
-        alone = {"backup": "", "target": "", "joining": "", "begun": 0}
-        places = tuple(msgspec.structs.replace(place, **alone) for place in book.map.places)
+        # A move stays: its owner is frozen, and the target may own the slot by a map that the store has lost.
+        alone = {"backup": "", "joining": ""}
+        places = tuple(
+            msgspec.structs.replace(place, **alone, begun=place.begun if place.target else 0)
+            for place in book.map.places
+        )
         book.map = SlotMap(event.generation + 1, places)
+
+
+def map_seen(ctx: DecisionContext, event: MapSeen) -> None:
+    """A worker takes no map that is not newer than its own, and is not served before a process has it."""
+    book = ctx.state.slots
+    if book.map is not None and book.map.generation < event.generation <= GENERATION_MAX:
+        ctx.touch()
+        book.map = SlotMap(event.generation + 1, book.map.places)
 
 
 def lift(ctx: DecisionContext, event: PsJoined) -> None:

@@ -29,10 +29,10 @@ class PsView:
 
 @dataclass(frozen=True)
 class SlotsView:
-    """The slots of a job, their processes and the gate. waiting: why nothing is leased; empty: tasks are.
+    """The slots of a job, their processes and the gate.
 
-    snapshots: by slot, life and version. checkpoint: the newest complete one; empty: none. datasets: those
-    whose tasks push.
+    waiting: why nothing is leased; empty: tasks are, or all are over. snapshots: by slot, life and version.
+    checkpoint: the newest complete one; empty: none. datasets: those whose tasks push.
     """
 
     model: SlotModel | None
@@ -69,7 +69,8 @@ def slots_view(book: SlotBook, queues: Queues) -> SlotsView:
         )
         for record in book.processes.values()
     )
-    gate = book.gate
+    gate, datasets = book.gate, tuple(name for name, queue in queues.dynamic.items() if queue.pushes)
+    over = bool(datasets) and book.finished.keys() >= set(datasets)
     return SlotsView(
         book.model,
         processes,
@@ -78,11 +79,11 @@ def slots_view(book: SlotBook, queues: Queues) -> SlotsView:
         len(gate.returned),
         len(gate.closing),
         gate.worst(),
-        leasing.waits(book),
+        "" if over else leasing.waits(book),
         book.leases,
         tuple(sorted(book.left_parts.items())),
         tuple(sorted(book.snapshots.items())),
         sum(queue.reopened for queue in queues.dynamic.values()),
         book.checkpoints[-1].checkpoint if book.checkpoints else "",
-        tuple(name for name, queue in queues.dynamic.items() if queue.pushes),
+        datasets,
     )

@@ -7,13 +7,14 @@ read at every push, so schedules and changes of `param_groups` take effect.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
+from elastane.runtime.prepared_objects import replace_method
 from elastane.runtime.slots.errors import PsOptimizerError
 from elastane.runtime.slots.row_optimizer import RULES, RowOptimizer
 from elastane.tables.rates import NAMES, packed
@@ -71,6 +72,11 @@ class OptimizerGroups:
                     self._add(_row_rule(optimizer, group, tables[id(rows[0])]), group, rows)
 
     @property
+    def have_schedulers(self) -> bool:
+        """True if torch's schedulers set rates."""
+        return any("initial_lr" in group for one in self.optimizers for group in one.param_groups)
+
+    @property
     def rules(self) -> list[str]:
         return [group.rule for group in self.groups]
 
@@ -80,10 +86,12 @@ class OptimizerGroups:
 
     def release(self, tables: Mapping[int, str]) -> None:
         """Take the tables' weights out of the optimizers, which would keep their memory; and let `step`
-        refuse: gradients are applied by a push alone."""
+        refuse: gradients are applied by a push alone. So do calls that no parameter server would hear of."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["params"] = [p for p in group["params"] if id(p) not in tables]
+            replace_method(optimizer, "add_param_group", _refuse_group)
+            replace_method(optimizer, "load_state_dict", _refuse_loading)
             optimizer.step = types.MethodType(_refuse_step, optimizer)  # type: ignore[method-assign]
             # torch's schedulers warn where `step` was not called before theirs.
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -103,6 +111,20 @@ def _refuse_step(self: Optimizer, *args: Any, **kwargs: Any) -> NoReturn:
 
 # torch's schedulers warn where `step` is no longer the one that they wrapped.
 _refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+def _refuse_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+    raise PsOptimizerError(
+        "add_param_group() was called after prepare_ps: parameter servers have the groups of that moment",
+        hint="create all groups before prepare_ps; for layers that are trained later use lr=0",
+    )
+
+
+def _refuse_loading(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+    raise PsOptimizerError(
+        "load_state_dict() of an optimizer was called after prepare_ps: its moments are at parameter servers",
+        hint="`elastane ps rewind` takes weights and moments back to a checkpoint; set rates in param_groups",
+    )
 
 
 def _refuse_state(optimizer: Optimizer) -> None:

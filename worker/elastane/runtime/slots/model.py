@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from elastane.runtime.prepared_objects import replace_method
 from elastane.runtime.slots.dense import dense_tensor
 from elastane.runtime.slots.errors import PsOptimizerError
 from elastane.runtime.slots.groups import OptimizerGroups
 from elastane.runtime.slots.remote_embedding import check_embedding, is_sparse
-from elastane.tables.spec import ModelSpec, PsModelError, RowTable, Wire
+from elastane.tables.spec import ModelSpec, PsModelError, RowTable, Wire, weight_of
 from elastane_slots.initial_rows import Distribution
 from elastane_slots.placement import BLOCK_BYTES, SLOTS
 
@@ -60,6 +61,8 @@ class ModelParts:
     groups: OptimizerGroups
     #: Digest of what is neither in a slot nor changed by training; it must be equal in all workers.
     local: str
+    #: Keys of its state_dict that are in no slot.
+    absent: list[str]
 
 
 def model_parts(
@@ -97,7 +100,10 @@ def model_parts(
         raise PsModelError(f"initial names {sorted(unknown)[0]!r}, which is no embedding with sparse=True")
     _say_large(given.net)
     used = set(map(id, dense.values())) | set(weights)
-    return ModelParts(spec, list(dense.values()), dict(tables), groups, _local_digest(given.net, used))
+    known = {*dense, *map(weight_of, tables)}
+    absent = [key for key in given.net.state_dict() if key not in known]
+    local = _local_digest(given.net, used)
+    return ModelParts(spec, list(dense.values()), dict(tables), groups, local, absent)
 
 
 def _tables(net: nn.Module) -> dict[str, Any]:
@@ -175,7 +181,23 @@ def _say_large(net: nn.Module) -> None:
                     " the rows that a task uses are"
                 )
         elif isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
-            _log.warning(f"the running averages of {name!r} stay in each worker, and differ among workers")
+            _log.warning(
+                f"the running averages of {name!r} stay in each worker: they differ among workers, and begin"
+                " anew in one that starts anew or joins"
+            )
+
+
+def refuse_loading(net: nn.Module) -> None:
+    """Refuse `load_state_dict` of a model and its parts from now on: the next pull would undo it."""
+    for module in net.modules():
+        replace_method(module, "load_state_dict", _refuse_loading)
+
+
+def _refuse_loading(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+    raise PsModelError(
+        "load_state_dict() of the model was called after prepare_ps: its weights are at parameter servers",
+        hint="load before prepare_ps; `elastane ps rewind` takes a job back to a checkpoint",
+    )
 
 
 def _local_digest(net: nn.Module, used: set[int]) -> str:

@@ -20,14 +20,20 @@ from torch import Tensor
 from elastane.runtime import probes
 from elastane.runtime.slots.clips import refuse_clips
 from elastane.runtime.slots.dense import DenseMemory
-from elastane.runtime.slots.errors import NonFiniteGradientError, NotPushedError, PsModeError, RowIdError
+from elastane.runtime.slots.errors import (
+    NonFiniteGradientError,
+    NotPushedError,
+    PsModeError,
+    PsOptimizerError,
+    RowIdError,
+)
 from elastane.runtime.slots.gradients import non_finite, parts_of, row_gradients
-from elastane.runtime.slots.model import ModelParts, PsArguments
+from elastane.runtime.slots.model import ModelParts, PsArguments, refuse_loading
 from elastane.runtime.slots.pulls import Pulls
 from elastane.runtime.slots.remote_embedding import make_remote
 from elastane.runtime.slots.task import PushTask, TaskEnd
 from elastane.slots.access import PulledSlots, PushedTask, PushOutcome, SlotAccess
-from elastane.tables.layout import Ids
+from elastane.tables.layout import Ids, Values
 
 _log = structlog.get_logger(__name__)
 
@@ -107,13 +113,18 @@ class PreparedPs:
         #: In a task, by table, the uses of its rows: ids and leaf.
         self._used: dict[int, list[tuple[Ids, Tensor]]] = {}
         self._evaluating = False
-        self._said_lost = False
+        self._said_lost = self._said_schedulers = False
         self._in_hand: PushTask | None = None
         self._end: Future[TaskEnd] | None = None
         weights = {id(module.weight): name for name, module in parts.tables.items()}
         parts.groups.release(weights)
         if parts.tables:
             refuse_clips(parts.dense)
+        refuse_loading(given.net)
+        known = {id(parameter) for parameter in parts.dense}
+        self._frozen = {
+            name: p for name, p in given.net.named_parameters() if id(p) not in known | weights.keys()
+        }
         for name, module in parts.tables.items():
             make_remote(module, name, self._tables[name], self._use)
 
@@ -131,6 +142,10 @@ class PreparedPs:
             pulls, ids = self._new_pulls(task), self._ids_of(task)
             self._ahead[task.lease] = pulls, self._threads.submit(pulls.ask, self._memory, ids)
 
+    def leave(self) -> None:
+        """The script has left its loop: no task is in hand any more."""
+        self._in_hand, self._ahead = None, {}
+
     @property
     def ended(self) -> bool:
         """True once the task in hand is pushed or skipped."""
@@ -139,7 +154,8 @@ class PreparedPs:
     def end(self) -> Future[TaskEnd]:
         """Return what becomes of the task in hand. Raises NotPushedError."""
         task, end = self._in_hand, self._end
-        assert task is not None
+        if task is None:
+            raise NotPushedError("no task is in hand", hint="one loop over job.tasks after the other")
         if end is None:
             raise NotPushedError(
                 f"task {task.index} was neither pushed nor skipped",
@@ -211,6 +227,7 @@ class PreparedPs:
         if pulls.returned:
             self._end = _ended(TaskEnd("returned", error=pulls.returned))
             return self._end
+        self._check_gradients(task, dense, used)
         spec = self._parts.spec
         tables = {table: row_gradients(spec, table, uses) for table, uses in used.items()}
         named = {spec.tables[table].name: found for table, found in tables.items()}
@@ -223,6 +240,25 @@ class PreparedPs:
         parts = {} if wrong else parts_of(spec, self._memory, dense, tables)
         self._end = self._send(self._pushed(task, parts, pulls))
         return self._end
+
+    def _check_gradients(
+        self, task: PushTask, dense: list[Values | None], used: dict[int, list[tuple[Ids, Tensor]]]
+    ) -> None:
+        """Raise for gradients that parameter servers would not hear of. The task stays in hand."""
+        thawed = next((name for name, parameter in self._frozen.items() if parameter.requires_grad), "")
+        if thawed:
+            raise PsOptimizerError(
+                f"{thawed!r} requires a gradient since prepare_ps: no parameter server has it",
+                hint="have it require one before prepare_ps; for layers that are trained later use lr=0",
+                tensor=thawed,
+            )
+        leaves = (leaf for uses in used.values() for _, leaf in uses)
+        if all(gradient is None for gradient in dense) and all(leaf.grad is None for leaf in leaves):
+            raise NotPushedError(
+                f"the block of task {task.index} has computed no gradient",
+                hint="call backward() in it; job.skip(task) counts a task without gradients",
+                task=task.index,
+            )
 
     def _refused(self, task: PushTask, name: str) -> Future[TaskEnd]:
         error = NonFiniteGradientError(
@@ -242,6 +278,12 @@ class PreparedPs:
         return _ended(_end_of(self._access.push(pushed)))
 
     def _pushed(self, task: PushTask, parts: Any, pulls: Pulls | None = None) -> PushedTask:
+        if task.lease and not self._said_schedulers and self._parts.groups.have_schedulers:
+            self._said_schedulers = True
+            _log.warning(
+                "schedulers begin anew in a worker that starts anew or joins: set the rates by task.epoch and"
+                " task.index where that matters"
+            )
         return PushedTask(
             task.dataset,
             task.epoch,
@@ -309,7 +351,8 @@ class PreparedPs:
         if task is not self._in_hand or task is None:
             raise NotPushedError(
                 f"job.{what} was called for a task that is not in hand",
-                hint="pass it the task that the loop over job.tasks has yielded last",
+                hint="pass it the task that the loop over job.tasks has yielded last; one of a loop that is"
+                " left is given back",
             )
         if self._end is not None:
             raise NotPushedError(f"task {task.index} was pushed or skipped already", task=task.index)

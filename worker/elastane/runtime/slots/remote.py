@@ -63,6 +63,7 @@ def _register(
             "threads": str(environment.torch_threads),
             "determinism": environment.determinism.value,
         },
+        absent=parts.absent,
     )
     request = ps_pb2.RegisterModelRequest(job=environment.job, worker_id=environment.worker_id, model=model)
     try:

@@ -71,6 +71,10 @@ class PushingTasks:
         self._on_the_way[self._prepared.end()] = task
         return self.reports(len(self._on_the_way) - self._ahead)
 
+    def leave(self) -> None:
+        """The script has left the loop: its tasks are given back."""
+        self._prepared.leave()
+
     def reports(self, at_least: int = 0) -> list[shard_pb2.TaskReport]:
         """Return reports of pushes that were answered; waits until `at_least` were, -1: all."""
         wanted = len(self._on_the_way) if at_least < 0 else at_least

@@ -69,8 +69,11 @@ class BenchmarkError(Exception):
     """One benchmark failed; the message has the end of its output."""
 
 
-def run(name: str, results: Path, *, full: bool) -> Path:
-    """Run one benchmark; return the file with its figures. Raises BenchmarkError."""
+def run(name: str, results: Path, *, full: bool, profiles: Path | None = None) -> Path:
+    """Run one benchmark; return the file with its figures. Raises BenchmarkError.
+
+    profiles: folder with PipeDream's profiles, for the planner; None: it is measured without them.
+    """
     found = results / f"{name}.json"
     with tempfile.TemporaryDirectory() as folder:
         fresh, log = Path(folder) / "figures.json", Path(folder) / "log"
@@ -79,6 +82,7 @@ def run(name: str, results: Path, *, full: bool) -> Path:
         else:
             command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(fresh)]
             command += [] if full else ["--quick"]
+            command += ["--profiles", str(profiles)] if profiles and name == "planner" else []
         _call(command, log)
         if not fresh.exists():
             raise BenchmarkError(f"{name} wrote no figures; it printed:\n{_end_of(log)}")
@@ -151,7 +155,9 @@ def _series(one: dict[str, Any]) -> Series:
     return Series([stats[name] * 1e6 for name in ("min", "q1", "median")], "us")
 
 
-def run_all(names: Sequence[str], results: Path, console: Console, *, full: bool) -> dict[str, str]:
+def run_all(
+    names: Sequence[str], results: Path, console: Console, *, full: bool, profiles: Path | None = None
+) -> dict[str, str]:
     """Run the benchmarks one after the other; return the failures by name."""
     results.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
@@ -162,7 +168,7 @@ def run_all(names: Sequence[str], results: Path, console: Console, *, full: bool
             progress.update(task, description=name)
             start = time.monotonic()
             try:
-                run(name, results, full=full)
+                run(name, results, full=full, profiles=profiles)
             except BenchmarkError as error:
                 failures[name] = str(error)
             verdict = "failed" if name in failures else "done"
@@ -237,6 +243,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help=f"some of: {', '.join(BENCHMARKS)}")
     parser.add_argument("--full", action="store_true", help="the long forms, an hour or more")
+    parser.add_argument("--profiles", type=Path, help="PipeDream's profiles, for the planner: not shipped")
     parser.add_argument("--page-only", action="store_true", help="write the page from the kept figures")
     parser.add_argument("--check", action="store_true", help="compare with the kept figures, keep nothing")
     parser.add_argument("--results", type=Path, help="with --check: figures of an earlier run")
@@ -244,13 +251,17 @@ def main() -> None:
     names = [name for name in args.only.split(",") if name] or list(BENCHMARKS)
     if unknown := sorted(set(names) - set(BENCHMARKS)):
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    if args.profiles and not args.profiles.is_dir():
+        parser.error(f"no such folder: {args.profiles}")
     if args.results and not args.results.is_dir():
         parser.error(f"no such folder: {args.results}")
     console = Console(highlight=False)
     try:
         if args.check:
             sys.exit(check(args, names, console))
-        failures = {} if args.page_only else run_all(names, RESULTS, console, full=args.full)
+        failures = (
+            {} if args.page_only else run_all(names, RESULTS, console, full=args.full, profiles=args.profiles)
+        )
     except KeyboardInterrupt:
         sys.exit(130)
     from bench_pictures import draw  # matplotlib is slow to import, and a check does not need it

@@ -16,7 +16,7 @@ import torch
 
 from elastane.pipeline.frames import leaves
 
-#: Steps of which the median is taken.
+#: Steps of which the median is taken, and of overheads the least.
 STEPS: Final = 20
 
 
@@ -99,11 +99,10 @@ class UnitClock:
     def overheads(self) -> tuple[float, float]:
         """(forward, backward) seconds of a block beside its units; zero where they are not known.
 
-        The lower quartile: it is short and always the same but for the wait for a processor, of which the
-        machine's load decides.
+        The least of the last steps: all that varies is the wait for a processor, by the machine's load.
         """
-        forward, backward = (sorted(self._overheads.get(kind, (0.0,))) for kind in "FB")
-        return forward[len(forward) // 4], backward[len(backward) // 4]
+        forward, backward = (min(self._overheads.get(kind, (0.0,))) for kind in "FB")
+        return forward, backward
 
     def _reach(self, unit: int) -> None:
         self._reached.setdefault(unit, self._now())

@@ -327,8 +327,7 @@ class PsServer:
                 return
             note = self._restored.pop(slot, None)
             if self._journal is not None and note is not None and note.life == held.record.life:
-                begun = LifeBegun(slot, note.life, note.version, note.snapshot_life, self.generation)
-                self._journal.add(begun)
+                self._journal.add(LifeBegun(slot, note.life, note.version, note.snapshot_life))
             self._complete.pop(slot, None)
             held.refused = self._refused
             with held.lock:

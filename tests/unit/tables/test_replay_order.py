@@ -116,7 +116,7 @@ class Run:
         source = self.random.choice([state for state in self.values if state.slot == slot])
         self.generation += 1
         begun = SlotState(slot, self.now[slot].life + 1, source.version)
-        self.records.append(LifeBegun(*begun, before=source.life, generation=self.generation))
+        self.records.append(LifeBegun(*begun, before=source.life))
         leased = {attempt.task for attempt in self.attempts}
         lacks = self.applied[self.now[slot]] - self.applied[source] - leased - set(self.todo)
         self.todo += sorted(lacks)
@@ -208,6 +208,14 @@ def test_another_push_of_the_same_version_is_refused() -> None:
     run.records.append(run.entry(attempt, run.now[1]))
     with pytest.raises(JournalError, match="two pushes made"):
         run.order()
+
+
+def test_a_life_that_began_twice_is_refused() -> None:
+    history = History()
+    history.add(LifeBegun(0, 1, 5, 0))
+    history.add(LifeBegun(0, 1, 5, 0))
+    with pytest.raises(JournalError, match="life 1 of slot 0 began twice"):
+        history.add(LifeBegun(0, 1, 6, 0))
 
 
 def test_data_sets_come_one_after_the_other() -> None:

@@ -49,7 +49,6 @@ class LifeBegun(msgspec.Struct, frozen=True, array_like=True, tag=2):
     life: int
     version: int
     before: int
-    generation: int
 
 
 Record = JournalEntry | LifeBegun

@@ -15,9 +15,11 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from elastane.tables.journal_records import JournalEntry, JournalError, LifeBegun, Record
+
+_TWO_RUNS: Final = "the folder has the journals of two runs"
 
 
 class SlotState(NamedTuple):
@@ -59,21 +61,20 @@ class History:
 
     executions: dict[int, Execution] = field(default_factory=dict)
     _updates: dict[SlotState, list[Update]] = field(default_factory=lambda: defaultdict(list))
-    #: By (slot, life): life and version with which it began, and the generation.
+    #: By (slot, life).
     _begun: dict[tuple[int, int], LifeBegun] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         """Take a record. Raises JournalError for one that contradicts another."""
         if isinstance(record, LifeBegun):
-            known = self._begun.get((record.slot, record.life))
-            if known is None or known.generation < record.generation:
-                self._begun[record.slot, record.life] = record
+            if self._begun.setdefault((record.slot, record.life), record) != record:
+                raise JournalError(
+                    f"life {record.life} of slot {record.slot} began twice", hint=_TWO_RUNS, slot=record.slot
+                )
             return
         execution = _execution(record)
         if self.executions.setdefault(record.lease, execution) != execution:
-            raise JournalError(
-                f"lease {record.lease} is of two tasks", hint="the folder has the journals of two runs"
-            )
+            raise JournalError(f"lease {record.lease} is of two tasks", hint=_TWO_RUNS)
         state = SlotState(record.slot, record.life, record.version)
         update = Update(record.lease, record.scale, record.digest, record.generation)
         if update not in (there := self._updates[state]):
@@ -126,21 +127,15 @@ class History:
         """Return what made each state.
 
         An owner may have applied what its backup never got, and die: the backup's own pushes follow then,
-        of a map with a higher generation, and the dead owner's that are not before those count for nothing.
+        of a map with a higher generation, and those of the dead owner count for nothing.
         """
         valid: dict[SlotState, Update] = {}
-        highest: dict[tuple[int, int], int] = {}
-        for state in sorted(self._updates):
-            life = state.slot, state.life
-            newest = max(update.generation for update in self._updates[state])
-            if newest < highest.get(life, 0):
-                continue
-            highest[life] = newest
-            of_newest = [update for update in self._updates[state] if update.generation == newest]
+        for state, updates in self._updates.items():
+            newest = max(update.generation for update in updates)
+            of_newest = [update for update in updates if update.generation == newest]
             if len(of_newest) > 1:
                 raise JournalError(
-                    f"two pushes made version {state.version} of slot {state.slot}",
-                    hint="the folder has the journals of two runs",
+                    f"two pushes made version {state.version} of slot {state.slot}", hint=_TWO_RUNS
                 )
             valid[state] = of_newest[0]
         return valid

@@ -50,6 +50,9 @@ ALLOWED = {
     ("worker/elastane_cli/commands/catalogue.py", "import_module"): "the fixed list COMMANDS above it",
     ("common/elastane_common/determinism.py", "import_module"): "a fixed name of NumPy",
     ("worker/elastane/reference_hook/elastane_reference.py", "import_module"): "a fixed name of torch",
+    ("worker/elastane/warm_start.py", "import_module"): "what the user's script imports itself",
+    ("worker/elastane/warm_start.py", "compile"): "the user's script, as `python SCRIPT` does",
+    ("worker/elastane/warm_start.py", "exec"): "the same",
 }
 READS_PICKLE = {"worker/elastane/data/transfer.py"}
 """Where alone something may be unpickled."""

@@ -186,4 +186,4 @@ class _State:
         saved = cluster.client.checkpoint_slots(cluster.job)
         file = cluster.folder / "model.pt"
         export_state(cluster.slots(), saved.checkpoint, file)
-        return ps_job.miscounted(torch.load(file), done)
+        return ps_job.miscounted(torch.load(file, weights_only=True), done)

@@ -4,7 +4,7 @@ once             no name is twice in a slot's weights
 done is applied  what is DONE is in every slot that is served, at every look
 exact at rest    in the end a slot has what is DONE and what FAILED tasks have left in it, as it is listed
 stale            nothing is applied that was pulled more than the limit of tasks before; no push of a live
-                 lease is refused as too old; none is refused as restored in a slot that never was
+                 lease is refused as too old, nor as restored in a slot that never was
 one owner        of a state (slot, life, version) one process says that it has applied it
 nothing back     with backups, whatever single process dies, no slot goes back
 settles          after the faults: all is DONE, slots are where they belong, nothing is outstanding
@@ -105,8 +105,8 @@ class SlotCheckers:
             return
         if told.verdict is Verdict.TOO_OLD and self._is_live(push, attempt):
             self.fail("stale", f"a push of a live lease of task {push.name.task} is too old for slot {slot}")
-        if told.verdict is Verdict.RESTORED and told.life == 0:
-            self.fail("stale", f"slot {slot} refuses a push as restored, and never was")
+        if told.verdict is Verdict.RESTORED and told.life == 0 and self._is_live(push, attempt):
+            self.fail("stale", f"slot {slot} refuses a push of a live lease as restored, and never was")
 
     def closed(self, slot: int, life: int, names: Collection[TaskName]) -> None:
         """A slot has told that it closed tasks that it had not applied."""

@@ -15,8 +15,9 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,12 @@ from elastane_planner.cluster import Cluster, Device
 from elastane_planner.costs import Costs
 from elastane_planner.memory import MemoryNeeds, Need
 from elastane_planner.plan import Memory, Plan, Stage
+from elastane_planner.planner import make_plan
+from elastane_planner.profile import Profile
 from elastane_planner.schedule import blocks
 
 TARGET = 1.10
 STEPS = 4
-PROCESSES = 2
-
 Constructors = list[Callable[[], nn.Module]]
 
 
@@ -129,19 +130,35 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model on two workers. replicas: of its only stage; or there are two stages of as many units."""
+    """A model on two workers. replicas: of its only stage; or there are two stages of as many units, or what
+    the planner has made."""
 
     model: str
     memory: Memory = "plain"
     replicas: int = 1
     micro_batches: int = 8
+    made: Plan | None = None
 
     def __str__(self) -> str:
+        if self.made is not None:
+            return f"{self.model} in three workers of half the memory that it takes in one"
         shape = "2 stages" if self.replicas == 1 else f"{self.replicas} replicas"
         return f"{self.model}, {shape}, {self.memory}, {self.micro_batches} micro-batches"
 
+    @property
+    def workers(self) -> int:
+        """Processes in which it runs."""
+        return 2 if self.made is None else len(self.made.devices)
+
     def plan(self, units: int) -> Plan:
         """Return the plan for so many units."""
+        if self.made is not None:
+            stages, count = self.made.stages, len(self.made.stages)
+            if units == stages[-1].end_unit:
+                return self.made
+            bounds = [units * place // count for place in range(count + 1)]
+            pairs = zip(stages, pairwise(bounds), strict=True)
+            return Plan(tuple(Stage(*ends, stage.devices, stage.memory) for stage, ends in pairs))
         if self.replicas > 1:
             return Plan((Stage(0, units, tuple(range(self.replicas)), self.memory),))
         half = units // 2
@@ -157,17 +174,38 @@ CASES = (
 )
 
 
+HALVED = Case("GPT of width 192")
+
+
 def planned(case: Case) -> list[Need]:
     """Return the planner's figures for each worker, from a profile taken here."""
+    profile = _profile(case)
+    by_device = _needs(case, profile, case.plan(len(profile.units)))
+    return [by_device[me] for me in range(case.workers)]
+
+
+def _profile(case: Case) -> Profile:
     model = MODELS[case.model]
     units = Units.build(model.units())
     optimizer = UnitOptimizer.build(units, _momentum)
-    profile = profile_units(units, [model.batch(0)], model.loss, steps=1, optimizer=optimizer).profile
-    cluster = Cluster.uniform([Device(str(me)) for me in range(PROCESSES)], 1e9)
+    return profile_units(units, [model.batch(0)], model.loss, steps=1, optimizer=optimizer).profile
+
+
+def _needs(case: Case, profile: Profile, plan: Plan) -> dict[int, Need]:
+    cluster = Cluster.uniform([Device(str(me)) for me in plan.devices], 1e9)
     needs = MemoryNeeds(Costs(profile, cluster, case.micro_batches))
-    plan = case.plan(units.count)
-    by_device = needs.by_device(plan, blocks(plan, case.micro_batches))
-    return [by_device[me] for me in range(PROCESSES)]
+    return dict(needs.by_device(plan, blocks(plan, case.micro_batches)))
+
+
+def halved(case: Case) -> tuple[Case, int]:
+    """Return the case with the plan for three workers of half the memory that the model takes in one, and
+    that limit in bytes."""
+    profile = _profile(case)
+    alone = _needs(case, profile, Plan((Stage(0, len(profile.units), (0,)),)))[0].total
+    limit = int(alone) // 2
+    devices = [Device(str(me), memory_bytes=limit) for me in range(3)]
+    answer = make_plan(profile, Cluster.uniform(devices, 1e9), case.micro_batches)
+    return replace(case, made=answer.plan), limit
 
 
 def _worker(me: int, address: str, case: Case) -> dict[str, Any]:
@@ -177,7 +215,7 @@ def _worker(me: int, address: str, case: Case) -> dict[str, Any]:
     def built(units: Constructors, prefix: str) -> Worker:
         plan = case.plan(len(units))
         worker = Worker(
-            me, address, PROCESSES, units, plan, case.micro_batches, model.batch, model.loss, prefix=prefix
+            me, address, case.workers, units, plan, case.micro_batches, model.batch, model.loss, prefix=prefix
         )
         worker.set_order(blocks(plan, case.micro_batches))
         return worker
@@ -209,7 +247,7 @@ def real(case: Case) -> list[int]:
     """Return the most bytes of each worker."""
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
     try:
-        return [found["peak"] for found in together(PROCESSES, _worker, case)]
+        return [found["peak"] for found in together(case.workers, _worker, case)]
     finally:
         del os.environ["MALLOC_MMAP_THRESHOLD_"]
 
@@ -231,6 +269,15 @@ def measure(options: argparse.Namespace, report: Report) -> None:
                     target=TARGET,
                     note=f"planned MiB: {parts}",
                 )
+            )
+    if options.only in HALVED.model:
+        case, limit = halved(HALVED)
+        assert case.made is not None
+        stages = ", ".join(f"{s.end_unit - s.first_unit} units {s.memory}" for s in case.made.stages)
+        for me, peak in enumerate(real(case)):
+            ours, peer = Series([peak / 2**20], "MiB"), Series([limit / 2**20], "MiB")
+            report.rows.append(
+                Row(f"{case}, worker {me}", ours, peer, "the limit", target=1.0, note=f"stages: {stages}")
             )
 
 

@@ -8,9 +8,9 @@ worker's `begin_step` to the last one's `sum_gradients`. Units, and what a
 block takes beside them, are measured first, as `elastane profile` does: that is what is simulated.
 --unit-milliseconds: the shorter units are, the more of a step is beside them.
 
-The bubble is the share of the time in which workers do not sleep. For S equal stages, M micro-batches, units
-that sleep t and blocks that take o beside that, each both ways, 1 - M / (S - 1 + M) * t / (t + o); without
-such overhead that is (S - 1) / (S - 1 + M).
+The bubble is the share of the time in which workers do not sleep. For S equal stages, M micro-batches and
+units that sleep t of the u that the profile says, in blocks that take o beside that, each both ways, it is
+1 - M / (S - 1 + M) * t / (u + o); if blocks did nothing but sleep, (S - 1) / (S - 1 + M).
 """
 
 from __future__ import annotations
@@ -194,9 +194,11 @@ def measure(options: argparse.Namespace, report: Report) -> None:
 def _bubble_row(case: Case, unit_seconds: float, profile: Profile, bubbles: list[float]) -> Row:
     """Compare a bubble with the formulas. Stages are equal."""
     stages, slept = len(case.plan.stages), sum(case.units[0]) * unit_seconds
-    overhead = profile.forward_overhead_seconds + profile.backward_overhead_seconds
+    unit = profile.units[0]
+    taken = unit.forward_seconds + unit.backward_seconds
+    taken += profile.forward_overhead_seconds + profile.backward_overhead_seconds
     busy = case.micro_batches / (stages - 1 + case.micro_batches)
-    formula = 1 - busy * slept / (slept + overhead)
+    formula = 1 - busy * slept / taken
     off = [100 * abs(bubble - formula) for bubble in bubbles]
     row = Row(f"bubble off the formula, {case.title}", Series(off, "points"))
     row.target, row.target_absolute = TARGET_BUBBLE, True

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec, spec_from_file_location
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -36,7 +36,9 @@ SOURCES = [str(TESTS.parent / name) for name in ROOTS]
 class Mutant:
     """One planted bug: in `module`, `old` is replaced by `new`. more: further such pairs.
 
-    drawn_by: module whose `draw(seed)` returns something in the seeds that can show it; empty: all can.
+    also: planted with it, into other modules: one guard covers for the other.
+    drawn_by: module whose `draw(seed)` returns something that `fits` in the seeds that can show it; empty:
+    all can.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Mutant:
     new: str
     more: tuple[tuple[str, str], ...] = ()
     drawn_by: str = ""
+    fits: Callable[[Any], bool] = bool
+    also: tuple[Mutant, ...] = ()
 
     def applied(self, source: str) -> str:
         """Return the changed source. Raises LookupError unless every old text occurs exactly once."""
@@ -93,15 +97,15 @@ def hunt(mutant: Mutant, seeds_max: int, simulation: str) -> dict[str, object]:
 
     simulation: the module whose `simulate` runs a seed.
     """
-    assert mutant.module not in sys.modules, "the module is there already, unchanged"
-    sys.meta_path.insert(0, _Finder(mutant))
+    for planted in (mutant, *mutant.also):
+        assert planted.module not in sys.modules, "the module is there already, unchanged"
+        sys.meta_path.insert(0, _Finder(planted))
     simulate: Callable[[int], object] = import_module(simulation).simulate
     from sim.world import SimulationError
 
-    assert find_spec(mutant.module) is not None
     begun = time.monotonic()
     draw = import_module(mutant.drawn_by).draw if mutant.drawn_by else lambda seed: True
-    seeds = (seed for seed in itertools.count() if draw(seed))
+    seeds = (seed for seed in itertools.count() if mutant.fits(draw(seed)))
     for number, seed in enumerate(itertools.islice(seeds, seeds_max), 1):
         try:
             simulate(seed)

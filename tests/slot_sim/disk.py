@@ -28,12 +28,13 @@ class Image:
 
 @dataclass
 class Disk:
-    """Snapshots by slot; newest is the highest (life, version, since). damages: how often some were lost."""
+    """Snapshots by slot; newest is the highest (life, version, since)."""
 
     world: World
     images: dict[int, list[Image]] = field(default_factory=dict)
     slow_until: float = 0.0
-    damages: int = 0
+    #: The newest that was ever written of each slot, damaged or not.
+    written: dict[int, Image] = field(default_factory=dict)
 
     def seconds(self) -> float:
         """Return how long a snapshot takes to be written."""
@@ -42,17 +43,21 @@ class Disk:
 
     def write(self, slot: int, image: Image) -> None:
         self.images.setdefault(slot, []).append(image)
+        self.written[slot] = max(self.written.get(slot, image), image, key=_age)
 
     def newest(self, slot: int) -> Image | None:
         """Return the newest usable snapshot."""
         there = self.images.get(slot, [])
-        return max(there, key=lambda one: (one.life, one.version, one.since)) if there else None
+        return max(there, key=_age) if there else None
 
     def damage(self, slot: int) -> None:
         """The newest snapshots of a slot cannot be read any more; one is left."""
         there = self.images.get(slot, [])
-        there.sort(key=lambda one: (one.life, one.version, one.since))
+        there.sort(key=_age)
         for _ in range(self.world.rng.randint(1, DAMAGED_MAX)):
             if len(there) > 1:
-                self.damages += 1
                 there.pop()
+
+
+def _age(image: Image) -> tuple[int, int, int]:
+    return image.life, image.version, image.since

@@ -17,6 +17,7 @@ SEEDS_MAX = 600
 SLOTS = "elastane_slots"
 DECISIONS = "elastane_master.decisions.slots"
 PS = "slot_sim.ps_model"
+DRAWN = "slot_sim.simulation"
 MUTANTS = (
     Mutant(
         "names are not looked at",
@@ -41,6 +42,10 @@ MUTANTS = (
         f"{SLOTS}.held_slots",
         "if push.lease <= record.fence or (pulled is not None and pulled.life != record.life):",
         "if pulled is not None and pulled.life != record.life:",
+        drawn_by=DRAWN,
+        fits=lambda plan: (
+            plan.sparse and plan.slow and plan.copies == 1 and plan.workers > 1 and plan.limit in (0, 1)
+        ),
     ),
     Mutant(
         "fresh tasks are leased without room",
@@ -63,7 +68,7 @@ MUTANTS = (
     Mutant(
         "workers are told of the end before the slots are saved",
         f"{DECISIONS}.finishing",
-        "        if not ctx.state.settings.checkpoint_url or not book.leases:\n",
+        "        if not ctx.state.settings.checkpoint_url or not queue.num_tasks:\n",
         "        if True:\n",
     ),
     Mutant(
@@ -95,6 +100,8 @@ MUTANTS = (
         PS,
         "applied = held is not None and place.owner == owner.name and change(held)",
         "applied = held is not None and change(held)",
+        drawn_by=DRAWN,
+        fits=lambda plan: plan.copies == 2 and not plan.gentle,
     ),
     Mutant(
         "a snapshot is read twice in a life",
@@ -108,6 +115,10 @@ MUTANTS = (
         "            applied = [held.record.close(name) for name in names]\n"
         "            self._to_copies(slot, held, change)\n",
         "            applied = [held.record.close(name) for name in names]\n",
+        drawn_by=DRAWN,
+        fits=lambda plan: (
+            plan.copies == 2 and not plan.gentle and plan.attempts == 2 and plan.slow and plan.limit != 0
+        ),
     ),
     Mutant(
         "an owner unfreezes by itself",
@@ -120,6 +131,8 @@ MUTANTS = (
         PS,
         "            image = Image(life, version, since, self.token.decode(), record, names)\n",
         "            image = Image(life, version, since, self.token.decode(), record, tuple(held.names))\n",
+        drawn_by=DRAWN,
+        fits=lambda plan: plan.copies == 2,
     ),
     Mutant(
         "a slot that is lacking begins empty",
@@ -128,6 +141,17 @@ MUTANTS = (
         "                self.kill()\n"
         "                return\n",
         "                held = Held(SlotRecord(place.life, place.fence, place.since), [])\n",
+        # The master gives up who comes back without a slot, so that nobody is told to serve what it lacks.
+        also=(
+            Mutant(
+                "nobody looks whether who returns has its slots",
+                f"{DECISIONS}.processes",
+                "    if record is not None and (lacking := _lacking(book, event)):\n",
+                "    if record is not None and (lacking := _lacking(book, event)[:0]):\n",
+            ),
+        ),
+        drawn_by=DRAWN,
+        fits=lambda plan: plan.lossy,
     ),
     Mutant(
         "who drains as a backup waits for another that there is not",
@@ -140,6 +164,8 @@ MUTANTS = (
         PS,
         "        if self.welcomed and (nothing or (alone and not copies)):\n",
         "        if self.welcomed and (nothing or alone):\n",
+        drawn_by=DRAWN,
+        fits=lambda plan: plan.together,
     ),
     Mutant(
         "a slot that was never saved is not begun anew",
@@ -152,6 +178,8 @@ MUTANTS = (
         f"{SLOTS}.slot_map",
         "        if process not in (place.target, place.joining) or not process or begun != place.begun:\n",
         "        if process not in (place.target, place.joining) or not process:\n",
+        drawn_by=DRAWN,
+        fits=lambda plan: plan.copies == 2 and not plan.gentle,
     ),
     Mutant(
         "returned tasks wait for room",

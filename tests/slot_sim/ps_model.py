@@ -108,7 +108,8 @@ class PsModel:
         self.complete: dict[int, ps_pb2.SlotCopied] = {}
         self.lease_seen = 0
         self.draining = False
-        self.leaving_sent = False
+        #: It saves what it has, and goes: it applies nothing any more.
+        self.leaving = self.said_bye = False
         self.has_model = False
         self.stream: Stream | None = None
         self.welcomed = False
@@ -169,13 +170,28 @@ class PsModel:
             place.begun and self.name in (place.owner, place.target, place.joining) for place in slots.places
         )
         if self.welcomed and (nothing or (alone and not copies)):
-            for slot in sorted(self.owned):
-                self._save(slot, "", then=lambda: None)
-            self.process.call_later(0.5, self._bye)
+            self._save_and_leave()
             return
         self.process.call_later(0.1, self._look_whether_to_leave)
 
+    def _save_and_leave(self) -> None:
+        self.leaving = True
+        open_slots = set(self.owned)
+        for held in self.owned.values():
+            held.record.frozen = True
+
+        def saved(slot: int) -> None:
+            open_slots.discard(slot)
+            if not open_slots:
+                self._bye()
+
+        for slot in sorted(self.owned):
+            self._save(slot, "", then=lambda slot=slot: saved(slot))
+        if not self.owned:
+            self._bye()
+
     def _bye(self) -> None:
+        self.said_bye = True
         self.tell(bye=ps_pb2.PsBye(reason="drained"))
         self.process.call_later(0.2, self.kill)
 
@@ -250,7 +266,7 @@ class PsModel:
 
     def _ended(self, ended: Ended | None) -> None:
         self.welcomed = False
-        if ended is not None and ended.detail.reason == "REASON_REPLACED":
+        if self.said_bye or (ended is not None and ended.detail.reason == "REASON_REPLACED"):
             self.kill()
             return
         text = str(ended)
@@ -358,10 +374,10 @@ class PsModel:
                 return
             self.restored.pop(slot, None)
             self.complete.pop(slot, None)
-            held.record.since, held.record.frozen = place.since, False
+            held.record.since, held.record.frozen = place.since, self.leaving
             self.judge.hold(slot, held.record)
             self.owned[slot] = held
-        elif not place.target and held.record.frozen:
+        elif not place.target and held.record.frozen and not self.leaving:
             held.record.frozen = False
         held.record.fence = max(held.record.fence, place.fence)
         for name, copy in list(held.copies.items()):
@@ -413,6 +429,7 @@ class PsModel:
         if snapshot_life < place.life:
             self.others[slot] = held
         self.restored[slot] = note
+        self.checkers.moment("slot read", self, slot)
         self.tell(restored=note)
 
     def _is_restoring(self, slot: int, life: int, since: int) -> bool:
@@ -436,6 +453,7 @@ class PsModel:
             self._copy_broken(slot, name, begun)
             return
         base = list(held.names)
+        self.checkers.moment("copy begins", self, slot)
         seconds = self.world.rng.choice(COPY_SECONDS)
         self.process.call_later(seconds, self._last_part, slot, held, peer, begun, move, base)
 
@@ -465,6 +483,7 @@ class PsModel:
                 generation, lambda: peer._take_copy(self, slot, begun, move, record, names, answered)
             )
 
+        self.checkers.moment("copy ends", self, slot)
         self.wire.send(self.process, peer.process, arrive, lambda: answered(-1))
 
     def _take_copy(
@@ -480,12 +499,15 @@ class PsModel:
         place = self.map.places[slot]
         wanted = place.target if move else place.joining
         version = -1
+        if self.leaving:
+            wanted = ""  # it would be lost with it
         if (place.owner, wanted, place.begun) == (owner.name, self.name, begun) and slot not in self.owned:
             decoded = SlotRecord.decode(record, since=0)
             if (before := self.others.get(slot)) is not None:
                 self._release(before)
             self.others[slot] = Held(decoded, list(names))
             version = decoded.version
+            self.checkers.moment("copy taken", self, slot)
             if move:
                 self._copied(slot, self.name, begun, version)
         self.wire.send(self.process, owner.process, lambda: answered(version))
@@ -609,6 +631,7 @@ class PsModel:
         self.checkers.applies(self.token.decode(), slot, held.names, push, told, attempt)
         self.judge.record(slot, push)
         held.names.append(push.name)
+        self.checkers.moment("push applied" if attempt == 1 else "push of a second lease applied", self, slot)
         life, version, name = held.record.life, held.record.version, push.name
 
         def change(copy: Held) -> bool:
@@ -645,6 +668,7 @@ class PsModel:
                 )
             if not left:
                 self.tell(closed=answer)
+                self.checkers.moment("tasks closed", self, slot)
 
         def change(copy: Held) -> bool:
             for name in names:
@@ -719,6 +743,7 @@ class PsModel:
             self.process.call_later(self.disk.seconds(), written, image)
 
         def written(image: Image) -> None:
+            self.checkers.written(slot, image)
             self.disk.write(slot, image)
             then(slot, image)
 

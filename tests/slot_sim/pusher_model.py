@@ -26,6 +26,8 @@ WATCH = "/elastane.v1.SlotService/WatchMap"
 ANSWER_SECONDS = 1.0
 AGAIN_SECONDS = 0.05
 STEP_SECONDS = (0.0, 0.01, 0.1)
+#: Longer than a lease.
+LONG_STEP_SECONDS = (4.0, 8.0)
 READ_SECONDS = (0.0, 0.0, 0.3)
 
 
@@ -35,6 +37,8 @@ class PusherModel(Caller):
 
     leaves: it goes through two data sets, and leaves one for the other now and then; what it has begun goes
     on, as that of a worker that has lost its leases.
+    sparse: a task has nothing for some slots, which hear of its name alone. slow: share of steps that last
+    longer than a lease.
     """
 
     wire: Wire = None  # type: ignore[assignment]
@@ -44,6 +48,8 @@ class PusherModel(Caller):
     ahead: int = 1
     errs: float = 0.0
     leaves: bool = False
+    sparse: bool = False
+    slow: float = 0.0
     is_through: bool = False
 
     @property
@@ -57,11 +63,14 @@ class PusherModel(Caller):
         self._changed: list[asyncio.Future[None]] = []
         self._busy = 0
         self._reports: dict[str, list[shard_pb2.TaskReport]] = {DATASET: [], OTHER: []}
+        #: Tasks of which some slots may have a part.
+        self._pushing: set[TaskName] = set()
         self.process.spawn(self._main())
 
     def kill(self) -> None:
         """SIGKILL."""
         self.world.log(f"{self.name} is killed")
+        self.slot_checkers.torn |= self._pushing
         self.process.kill()
 
     # ------------------------------------------------------------------ the map
@@ -172,7 +181,7 @@ class PusherModel(Caller):
         # The batch is read before its rows are known.
         await asyncio.sleep(self.world.rng.choice(READ_SECONDS))
         slots = range(len(self.map.places))
-        pulled = await self._pull_all(slots, task)
+        pulled = await self._pull_all([slot for slot in slots if self._needs(name, slot)], task)
         if self.world.rng.random() < self.errs:
             report.error = "the script raised"
             if pulled is not None and self.world.rng.random() < 0.5:
@@ -180,7 +189,8 @@ class PusherModel(Caller):
                 await self._push_all(list(slots)[: len(slots) // 2], name, task, pulled)
             self._over(dataset, report)
             return
-        await asyncio.sleep(self.world.rng.choice(STEP_SECONDS))
+        is_slow = self.world.rng.random() < self.slow
+        await asyncio.sleep(self.world.rng.choice(LONG_STEP_SECONDS if is_slow else STEP_SECONDS))
         if pulled is None:
             report.returned, report.error = True, "a slot was restored"
             self._over(dataset, report)
@@ -189,14 +199,19 @@ class PusherModel(Caller):
         assert outcome is not None
         if outcome.kind == "done":
             report.lives_sum = outcome.lives_sum
+            report.map_generations.extend(outcome.map_generations)
         elif outcome.kind == "returned":
             report.returned, report.error = True, outcome.reason
+            self.slot_checkers.torn.add(name)
         else:
             self._over(dataset, None)
             return
         self._over(dataset, report)
 
-    async def _pull_all(self, slots: range, task: shard_pb2.Task) -> dict[int, Pulled] | None:
+    def _needs(self, name: TaskName, slot: int) -> bool:
+        return not self.sparse or (name.task + name.epoch + slot) % 3 > 0
+
+    async def _pull_all(self, slots: list[int], task: shard_pb2.Task) -> dict[int, Pulled] | None:
         """The state of every slot; None if a slot was restored after the lease."""
         found: dict[int, Pulled] = {}
         while len(found) < len(slots):
@@ -219,20 +234,23 @@ class PusherModel(Caller):
         self, slots: list[int] | range, name: TaskName, task: shard_pb2.Task, pulled: dict[int, Pulled]
     ) -> PushState:
         state = PushState(slots)
+        self._pushing.add(name)
         while state.outcome is None:
             for slot in self.world.rng.sample(sorted(state.open), len(state.open)):
                 told = await self._asked(
                     slot,
                     lambda ps, generation, answer, slot=slot: ps.push(
-                        slot, Push(name, task.lease, generation, pulled[slot]), task.attempt, answer
+                        slot, Push(name, task.lease, generation, pulled.get(slot)), task.attempt, answer
                     ),
                 )
                 if isinstance(told, Answer):
                     code = CODES[told.verdict]
-                    state.answered(slot, code, told.life, told.version, told.staleness)
+                    state.answered(slot, code, told.life, told.version, told.staleness, told.generation)
                 if state.outcome is not None:
-                    return state
-            await self._newer(AGAIN_SECONDS)
+                    break
+            else:
+                await self._newer(AGAIN_SECONDS)
+        self._pushing.discard(name)
         return state
 
     async def _asked(self, slot: int, ask: Callable[..., None]) -> object:

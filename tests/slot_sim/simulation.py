@@ -48,6 +48,13 @@ FAULTS = (
     "server cut off from workers",
     "servers cut off from each other",
     "server cut off from others and killed",
+    "network split",
+    "owner lost while its copy is on the way",
+    "new owner cut off and old one killed",
+    "owner killed where a copy arrives",
+    "owner killed where tasks are closed",
+    "owner killed where a second lease is pushed",
+    "slot saved where a push is applied",
     "worker killed",
     "worker frozen",
     "worker cut off",
@@ -71,7 +78,8 @@ class Plan:
     """What a run is like. gentle: with backups; one process at a time is lost, and only where all has one.
 
     alone: one worker with one task at a time. attempts: until a task is FAILED. lossy: the store may lose
-    writes. leaves: workers leave one data set for another, with leased tasks.
+    writes. leaves: workers leave one data set for another, with leased tasks. sparse, slow: as of `PusherModel`.
+    together: before all faults, all servers leave in order.
     """
 
     slots: int
@@ -87,6 +95,9 @@ class Plan:
     gentle: bool
     lossy: bool
     leaves: bool
+    sparse: bool
+    slow: float
+    together: bool
 
     @property
     def alone(self) -> bool:
@@ -122,11 +133,14 @@ def draw(seed: int) -> Plan:
         ahead=rng.choice((1, 1, 2)),
         tasks=rng.choice((8, 14)),
         epochs=rng.choice((1, 2, 3)),
-        attempts=1000 if workers == 1 else rng.choice((2, 1000, 1000)),
+        attempts=1000 if workers == 1 else rng.choice((2, 1000)),
         errs=0.0 if workers == 1 else rng.choice((0.0, 0.1, 0.3)),
         gentle=gentle,
         lossy=not gentle and rng.random() < 0.2,
         leaves=rng.random() < 0.3,
+        sparse=rng.random() < 0.5,
+        slow=rng.choice((0.0, 0.0, 0.1)),
+        together=rng.random() < 0.15,
     )
 
 
@@ -155,7 +169,12 @@ class _Run:
         self.workers: dict[str, PusherModel] = {}
         self.all_workers: list[PusherModel] = []
         self.injected: dict[str, int] = {}
-        self.until = world.now + FAULTS_SECONDS
+        self.until = float("inf")
+        #: By moment, a fault that happens when it comes.
+        self.armed: dict[str, Callable[[PsModel, int], None]] = {}
+        self.checkers.moment = self._at_moment
+        #: Nobody starts servers.
+        self.shrinking = False
         self.rate = rng.choice((0.5, 1.5, 4.0))
         self.operator = Operator(world, self.network, self.checkers, self._serving, "operator")  # type: ignore[arg-type]
         self._numbers = iter(range(10**6))
@@ -189,8 +208,11 @@ class _Run:
             self._start_server()
         for number in range(self.plan.workers):
             world.after(self.rng.uniform(0.0, 0.5), lambda number=number: self._start_worker(f"w{number}"))
-        self._plan_fault()
         world.after(LOOK_SECONDS, self._look)
+        if self.plan.together:
+            self._leave_together()
+        self.until = world.now + FAULTS_SECONDS
+        self._plan_fault()
         world.after(0.2, self._supervise)
         world.after(0.5, self._keep)
         if not world.run_until(self._is_through, self.until + CALM_SECONDS, EVENTS_MAX):
@@ -198,9 +220,10 @@ class _Run:
         world.run_until(lambda: False, world.now + 3.0, 20_000)
         if not world.run_until(self._is_through, world.now + 60.0, EVENTS_MAX):
             raise SimulationError("settles", f"it does not stay: {self._why()}")
-        # A worker that dies between two slots leaves a part: its task comes later in the others.
-        alone = self.plan.alone and not self.injected.get("worker killed")
-        self.checkers.finished(self.plan.tasks, self.plan.epochs, alone=alone, gentle=self.plan.gentle)
+        self.checkers.finished(
+            self.plan.tasks, self.plan.epochs, alone=self.plan.alone, gentle=self.plan.gentle
+        )
+        self._shrink()
         if world.failure is not None:
             raise world.failure
 
@@ -217,6 +240,43 @@ class _Run:
         settings.return_grace.FromSeconds(2)
         settings.heartbeat_timeout.FromSeconds(3)
         return settings
+
+    def _leave_together(self) -> None:
+        """All servers are told to leave while slots move: nothing of what is DONE is lost."""
+        world = self.world
+        world.run_until(lambda: self.checkers.applied_count > self.plan.slots, world.now + 10.0, EVENTS_MAX)
+        if self.rng.random() < 0.5:
+            self.disk.slow_until = world.now + 6.0
+        self.armed["copy begins"] = lambda server, slot: None
+        self._start_server()
+        world.run_until(lambda: not self.armed, world.now + 3.0, EVENTS_MAX)
+        self.armed.clear()
+        self._all_leave(self._servers)
+        self.checkers.went_back.clear()
+        for _ in range(self.plan.servers):
+            self._start_server()
+
+    def _shrink(self) -> None:
+        """In the end, all servers but one are told to leave, and then this one."""
+        self.shrinking = True
+        *others, last = self.rng.sample(self._servers, len(self._servers))
+        self._all_leave(others)
+        self._all_leave([last])
+
+    def _all_leave(self, servers: list[PsModel]) -> None:
+        for server in servers:
+            self.world.after(self.rng.uniform(0.0, 0.3), server.leave)
+
+        def gone() -> bool:
+            machine = self._machine()
+            known = machine.state.slots.processes if machine is not None else {}
+            return not any(server.is_alive or server.name in known for server in servers)
+
+        if not self.world.run_until(gone, self.world.now + 30.0, EVENTS_MAX):
+            names = [server.name for server in servers if server.is_alive]
+            raise SimulationError("settles", f"{names} were told to leave, and stay: {self._why()}")
+        if not self._servers and (machine := self._machine()) is not None:
+            self.checkers.all_saved(machine, "all servers have left in order")
 
     def _bury(self) -> None:
         processes = [one.process for one in (*self.masters, *self.all_servers, *self.all_workers)]
@@ -323,7 +383,7 @@ class _Run:
 
     def _start_worker(self, name: str) -> None:
         running = self.workers.get(name)
-        if running is not None and (running.process.alive or (running.is_through and not self._reopened())):
+        if running is not None and (not self._reopened() if running.is_through else running.process.alive):
             return
         settings = shard_pb2.DatasetSettings(
             task_size=1, epochs=self.plan.epochs, max_attempts=self.plan.attempts, pushes=True
@@ -345,6 +405,8 @@ class _Run:
             ahead=self.plan.ahead,
             errs=self.plan.errs,
             leaves=self.plan.leaves,
+            sparse=self.plan.sparse,
+            slow=self.plan.slow,
         )
         # Request ids of a restarted worker are others.
         worker.number = 1000 * next(self._numbers)
@@ -359,6 +421,8 @@ class _Run:
             if calm or self.rng.random() < 0.3:
                 self._start_worker(name)
         few = len(self._servers) < (self.plan.servers if calm else 1)
+        if self.shrinking:
+            return
         if few and (calm or self.rng.random() < 0.5):
             self._start_server()
         if calm or self.rng.random() < 0.5:
@@ -447,6 +511,13 @@ class _Run:
                 2,
             ),
             ("server cut off from others and killed", lambda: server(self._cut_and_kill, loses=True), 2),
+            ("network split", lambda: self._harsh(self._split), 2),
+            ("owner lost while its copy is on the way", lambda: self._harsh(self._late_copy), 1),
+            ("new owner cut off and old one killed", lambda: self._harsh(self._late_news), 1),
+            ("owner killed where a copy arrives", lambda: self._harsh(self._kill_at_copy), 1),
+            ("owner killed where tasks are closed", lambda: self._harsh(self._kill_at_close), 1),
+            ("owner killed where a second lease is pushed", lambda: self._harsh(self._kill_at_push), 1),
+            ("slot saved where a push is applied", self._save_at_push, 1),
             ("worker killed", lambda: worker(lambda w: w.kill()), 3),
             ("worker frozen", lambda: worker(lambda w: w.process.freeze(freeze)), 3),
             ("worker cut off", lambda: worker(lambda w: self.network.cut(w.name, masters + servers, cut)), 1),
@@ -482,6 +553,81 @@ class _Run:
         self.network.cut(server.name, others, 1.0)
         seconds = self.rng.uniform(0.05, 0.9)
         self.world.after(seconds, lambda: server.kill() if self._may_lose() else None)
+
+    # ------------------------------------------------------------------ faults aimed at a moment
+
+    def _at_moment(self, moment: str, server: PsModel, slot: int) -> None:
+        if (fault := self.armed.pop(moment, None)) is not None:
+            self.world.log(f"MOMENT {moment}: {server.name}, slot {slot}")
+            fault(server, slot)
+
+    def _split(self) -> None:
+        """One server and most workers are on one side; a server joins on the other."""
+        if not self._servers:
+            return
+        apart = self.rng.choice(self._servers)
+        near = [one.name for one in self._workers if self.rng.random() < 0.8]
+        masters = [one.name for one in self.masters if one.process.alive]
+        far = [one.name for one in (*self._servers, *self._workers) if one.name not in (apart.name, *near)]
+        seconds = self.rng.choice((2.0, 6.0))
+        for name in (apart.name, *near):
+            self.network.cut(name, far + masters, seconds)
+        if len(self._servers) < 5 and self.rng.random() < 0.5:
+            self.world.after(self.rng.uniform(0.0, seconds), self._start_server)
+
+    def _late_copy(self) -> None:
+        """An owner dies with a copy on the way, which arrives when others have gone on without it."""
+
+        def strike(server: PsModel, slot: int) -> None:
+            place, seconds = server.map.places[slot], self.rng.uniform(0.4, 2.0)
+            others = [other.name for other in self._servers if other is not server]
+            self.network.cut(server.name, others, seconds)
+            self.world.after(0.01, server.kill)
+            if self.rng.random() < 0.5:
+                self.armed["slot read"] = self._cut_off_masters
+            elif (peer := self.peers.get(place.target or place.joining)) is not None:
+                # Whoever owns the slot by then, and has `peer` as its backup.
+                self.world.after(seconds + 0.05, lambda: self._kill_owner(peer, slot))
+
+        self.armed["copy ends"] = strike
+
+    def _late_news(self) -> None:
+        """That a copy is complete reaches the master when it has begun another to the same process."""
+
+        def strike(server: PsModel, slot: int) -> None:
+            if server.map.places[slot].target != server.name:
+                self.armed["copy taken"] = strike  # it is the owner who tells of a backup
+                return
+            self._cut_off_masters(server, slot)
+            self.world.after(0.01, lambda: self._kill_owner(server, slot))
+
+        self.armed["copy taken"] = strike
+
+    def _kill_at_copy(self) -> None:
+        self.armed["copy taken"] = lambda server, slot: self.world.after(
+            self.rng.choice((0.0, 0.05)), lambda: self._kill_owner(server, slot)
+        )
+
+    def _kill_at_close(self) -> None:
+        self.armed["tasks closed"] = lambda server, slot: self.world.after(0.03, server.kill)
+
+    def _kill_at_push(self) -> None:
+        self.armed["push of a second lease applied"] = lambda server, slot: self.world.after(
+            self.rng.choice((0.05, 0.3)), server.kill
+        )
+
+    def _save_at_push(self) -> None:
+        self.armed["push applied"] = lambda server, slot: server.process.call_soon(server.save_some)  # type: ignore[assignment]
+
+    def _cut_off_masters(self, server: PsModel, slot: int) -> None:
+        masters = [one.name for one in self.masters if one.process.alive]
+        self.network.cut(server.name, masters, self.rng.choice((0.6, 2.0)))
+
+    def _kill_owner(self, server: PsModel, slot: int) -> None:
+        """The owner of a slot by another process's map."""
+        places = server.map.places
+        if slot < len(places) and (owner := self.peers.get(places[slot].owner)) is not None:
+            owner.kill()
 
     def _restart(self, server: PsModel) -> None:
         server.kill()

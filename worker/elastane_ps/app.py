@@ -110,6 +110,8 @@ class PsServer:
         #: The last that was asked of `save`.
         self._request = ""
         self._closing = threading.Event()
+        #: What is saved last is all that was applied: slots stay frozen.
+        self._leaving = False
         self._port = DataPort(
             host,
             group_secret(key, job),
@@ -199,6 +201,16 @@ class PsServer:
             again = answer.error and not message.folder and self._settings and self._settings.snapshot_url
             if not again or self._closing.wait(_SAVE_AGAIN_SECONDS) or self._request != message.request:
                 return
+
+    def save_last(self) -> None:
+        """Take and apply nothing any more, and save the slots that nobody takes."""
+        with self.holdings.lock:
+            self._leaving = self._receiving.ended = True
+            for held in self.holdings.owned.values():
+                with held.lock:
+                    held.record.frozen = True
+        if self.holdings.owned:
+            self.save(ps_pb2.SaveSlots())
 
     def save_manifest(self, message: ps_pb2.SaveManifest) -> None:
         """Write a checkpoint's manifest, and say so."""
@@ -331,7 +343,7 @@ class PsServer:
             self._complete.pop(slot, None)
             held.refused = self._refused
             with held.lock:
-                held.record.since, held.record.frozen = place.since, False
+                held.record.since, held.record.frozen = place.since, self._leaving
                 held.record.fence = max(held.record.fence, place.fence)
                 self._keep_copies(held, place)
                 holdings.judge.hold(slot, held.record)
@@ -340,7 +352,7 @@ class PsServer:
             with held.lock:
                 held.record.fence = max(held.record.fence, place.fence)
                 self._keep_copies(held, place)
-                if not place.target and held.record.frozen:
+                if not place.target and held.record.frozen and not self._leaving:
                     held.record.frozen = False
                 held.lock.notify_all()
         if place.target or place.joining:

@@ -124,10 +124,12 @@ class Receiving:
     """Copies that come to this process.
 
     arrived: called with (slot, process, begun, version) when a slot that this process will own is complete.
+    ended: this process leaves, and takes none any more.
     """
 
     def __init__(self, holdings: Holdings, arrived: Told) -> None:
         self._holdings, self._arrived = holdings, arrived
+        self.ended = False
         self._lock = threading.Lock()
         self._arriving: dict[int, _Arriving] = {}
 
@@ -191,7 +193,7 @@ class Receiving:
             return -1
         holdings = self._holdings
         with holdings.lock:
-            if not self._wanted(arriving.begin) or header.slot in holdings.owned:
+            if self.ended or not self._wanted(arriving.begin) or header.slot in holdings.owned:
                 return -1
             held = HeldSlot(header.slot, record, arriving.weights)
             if (before := holdings.others.get(header.slot)) is not None:

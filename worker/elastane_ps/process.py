@@ -92,8 +92,7 @@ class PsProcess:
             self._session.end(done)
             self._server.close()
             return 0
-        if not self._server.holds_nothing:
-            self._save_all()
+        self._server.save_last()
         self._session.end("drained")
         self._server.close()
         return self._environment.drain_exit_code
@@ -209,10 +208,6 @@ class PsProcess:
         server = self._server
         # Where all drain, slots that are still moving are waited for: whoever has them then saves them.
         return self._draining and (server.holds_nothing or (server.is_alone and not server.copies))
-
-    def _save_all(self) -> None:
-        """Nobody takes the slots: what is applied must be in snapshots."""
-        self._server.save(ps_pb2.SaveSlots())
 
 
 def _in_thread(work: Callable[[], None]) -> None:

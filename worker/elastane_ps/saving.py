@@ -32,6 +32,8 @@ _log = structlog.get_logger(__name__)
 CADENCE_FOLDER: Final = "slots"
 #: How often it is looked for slots that are due.
 _LOOK_SECONDS: Final = 0.1
+#: How long a snapshot that is being written is waited for at the end; storage may hang.
+_CLOSE_SECONDS: Final = 10.0
 _BACKOFF_SECONDS: Final = 5.0
 _BACKOFF_SECONDS_MAX: Final = 300.0
 
@@ -89,7 +91,7 @@ class Saving:
         """Write nothing more."""
         self._closing.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
 
     def save(self, request: str, folder: str) -> ps_pb2.SlotsSaved:
         """Save all owned slots now, as a request of the master; below `folder`, or where the cadence does."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ CONNECTIONS_MAX: Final = 256
 #: Callers that have not proved the secret yet.
 STRANGERS_MAX: Final = 128
 _BACKLOG: Final = 256
+#: A frame that has begun goes on within this time: frames share memory, and a worker may be suspended.
+_SILENCE_SECONDS: Final = 60
 #: How long the rest of a refused frame is read.
 _REFUSED_SECONDS: Final = 1.0
 
@@ -126,6 +129,7 @@ class DataPort:
         while (prefix := read_prefix(connection)) is not None:
             began = time.monotonic()
             number = prefix.number
+            _wait_at_most(connection, _SILENCE_SECONDS)
             try:
                 header = read_header(connection, prefix)
                 if self._body_bytes(header) != prefix.body_bytes:
@@ -137,6 +141,7 @@ class DataPort:
             given_back = False
             try:
                 read_into(connection, body)
+                _wait_at_most(connection, 0)
                 answer = self._do(header, body)
                 if answer is not None:
                     received = prefix.body_bytes + prefix.header_bytes
@@ -236,6 +241,11 @@ class _Answers:
         while (later := self._waiting.get()) is not None:
             with suppress(OSError, ElastaneError):
                 later()
+
+
+def _wait_at_most(connection: socket.socket, seconds: int) -> None:
+    """Limit how long a receive waits for bytes; 0: as long as it takes."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
 
 
 def _listen(host: str) -> socket.socket:

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from elastane.slots.access import PulledSlot, PulledSlots, PushedTask, PushOutcome, Wanted
-from elastane.slots.connection import PsConnection, Reply
+from elastane.slots.connection import Into, PsConnection, Reply, anywhere
 from elastane.slots.frames import (
     CODE_UNINITIALISED,
     Header,
@@ -181,7 +181,8 @@ class SlotClient:
                 continue
             for part in _divided(own, conversation.size):
                 header, body = conversation.request(told.map.generation, part)
-                asked.append(_Asked(owner, part, connection.send(header, body), connection))
+                sent = connection.send(header, body, bounded(conversation, part))
+                asked.append(_Asked(owner, part, sent, connection))
         return asked
 
     def _await(self, asked: list[_Asked]) -> None:
@@ -359,7 +360,9 @@ class _Pushing(_Conversation):
         if not isinstance(reply.header, Pushed) or [entry.slot for entry in reply.header.slots] != slots:
             raise SlotFrameError("a push was answered with something else")
         for entry in reply.header.slots:
-            self.state.answered(entry.slot, entry.code, entry.life, entry.version, entry.staleness)
+            self.state.answered(
+                entry.slot, entry.code, entry.life, entry.version, entry.staleness, reply.header.generation
+            )
 
     def _slot(self, slot: int, part: PushPart) -> tuple[PushSlot, Body]:
         layout = self._spec.layout(slot)
@@ -383,6 +386,18 @@ class _Initialising(_Conversation):
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
         body = [part for slot in slots for part in pad(self._initial(slot))]
         return Init(generation, self._digest, slots), body
+
+
+def bounded(conversation: _Conversation, slots: Iterable[int]) -> Into:
+    """Memory for an answer that may be this long: what a parameter server announces is not believed."""
+    most = sum(conversation.size(slot) for slot in slots)
+
+    def into(header: Header, size: int) -> Sequence[memoryview]:
+        if size > most:
+            raise SlotFrameError(f"an answer of {size} bytes, of {most} at most")
+        return anywhere(header, size)
+
+    return into
 
 
 def _divided(slots: list[int], size: Callable[[int], int]) -> Iterator[list[int]]:

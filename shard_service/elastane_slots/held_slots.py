@@ -9,7 +9,7 @@ changes nothing, and what cannot be applied is never recorded.
     name in the applied set                            ->  APPLIED_BEFORE
     name closed                                        ->  CLOSED
     frozen                                             ->  FROZEN
-    lease up to the fence, or another life             ->  RESTORED
+    lease up to the fence, another life, or a version that the slot here never had  ->  RESTORED
     more than `staleness_max` tasks since the pull     ->  TOO_OLD
     else                                               ->  APPLIED
 
@@ -204,11 +204,8 @@ class HeldSlots:
         if pulled is None:
             return Verdict.APPLIED, 0
         if pulled.version > record.version:
-            raise InvalidRequest(
-                "a push names a state that its slot never had",
-                life=pulled.life,
-                version=pulled.version,
-            )
+            # Of an owner that a store which lost writes has forgotten.
+            return Verdict.RESTORED, 0
         staleness = record.version - pulled.version
         if self._staleness_max is not None and staleness > self._staleness_max:
             return Verdict.TOO_OLD, staleness

@@ -389,7 +389,8 @@ class DatasetCreated(Event, frozen=True, tag=True):
 class TaskReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """lives_sum: of a task that pushes, the slots' lives in its answers; None: it has not pushed.
 
-    returned: it is given back, and `error` says why. non_finite: its gradients have a NaN or an infinity.
+    map_generations: of the slot maps that these answers were given by. returned: it is given back, and
+    `error` says why. non_finite: its gradients have a NaN or an infinity.
     """
 
     epoch: int
@@ -400,6 +401,7 @@ class TaskReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     lives_sum: int | None = None
     returned: bool = False
     non_finite: bool = False
+    map_generations: tuple[int, ...] = ()
 
 
 class TasksRequested(Event, frozen=True, tag=True, gc=False):

@@ -140,11 +140,11 @@ class SlotBook(msgspec.Struct):
     slots are taken back to, while they are restored. unrestored: by slot, the life in which it could not be.
     claims: by slot, life and `since` that a backup told after a restart of the master. lives_from: least
     number of a life that begins now; lives_apart: how far it is from every life before that start of the
-    master (returning.py). grace_until: time until which processes may return after that. copy_since, moved,
-    copied: of the copies under way, for the event about them; copy_retries: by slot, when a broken copy
-    is tried again. finishing, finished: data sets whose tasks are all over, and those of which workers
-    may be told. saves: number of requests to save. checkpoint, checkpoints, failed_checkpoints: the
-    newest last.
+    master; stored: generation of the map in the store at that start, -1 without one (returning.py).
+    grace_until: time until which processes may return after that. copy_since, moved, copied: of the copies
+    under way, for the event about them; copy_retries: by slot, when a broken copy is tried again. finishing,
+    finished: data sets whose tasks are all over, and those of which workers may be told. saves: number of
+    requests to save. checkpoint, checkpoints, failed_checkpoints: the newest last.
     """
 
     model: SlotModel | None = None
@@ -162,6 +162,7 @@ class SlotBook(msgspec.Struct):
     claims: dict[int, tuple[int, int]] = {}
     lives_from: int = 0
     lives_apart: int = 1
+    stored: int = -1
     grace_until: float | None = None
     copy_since: float | None = None
     moved: int = 0
@@ -173,6 +174,12 @@ class SlotBook(msgspec.Struct):
     checkpoint: SlotCheckpointInFlight | None = None
     checkpoints: tuple[SavedSlotCheckpoint, ...] = ()
     failed_checkpoints: tuple[FailedSlotCheckpoint, ...] = ()
+
+    @property
+    def start_mark(self) -> str:
+        """Tells what is named by this master from what an earlier one may have named, and the store has
+        forgotten; "" for a job's first master."""
+        return f"-{self.lives_apart:08x}" if self.lives_apart > 1 else ""
 
     def attending(self) -> Iterator[PsRecord]:
         """Parameter servers with a session."""

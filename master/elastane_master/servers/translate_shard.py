@@ -96,6 +96,7 @@ def _report(report: shard_pb2.TaskReport) -> TaskReport:
         report.lives_sum if report.HasField("lives_sum") else None,
         report.returned,
         report.non_finite,
+        tuple(report.map_generations),
     )
 
 

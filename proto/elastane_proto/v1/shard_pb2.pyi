@@ -107,7 +107,7 @@ class Task(_message.Message):
     def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., entries: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., count: _Optional[int] = ..., lease: _Optional[int] = ..., map_generation: _Optional[int] = ...) -> None: ...
 
 class TaskReport(_message.Message):
-    __slots__ = ("epoch", "index", "attempt", "error", "count", "lives_sum", "returned", "non_finite")
+    __slots__ = ("epoch", "index", "attempt", "error", "count", "lives_sum", "returned", "non_finite", "map_generations")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,7 @@ class TaskReport(_message.Message):
     LIVES_SUM_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    MAP_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     attempt: int
@@ -124,7 +125,8 @@ class TaskReport(_message.Message):
     lives_sum: int
     returned: bool
     non_finite: bool
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., count: _Optional[int] = ..., lives_sum: _Optional[int] = ..., returned: _Optional[bool] = ..., non_finite: _Optional[bool] = ...) -> None: ...
+    map_generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., count: _Optional[int] = ..., lives_sum: _Optional[int] = ..., returned: _Optional[bool] = ..., non_finite: _Optional[bool] = ..., map_generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TaskOutcome(_message.Message):
     __slots__ = ("epoch", "index", "outcome", "count")

@@ -97,9 +97,6 @@ BAD: dict[str, Bad] = {
     "no name": lambda w: push(w, dataset=""),
     "a negative task": lambda w: (msgspec.structs.replace(push(w)[0], task=-1), push(w)[1]),
     "a lease of 0": lambda w: push(w, lease=0),
-    "a version never had": lambda w: push(
-        w, slots=[msgspec.structs.replace(push(w)[0].slots[0], version=9999)]
-    ),
     "too few pulls": lambda w: push(w, pulls=[(0, 1)]),
     "a pull of a slot that is not there": lambda w: (Pull(1, 1, [PullSlot(4, True)]), []),
     "a pull of 2**40 rows": lambda w: (Pull(1, 1, [PullSlot(SLOT, True, [(0, 2**40)])]), []),
@@ -141,6 +138,13 @@ def test_a_map_that_is_too_old_is_said_to_be(running: tuple[FakeMaster, Worker])
     assert code_of(connection(running).send(header, body)) == CODES[Verdict.OLD_GENERATION]
 
 
+def test_a_version_that_the_slot_never_had_is_given_back(running: tuple[FakeMaster, Worker]) -> None:
+    _, worker = running
+    slots = [msgspec.structs.replace(push(worker)[0].slots[0], version=9999)]
+    header, body = push(worker, slots=slots)
+    assert code_of(connection(running).send(header, body)) == CODES[Verdict.RESTORED]
+
+
 def test_ten_thousand_equal_ids_are_pulled_and_empty_pushes_count(running: tuple[FakeMaster, Worker]) -> None:
     _, worker = running
     ids = np.full(10_000, OWN[0], np.int64)
@@ -175,6 +179,25 @@ def test_half_a_frame_is_dropped_whole(running: tuple[FakeMaster, Worker], share
     time.sleep(0.1)
     assert worker.digests() == before
     assert not any(73 in tasks for tasks in worker.applied())
+
+
+def test_a_sender_that_falls_silent_in_a_frame_is_closed(
+    running: tuple[FakeMaster, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspended worker does not keep the memory that all frames share."""
+    monkeypatch.setattr(serving, "_SILENCE_SECONDS", 1)
+    header, body = push(running[1], task=74)
+    raw = connect(*running[0].addresses["ps-0"])
+    raw.settimeout(10)
+    raw.sendall(frames.encode(header, 1, sum(map(len, body))) + bytes(64))
+    with suppress(ConnectionError):
+        while raw.recv(1000):
+            pass
+    idle = connect(*running[0].addresses["ps-0"])  # between frames it may be silent
+    idle.settimeout(1.5)
+    with pytest.raises(TimeoutError):
+        idle.recv(1)
+    idle.close()
 
 
 def test_a_frame_of_4_gib_is_refused_by_its_prefix(running: tuple[FakeMaster, Worker]) -> None:

@@ -118,6 +118,10 @@ def test_staleness_counts_what_was_applied_since_the_pull() -> None:
     assert slots[1].pulled() == Pulled(2, 3)
 
 
+def test_a_version_that_the_slot_never_had_is_of_an_owner_that_was_forgotten() -> None:
+    assert held().judge(1, push(pulled=Pulled(2, 4))).verdict is Verdict.RESTORED
+
+
 def test_a_frozen_slot_applies_nothing_and_still_says_what_it_has() -> None:
     slots = held()
     slots[1].frozen = True
@@ -181,7 +185,6 @@ def test_lives_follow_one_another() -> None:
         (1, push(index=2**63)),
         (1, push(generation=-1)),
         (1, push(pulled=Pulled(-1, 0))),
-        (1, push(pulled=Pulled(2, 4))),
         (1, msgspec.structs.replace(push(), name=TaskName("", 0, 1))),
         (1, msgspec.structs.replace(push(), name=TaskName("clicks", -1, 1))),
     ],

@@ -59,8 +59,8 @@ class PushOutcome:
     """What became of a task. done: every slot has it; returned: it is given back, uncounted, and leased
     again; closed: it is FAILED, and nothing of it is applied any more.
 
-    lives_sum: of the lives in the answers, where it is done. staleness: the highest of any slot. versions: by
-    slot, after the push.
+    lives_sum: of the lives in the answers, where it is done; map_generations: of the maps that they were
+    given by, ascending. staleness: the highest of any slot. versions: by slot, after the push.
     """
 
     kind: Literal["done", "returned", "closed"]
@@ -68,6 +68,7 @@ class PushOutcome:
     lives_sum: int = 0
     staleness: int = 0
     versions: dict[int, int] = field(default_factory=dict)
+    map_generations: tuple[int, ...] = ()
 
 
 class SlotAccess(Protocol):

@@ -50,6 +50,7 @@ class PushState:
         self._lives: dict[int, int] = {}
         self._versions: dict[int, int] = {}
         self._staleness = 0
+        self._generations: set[int] = set()
         self._returned = ""
         self._closed = False
 
@@ -66,10 +67,16 @@ class PushState:
         if self.open:
             return None
         lives, versions = sum(self._lives.values()), dict(self._versions)
-        return PushOutcome("done", lives_sum=lives, staleness=self._staleness, versions=versions)
+        generations = tuple(sorted(self._generations))
+        return PushOutcome("done", "", lives, self._staleness, versions, generations)
 
-    def answered(self, slot: int, code: int, life: int, version: int, staleness: int) -> None:
-        """Take a slot's answer. Raises SlotFrameError for one that no parameter server gives."""
+    def answered(
+        self, slot: int, code: int, life: int, version: int, staleness: int, generation: int = 0
+    ) -> None:
+        """Take a slot's answer. generation: of the map that it was given by.
+
+        Raises SlotFrameError for one that no parameter server gives.
+        """
         if code == CODE_UNINITIALISED:
             self.uninitialised.add(slot)
             return
@@ -81,6 +88,7 @@ class PushState:
         if verdict in DONE_VERDICTS:
             self.open.discard(slot)
             self._lives[slot], self._versions[slot] = life, version
+            self._generations.add(generation)
             self._staleness = max(self._staleness, staleness)
         elif verdict in RETURNED_VERDICTS:
             self._returned = self._returned or REASONS[verdict].format(slot)

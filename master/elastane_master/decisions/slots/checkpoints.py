@@ -67,7 +67,7 @@ def requested(ctx: DecisionContext, event: SlotsCheckpointRequested) -> None:
     book.saves += 1
     lease_seconds = max((q.lease_seconds for q in ctx.queues.dynamic.values() if q.pushes), default=0.0)
     book.checkpoint = SlotCheckpointInFlight(
-        f"checkpoint-{book.saves:06d}",
+        f"checkpoint-{book.saves:06d}{book.start_mark}",
         ctx.now,
         "saving" if event.in_flight else "draining",
         (event.request_id,),

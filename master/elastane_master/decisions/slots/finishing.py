@@ -23,11 +23,11 @@ def look(ctx: DecisionContext, dataset: str) -> None:
         book.finishing.pop(dataset, None)
     elif dataset not in book.finished and dataset not in book.finishing:
         ctx.touch()
-        if not ctx.state.settings.checkpoint_url or not book.leases:
+        if not ctx.state.settings.checkpoint_url or not queue.num_tasks:
             book.finished[dataset] = None
             return
         book.saves += 1
-        book.finishing[dataset] = Finishing(f"save-{book.saves}")
+        book.finishing[dataset] = Finishing(f"save-{book.saves}{book.start_mark}")
         ask(ctx)
 
 

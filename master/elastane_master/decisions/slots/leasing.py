@@ -2,7 +2,7 @@
 
 A task is leased only while every slot is served and the gate has room; it is DONE only if the present life
 of every slot has applied it, which the sum of the lives in its report says: lives only grow, and no answer is
-of a life that has not begun.
+of a life that has not begun. Nor may an answer be of an owner that only a forgotten map names (returning.py).
 
 Where the gate is full, in part of tasks whose lease has ended and that nobody here can lease, as they are of
 another data set, these leases are fenced out of all slots: see `StalenessGate`.
@@ -17,7 +17,7 @@ from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import TaskCommit
 from elastane_master.decisions.events import Rejection, TaskReport
 from elastane_master.decisions.slot_book import SlotBook
-from elastane_master.decisions.slots import closing, finishing
+from elastane_master.decisions.slots import closing, finishing, returning
 from elastane_proto.history import events as history
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.tasks import Outcome, QueueStatus, ReturnedTask, TaskLease, TaskState
@@ -150,7 +150,7 @@ def report(
     if report.error:
         return _failed(ctx, queue, name, worker, report, report.error)
     assert book.map is not None
-    if report.lives_sum != book.map.lives_sum:
+    if report.lives_sum != book.map.lives_sum or returning.is_forgotten(book, report.map_generations):
         return _give_back(ctx, queue, name, worker, report, counts=False)
     times = queue.times_reopened(name.epoch, name.task)
     outcome = queue.report(worker, name.epoch, name.task, report.attempt, "", ctx.now)

@@ -50,7 +50,8 @@ def require_map(ctx: DecisionContext) -> SlotMap:
     """Return the map; without one, begin with that of slots that wait for their owners."""
     book = ctx.state.slots
     if book.map is None:
-        book.map = SlotMap.empty(ctx.state.settings.ps_slots, book.lives_from)
+        places = SlotMap.empty(ctx.state.settings.ps_slots, book.lives_from).places
+        book.map = SlotMap(book.stored + book.lives_apart, places)
     return book.map
 
 

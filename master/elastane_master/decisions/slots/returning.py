@@ -13,11 +13,16 @@ same number would make that report count, and a task DONE that the slot lacks. N
 of such a life. So lives that begin after a restart of the master begin a random distance (of 2**32) after
 those in the store: a forgotten life is met once in 2**32 times. Slots that were being restored at the restart
 begin another life at once, as they may have been served since.
+
+Generations of maps and numbers of leases go on after the same distance, and what is saved has it in its name.
+So a map with a generation within it is one that the store has forgotten. It may have named another owner or
+backup; who was told it knows of what the store does not, and an answer given by it makes no task DONE: its
+owner and backup may both be gone. The task is leased again, and slots that have it say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -40,14 +45,22 @@ def master_started(ctx: DecisionContext, master: str) -> None:
     """
     book = ctx.state.slots
     book.lives_apart = 1 + below(text_key("lives", master, repr(ctx.now)), LIVES_APART_MAX)
+    book.leases += book.lives_apart
+    book.stored = book.map.generation if book.map is not None else -1
     if book.map is None:
         book.lives_from = book.lives_apart
         return
     _begin_after(book, (place.life for place in book.map.places))
-    generation = book.map.generation + 1
-    places = tuple(_begun_again(book, place, generation) for place in book.map.places)
-    if places != book.map.places:
-        book.map = SlotMap(generation, places)
+    generation = book.stored + book.lives_apart
+    book.map = SlotMap(generation, tuple(_begun_again(book, place, generation) for place in book.map.places))
+
+
+def is_forgotten(book: SlotBook, generations: Collection[int]) -> bool:
+    """Return whether any of these is of a map that the store has forgotten, or of no map of this job."""
+    if not generations or book.map is None:
+        return False
+    first = book.stored + book.lives_apart
+    return max(generations) > book.map.generation or any(book.stored < one < first for one in generations)
 
 
 def forget_copies(ctx: DecisionContext, event: PsJoined) -> None:
@@ -57,14 +70,14 @@ def forget_copies(ctx: DecisionContext, event: PsJoined) -> None:
     """
     book = ctx.state.slots
     assert book.map is not None
-    if event.generation > book.map.generation:
+    if is_forgotten(book, [event.generation]):
         # A move stays: its owner is frozen, and the target may own the slot by a map that the store has lost.
         alone = {"backup": "", "joining": ""}
         places = tuple(
             msgspec.structs.replace(place, **alone, begun=place.begun if place.target else 0)
             for place in book.map.places
         )
-        book.map = SlotMap(event.generation + 1, places)
+        book.map = SlotMap(max(book.map.generation, event.generation) + 1, places)
 
 
 def map_seen(ctx: DecisionContext, event: MapSeen) -> None:

@@ -359,7 +359,14 @@ class PreparedPs:
 
 
 def _end_of(outcome: PushOutcome) -> TaskEnd:
-    return TaskEnd(outcome.kind, outcome.lives_sum, outcome.reason, outcome.staleness, outcome.versions)
+    return TaskEnd(
+        outcome.kind,
+        outcome.lives_sum,
+        outcome.reason,
+        outcome.staleness,
+        outcome.versions,
+        outcome.map_generations,
+    )
 
 
 def _ended(end: TaskEnd) -> Future[TaskEnd]:

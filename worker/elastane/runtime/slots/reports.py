@@ -31,6 +31,7 @@ def report_of(task: PushTask, end: TaskEnd) -> list[shard_pb2.TaskReport]:
         return []
     if end.kind == "done":
         report.lives_sum = end.lives_sum
+        report.map_generations.extend(end.map_generations)
     elif end.kind == "returned":
         report.returned, report.error = True, end.error
     else:

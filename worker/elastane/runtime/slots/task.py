@@ -10,8 +10,8 @@ from typing import Literal
 class TaskEnd:
     """What is reported of a task. closed: nothing, it is FAILED already.
 
-    lives_sum: of a done one. error: of a failed one, and why one is given back. staleness: the highest of
-    any slot; versions: by slot, after the push.
+    lives_sum, map_generations: of a done one, as of `PushOutcome`. error: of a failed one, and why one is
+    given back. staleness: the highest of any slot; versions: by slot, after the push.
     """
 
     kind: Literal["done", "returned", "closed", "failed"]
@@ -19,6 +19,7 @@ class TaskEnd:
     error: str = ""
     staleness: int = 0
     versions: dict[int, int] = field(default_factory=dict)
+    map_generations: tuple[int, ...] = ()
 
 
 @dataclass

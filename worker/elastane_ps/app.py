@@ -34,6 +34,7 @@ from elastane_ps.figures import Figures
 from elastane_ps.held import Copy, HeldSlot, Holdings
 from elastane_ps.journal import Journal
 from elastane_ps.links import Links, PeerLink
+from elastane_ps.memory import Room
 from elastane_ps.replication import Replication
 from elastane_ps.requests import PsFault, Requests, Settings
 from elastane_ps.saving import Saving
@@ -72,7 +73,7 @@ class PsServer:
     """Everything but the session with the master, whose messages are handed in. Thread-safe.
 
     host: to listen at. key: of this process; its secret for the job follows from it. process: a name that no
-    other process ever has. fault: called once when the process must end.
+    other process ever has. fault: called once when the process must end. room: for new rows.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class PsServer:
         tell: Tell,
         fault: Callable[[BaseException], None],
         process: str,
+        room: Room | None = None,
     ) -> None:
         self.ps_id = ps_id
         self.holdings = Holdings(ps_id)
@@ -115,7 +117,7 @@ class PsServer:
         self._port = DataPort(
             host,
             group_secret(key, job),
-            requests=Requests(self.holdings, self._limits, self.figures),
+            requests=Requests(self.holdings, self._limits, self.figures, room),
             replication=self._replication,
             receiving=self._receiving,
             figures=self.figures,

@@ -27,6 +27,7 @@ from elastane_proto import rendezvous, versions
 from elastane_proto.v1 import ps_pb2
 from elastane_ps.app import PsServer
 from elastane_ps.environment import PsEnvironment, read_environment
+from elastane_ps.memory import Room
 from elastane_ps.session import PsSession
 
 _log = structlog.get_logger(__name__)
@@ -58,6 +59,7 @@ class PsProcess:
             tell=self._tell,
             fault=self._fault,
             process=self._identity.name.hex(),
+            room=Room(environment.ps_memory_bytes),
         )
         self._session = PsSession(
             environment.master,

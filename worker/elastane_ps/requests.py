@@ -8,6 +8,7 @@ come, and `answer`, which waits for the copies of the slots and may be called la
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,7 @@ from elastane.slots.frames import (
     Inited,
     Inspect,
     Inspected,
+    PsMemoryError,
     Pull,
     Pulled,
     PulledSlot,
@@ -45,6 +47,7 @@ from elastane.tables.spec import ModelSpec
 from elastane_ps.figures import Figures
 from elastane_ps.held import Barrier, HeldSlot, Holdings
 from elastane_ps.journal import entry_of
+from elastane_ps.memory import Room
 from elastane_slots import pushes
 from elastane_slots.pushes import DONE_VERDICTS, Verdict
 from elastane_slots.pushes import Pulled as Seen
@@ -77,8 +80,11 @@ class Settings:
 class Requests:
     """Does what workers ask for. Thread-safe."""
 
-    def __init__(self, holdings: Holdings, settings: Settings, figures: Figures) -> None:
+    def __init__(
+        self, holdings: Holdings, settings: Settings, figures: Figures, room: Room | None = None
+    ) -> None:
         self._holdings, self._settings, self._figures = holdings, settings, figures
+        self._room = room or Room()
 
     @property
     def spec(self) -> ModelSpec:
@@ -198,6 +204,7 @@ class Requests:
                 raise
             checked.append((told, part, sections))
             body = body[padded_sum(sizes) :]
+        self._require_room([(told.slot, part) for told, part, _ in checked if part.rows])
         self._holdings.lease_seen = max(self._holdings.lease_seen, header.lease)
         parts = [self._push_slot(header, *entry) for entry in checked]
 
@@ -210,6 +217,26 @@ class Requests:
             return Pushed(self._holdings.map.generation, slots), ()
 
         return Answer(answer, any(barrier for *_, barrier in parts))
+
+    def _require_room(self, parts: Sequence[tuple[int, PushPart]]) -> None:
+        """Raise PsMemoryError if new rows would not fit."""
+        owned = self._holdings.owned
+        there = [(held, part) for slot, part in parts if (held := owned.get(slot)) is not None]
+        left = self._room.left_bytes() if there else None
+        if left is None or sum(held.weights.most_bytes(part) for held, part in there) <= left:
+            return
+        needed: Counter[int] = Counter()
+        for held, part in there:
+            with held.lock:
+                needed.update(held.weights.new_bytes(part))
+        if needed.total() and needed.total() > left:
+            table = self.spec.tables[needed.most_common(1)[0][0]].name
+            raise PsMemoryError(
+                f"new rows, most of {table!r}, need {needed.total()} bytes, and {max(0, left)} are left",
+                hint="start more parameter servers (--ps), or give each more memory",
+                table=table,
+                bytes=needed.total(),
+            )
 
     def _push_slot(
         self, header: Push, told: PushSlot, part: PushPart, sections: Sequence[memoryview]

@@ -60,7 +60,7 @@ def free_memory_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    limits = [found for found in (_available_bytes(), _left_in_cgroup_bytes()) if found is not None]
+    limits = [found for found in (_available_bytes(), left_in_cgroup_bytes()) if found is not None]
     return min(limits, default=None)
 
 
@@ -81,7 +81,7 @@ def _available_bytes() -> int | None:
     return found[0] * 1024 if found else None
 
 
-def _left_in_cgroup_bytes() -> int | None:
+def left_in_cgroup_bytes() -> int | None:
     """Return the memory left in this process's own control group; None without a limit."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()

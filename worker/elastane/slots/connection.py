@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from elastane.slots.frames import Error, Header, SlotFrameError
+from elastane.slots.frames import Error, Header, PsMemoryError, SlotFrameError
 from elastane.slots.handshake import HANDSHAKE_SECONDS, greet
 from elastane.slots.wire import Piece, read_header, read_into, read_prefix, write_frame
 from elastane_common.errors import ElastaneError
@@ -114,9 +114,8 @@ class PsConnection:
             while (prefix := read_prefix(self._socket)) is not None:
                 header = read_header(self._socket, prefix)
                 if isinstance(header, Error):
-                    raise SlotFrameError(
-                        f"{self.address} refused a frame: {header.message}", refused=header.code
-                    )
+                    kind = PsMemoryError if header.code == PsMemoryError.code else SlotFrameError
+                    raise kind(f"{self.address} refused a frame: {header.message}", refused=header.code)
                 with self._state:
                     future, into = self._pending.get(prefix.number, (None, anywhere))
                 if future is None:

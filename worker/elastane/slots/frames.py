@@ -36,6 +36,12 @@ class SlotFrameError(ElastaneError):
     code = "ELA486"
 
 
+class PsMemoryError(SlotFrameError):
+    """A parameter server has no memory for the new rows of a push; nothing of it was applied there."""
+
+    code = "ELA490"
+
+
 class Kind(IntEnum):
     """What a frame is; an answer's number is its request's plus one."""
 

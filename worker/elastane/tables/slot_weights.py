@@ -114,6 +114,17 @@ class SlotWeights:
         ]
         self._block_marks = [self._mark] * len(self._blocks)
 
+    def most_bytes(self, part: PushPart) -> int:
+        """Memory that the rows of a push take if all are new."""
+        return sum(len(rows.ids) * self._rows[rows.table].row_bytes for rows in part.rows)
+
+    def new_bytes(self, part: PushPart) -> dict[int, int]:
+        """Memory that the new rows of a push take, by table."""
+        tables = self._rows
+        return {
+            one.table: tables[one.table].new_count(one.ids) * tables[one.table].row_bytes for one in part.rows
+        }
+
     # ------------------------------------------------------------------ pulls and pushes
 
     def pull_dense(self, into: Sequence[memoryview]) -> None:

@@ -21,6 +21,8 @@ from elastane_slots.initial_rows import InitialRows
 
 #: Stamps of rows fit a byte: of the newest 255 marks they tell which touched a row last.
 _STAMPS: Final = 255
+#: An id and a place.
+_INDEX_ENTRY_BYTES: Final = 8 + 4
 
 
 class TableRows:
@@ -56,6 +58,15 @@ class TableRows:
     @property
     def index_bytes(self) -> int:
         return self._index.bytes + self._stamps.bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory that a new row takes: its columns, its stamp, its entry in the index."""
+        return sum(self.column_row_bytes) + 1 + _INDEX_ENTRY_BYTES
+
+    def new_count(self, ids: Ids) -> int:
+        """Number of ids, all different, that have no row yet."""
+        return int(np.count_nonzero(self._index.find(ids) < 0))
 
     def read(self, ids: Ids) -> NDArray[Any]:
         """Return a copy of the rows of these ids, which may be none of the slot's; any order, repeats too."""

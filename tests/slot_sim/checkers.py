@@ -11,7 +11,7 @@ settles          after the faults: all is DONE, slots are where they belong, not
 serial           one worker alone: every slot applies the same tasks in the same order, but for those that
                  were torn: their worker died between two slots, or they were given back or opened again
 monotone         generations and lives that a process is told never go back; a lease's number is of one lease
-closed           what is told to be closed is not applied any more in that life
+closed           what is told to be closed is not applied any more in that life, by whoever owns the slot
 saved            workers are told of the end when every slot is saved with all that is DONE; so is every slot
                  when all processes have left in order. A snapshot is of one moment
 no crash         nobody crashes, and nobody lacks a slot that the map says it serves
@@ -91,7 +91,7 @@ class SlotCheckers:
         since = len(names) - push.pulled.version if push.pulled is not None else 0
         if self.limit is not None and since > self.limit:
             self.fail("stale", f"{ps} applies to slot {slot} what is {since} tasks old")
-        if push.name in self._closed.get((slot, told.life), ()):
+        if push.name in self._closed.get((slot, told.life), ()) and self._owns(ps, slot):
             self.fail("closed", f"{ps} applies task {push.name.task} to slot {slot}, which has closed it")
         lease = push.name, attempt
         if self._leases.setdefault(push.lease, lease) != lease:
@@ -243,6 +243,14 @@ class SlotCheckers:
 
     def _count(self, verdict: str) -> None:
         self.verdicts[verdict] = self.verdicts.get(verdict, 0) + 1
+
+    def _owns(self, token: str, slot: int) -> bool:
+        """True if a process owns a slot by the master's map: what others apply meanwhile changes nothing."""
+        machine = self.machine()
+        if machine is None or machine.state.slots.map is None:
+            return False
+        owner = machine.state.slots.processes.get(machine.state.slots.map.places[slot].owner)
+        return owner is not None and owner.process.decode() == token
 
     def _is_torn(self, name: TaskName, queue: DynamicQueue) -> bool:
         return name in self.torn or queue.times_reopened(name.epoch, name.task) > 0

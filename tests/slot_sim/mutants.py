@@ -34,8 +34,8 @@ MUTANTS = (
     Mutant(
         "answers of an earlier life make a task DONE",
         f"{DECISIONS}.leasing",
-        "    if report.lives_sum != book.map.lives_sum:\n",
-        "    if report.lives_sum > book.map.lives_sum:\n",
+        "    if report.lives_sum != book.map.lives_sum or ",
+        "    if report.lives_sum > book.map.lives_sum or ",
     ),
     Mutant(
         "leases from before a restore are not fenced out",

@@ -218,7 +218,7 @@ class SlotCheckers:
                 )
             if place.backup and servers[place.backup].others[slot].names != names:
                 self.fail("exact at rest", f"the backup of slot {slot} is another")
-            orders.add(tuple(name for name in names if not self._is_torn(name, queue)))
+            orders.add(tuple(name for name in names if not self._is_torn(name, queues[name.dataset])))
         if gentle and self.copies == 2 and self.went_back:
             self.fail("nothing back", "a slot went back, though all had backups")
         if alone and len(orders) > 1:

@@ -78,8 +78,8 @@ class Plan:
     """What a run is like. gentle: with backups; one process at a time is lost, and only where all has one.
 
     alone: one worker with one task at a time. attempts: until a task is FAILED. lossy: the store may lose
-    writes. leaves: workers leave one data set for another, with leased tasks. sparse, slow: as of `PusherModel`.
-    together: before all faults, all servers leave in order.
+    writes. leaves: workers leave one data set for another, with leased tasks. sparse, slow: as of
+    `PusherModel`. together: before all faults, all servers leave in order.
     """
 
     slots: int
@@ -221,7 +221,11 @@ class _Run:
         if not world.run_until(self._is_through, world.now + 60.0, EVENTS_MAX):
             raise SimulationError("settles", f"it does not stay: {self._why()}")
         self.checkers.finished(
-            self.plan.tasks, self.plan.epochs, alone=self.plan.alone, gentle=self.plan.gentle
+            self.plan.tasks,
+            self.plan.epochs,
+            # Tasks that were begun go on beside those of the other data set.
+            alone=self.plan.alone and not self.plan.leaves,
+            gentle=self.plan.gentle,
         )
         self._shrink()
         if world.failure is not None:

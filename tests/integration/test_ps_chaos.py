@@ -16,9 +16,9 @@ from elastane_cli.chaos.ps_faults import PS_FAULTS
 from elastane_cli.chaos.ps_run import PS_SCRIPT, PsChaos
 from elastane_cli.rehearse.ps_cluster import PS_COMMAND
 from integration.test_agent import PATH
-from slow import slow
+from slow import further
 
-pytestmark = slow  # tests/integration/test_ps_training.py kills workers and parameter servers in `make test`
+pytestmark = further  # minutes each; test_ps_training.py kills workers and parameter servers in `make test`
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ODD_PUSHES = [str(SCRIPTS / "odd_pushes.py")]

@@ -43,6 +43,7 @@ def equal(run: PsRun, worker: str) -> dict[str, Any]:
     return answer
 
 
+@slow
 async def test_two_workers_are_repeated_and_another_script_is_found(tmp_path: Path) -> None:
     script = ["--model", "deep", "--tasks", "20"]
 

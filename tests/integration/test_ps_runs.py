@@ -205,6 +205,7 @@ def test_a_second_interrupt_leaves_nothing_behind(start: Start, lock: Path) -> N
         gone(there)
 
 
+@slow
 def test_they_stay_for_workers_of_other_agents(start: Start, lock: Path, tmp_path: Path) -> None:
     leave = threading.Event()
     with held(lock):

@@ -15,6 +15,7 @@ from elastane_proto.v1 import job_pb2
 from elastane_shards.settings import DEFAULTS
 from integration.master_support import serving_master
 from integration.ps_runs import PsRun, plain, ps_run
+from slow import further, slow, slow_except
 
 
 async def with_master(folder: Path, script: list[str], scenario: Callable[[PsRun], None]) -> None:
@@ -35,7 +36,7 @@ def counted_once(run: PsRun, result: dict[str, Any], tasks: int, epochs: int = 1
     assert all(applied == names for applied in run.applied())
 
 
-@pytest.mark.parametrize("ps", [1, 3])
+@pytest.mark.parametrize("ps", slow_except([1, 3], 3))
 async def test_one_worker_has_the_bits_of_plain_mode(tmp_path: Path, ps: int) -> None:
     script = ["--model", "deep", "--tasks", "12"]
 
@@ -50,6 +51,7 @@ async def test_one_worker_has_the_bits_of_plain_mode(tmp_path: Path, ps: int) ->
     await with_master(tmp_path, script, scenario)
 
 
+@further  # test_ps_replay has it, with deaths
 async def test_bfloat16_between_them_has_the_same_bits_at_any_number_of_servers(tmp_path: Path) -> None:
     script = ["--model", "deep", "--tasks", "10"]
     digests = []
@@ -70,7 +72,7 @@ async def test_bfloat16_between_them_has_the_same_bits_at_any_number_of_servers(
     assert digests[0] != plain(tmp_path, script)["digest"]
 
 
-@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("copies", slow_except([1, 2], 1))
 async def test_every_gradient_counts_once_while_servers_and_workers_are_killed(
     tmp_path: Path, copies: int
 ) -> None:
@@ -123,6 +125,7 @@ async def test_a_gradient_that_is_not_finite_fails_the_attempt_and_nothing_of_it
     await with_master(tmp_path, script, scenario)
 
 
+@slow
 async def test_a_gradient_that_is_not_finite_is_skipped_where_the_job_says_so(tmp_path: Path) -> None:
     script = ["--tasks", "6", "--not-finite", "3", "--skip", "4"]
 
@@ -137,6 +140,7 @@ async def test_a_gradient_that_is_not_finite_is_skipped_where_the_job_says_so(tm
     await with_master(tmp_path, script, scenario)
 
 
+@slow
 async def test_a_gradient_that_is_not_finite_ends_the_job_where_it_says_so(tmp_path: Path) -> None:
     script = ["--tasks", "6", "--not-finite", "3"]
 
@@ -152,6 +156,7 @@ async def test_a_gradient_that_is_not_finite_ends_the_job_where_it_says_so(tmp_p
     await with_master(tmp_path, script, scenario)
 
 
+@slow
 async def test_tasks_are_pulled_and_pushed_while_others_run(tmp_path: Path) -> None:
     script = ["--tasks", "60", "--prefetch", "3", "--busy-seconds", "0.01", "--ahead"]
 
@@ -169,7 +174,7 @@ async def test_tasks_are_pulled_and_pushed_while_others_run(tmp_path: Path) -> N
     await with_master(tmp_path, script, scenario)
 
 
-@pytest.mark.parametrize(("staleness", "prefetch"), [(0, 0), (3, 3)])
+@pytest.mark.parametrize(("staleness", "prefetch"), [(0, 0), pytest.param(3, 3, marks=slow)])
 async def test_a_script_that_leaves_a_data_set_with_leased_tasks_goes_on_with_another(
     tmp_path: Path, staleness: int, prefetch: int
 ) -> None:
@@ -187,6 +192,7 @@ async def test_a_script_that_leaves_a_data_set_with_leased_tasks_goes_on_with_an
     assert time.monotonic() - began < DEFAULTS.lease_seconds
 
 
+@slow
 async def test_a_data_set_whose_workers_are_gone_does_not_hold_another_up(tmp_path: Path) -> None:
     def scenario(run: PsRun) -> None:
         run.create(ps_slots=4, ps_staleness=0, workers_max=2)

@@ -101,7 +101,7 @@ def wait_for_workers(service: LocalService, counts: dict[int, int]) -> None:
     )
 
 
-@slow
+@further  # test_service_bits has a run under churn, the service's simulation has the schedules
 def test_two_runs_share_the_slots_as_they_come_and_go_with_the_bits_of_stock_ddp(tmp_path: Path) -> None:
     script, shared, go = slow_script(tmp_path / "code"), tmp_path / "shared", tmp_path / "go"
     with local_service(tmp_path / "service", slots=2, variables=SETTINGS) as service:

@@ -227,7 +227,10 @@ async def test_a_restarted_master_finds_the_slots_where_they_were(tmp_path: Path
         assert [process.state for process in (await job.get()).processes] == ["awaited"]
         job.servers["ps-0"] = server
         await server.attend(channel)
-        assert (await job.get()).map == before
+        after = (await job.get()).map
+        # A store may have lost maps that somebody has seen: those of another master are numbered far beyond.
+        assert after.generation > before.generation
+        assert (after.places, after.processes) == (before.places, before.processes)
         assert await job.train()
         await job.check(12)
         await server.die()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from integration.ps_runs import SCRIPT
-from slow import slow
+from slow import further, slow
 
 
 def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -24,6 +24,7 @@ def verify(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@slow
 def test_one_worker_has_the_bits_of_the_script_alone_whatever_parameter_servers_do(tmp_path: Path) -> None:
     code, found = verify(tmp_path, "--kills", "1", "--seed", "5", "--")
     (run,) = found["runs"]
@@ -31,13 +32,13 @@ def test_one_worker_has_the_bits_of_the_script_alone_whatever_parameter_servers_
     assert [act.partition(" ")[2].split()[-1] for act in run["acts"]] == ["joins", "killed", "drained"]
 
 
-@slow
+@further  # test_ps_replay finds another script, too
 def test_a_script_that_depends_on_its_worker_is_found(tmp_path: Path) -> None:
     code, found = verify(tmp_path, "--kills", "0", "--", "--worker-scale", "1.5")
     assert code == 1 and not found["equal"] and found["runs"][0]["differing"]
 
 
-@slow
+@further  # test_ps_replay compares such runs
 def test_several_workers_are_compared_with_the_same_run_again(tmp_path: Path) -> None:
     code, found = verify(
         tmp_path, "--workers", "2", "--kills", "1", "--", "--busy-seconds", "0.2", "--epochs", "2"

@@ -25,6 +25,7 @@ def test_a_seed_replays_exactly() -> None:
     assert one.world.trace == two.world.trace and one.checkers.verdicts == two.checkers.verdicts
 
 
+@slow
 def test_the_faults_really_happen() -> None:
     outcomes = [simulate(seed) for seed in range(100, 140)]
     injected = Counter(name for outcome in outcomes for name in outcome.injected)
@@ -53,7 +54,7 @@ def test_every_mutant_applies() -> None:
     "name",
     [
         "a restored slot is served before its tasks are open again",
-        "answers do not wait for backups",
+        pytest.param("answers do not wait for backups", marks=slow),
         # The rest of the table is `python -m slot_sim.mutants`.
         pytest.param("a slot moves without its set", marks=further),
     ],

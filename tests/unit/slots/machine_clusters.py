@@ -450,6 +450,9 @@ class MachineRun(ClusterRun):
             raise Broken(f"a staleness of {self.worst}")
         if self.plan.copies == 2 and any(self.lives) and not (self.plan.restarts or self.plan.losses):
             raise Broken("a slot with a backup went back")
+        for server in self.servers.values():  # a slot is held once its owner has heard of that
+            while server.maps:
+                self._learn(server, server.maps.popleft())
         for slot, place in enumerate(self.map.places):
             if place.owner not in self.servers or not place.served:
                 raise Broken("a slot is not served in the end")

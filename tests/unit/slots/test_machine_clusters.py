@@ -77,7 +77,7 @@ def test_schedules_that_were_once_broken(faults: str, limit: int | None, seed: i
 
 
 def test_a_push_is_too_old_only_for_leases_that_the_store_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = MachinePlan(121, 0, **FAULTS["a store that loses writes"])
+    plan = MachinePlan(894, 0, **FAULTS["a store that loses writes"])
     run_machine(plan)
     monkeypatch.setattr(MachineRun, "_check_late", ClusterRun._check_late)
     with pytest.raises(Broken, match="a push of a live lease was refused"):

@@ -85,8 +85,9 @@ class PsConnection:
                 self._fail(SlotFrameError(f"{self.address} is gone: {error.strerror or error}"))
             except ElastaneError as error:
                 with self._state:
-                    self._pending.pop(number, None)
-                future.set_exception(error)
+                    is_pending = self._pending.pop(number, None) is not None
+                if is_pending:
+                    future.set_exception(error)
         return future
 
     def tell(self, header: Header, body: Sequence[Piece] = ()) -> None:
@@ -126,8 +127,9 @@ class PsConnection:
                 for memory in body:
                     read_into(self._socket, memory)
                 with self._state:
-                    self._pending.pop(prefix.number, None)
-                future.set_result(Reply(header, body))
+                    is_pending = self._pending.pop(prefix.number, None) is not None
+                if is_pending:  # else `close` has failed it meanwhile
+                    future.set_result(Reply(header, body))
             raise SlotFrameError(f"{self.address} closed the connection")
         except (OSError, ElastaneError) as error:
             self._fail(error)

@@ -18,7 +18,7 @@ from elastane_common.artifacts import read_manifest, read_record
 from elastane_common.client_errors import RequestRefusedError
 from elastane_common.run_record import RunRecord
 from elastane_proto.v1 import training_pb2
-from slow import further, slow
+from slow import further
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples" / "service"
 LYING_MASTER = Path(__file__).parent / "lying_master"

@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 
 def run(command: list[str], folder: Path, said: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": PATH, **variables}
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": PATH} | variables
     return subprocess.run(
         [sys.executable, "-u", *command],
         input=said,
@@ -81,18 +81,33 @@ def script(tmp_path: Path) -> Path:
     return folder / "train.py"
 
 
-def test_the_script_sees_what_python_shows_it(script: Path, tmp_path: Path) -> None:
-    arguments = [str(script), "--epochs", "3"]
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("{folder}/scripts/train.py", {}),
+        ("scripts/train.py", {}),
+        ("./scripts/../scripts/train.py", {}),
+        ("scripts/train.py", {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{PATH}{os.pathsep}scripts"}),
+    ],
+)
+def test_the_script_sees_what_python_shows_it(
+    script: Path, tmp_path: Path, name: str, variables: dict[str, str]
+) -> None:
+    assert script.is_file()
+    arguments = [name.format(folder=tmp_path), "--epochs", "3"]
     told = json.dumps({"set": {"VALUE": "new"}, "unset": ["GONE"]}) + "\n"
-    warm = run(["-m", "elastane.warm_start", *arguments], tmp_path, told, GONE="here", VALUE="old")
-    stock = run(arguments, tmp_path, "", VALUE="new")
+    warm = run(
+        ["-m", "elastane.warm_start", *arguments], tmp_path, told, GONE="here", VALUE="old", **variables
+    )
+    stock = run(arguments, tmp_path, "", VALUE="new", **variables)
     assert stock.returncode == 0 == warm.returncode, warm.stderr
     assert json.loads(warm.stdout) == json.loads(stock.stdout)
     assert "imports torch after other statements" in warm.stderr
 
 
 def test_its_errors_are_shown_as_python_shows_them(script: Path, tmp_path: Path) -> None:
-    arguments = [str(script), "raise"]
+    assert script.is_file()
+    arguments = ["scripts/train.py", "raise"]
     warm = run(["-m", "elastane.warm_start", *arguments], tmp_path, '{"set": {}, "unset": []}\n')
     stock = run(arguments, tmp_path, "")
     assert warm.returncode == 1 == stock.returncode

@@ -43,9 +43,12 @@ _STANDARD_INPUT: Final = 0
 def main(command: list[str]) -> None:
     """Preload, wait, and run the script. command: the script and its arguments."""
     script = command[0]
-    # As `python SCRIPT` has it: here it was the current folder, for `-m`.
-    sys.path[0] = str(Path(script).resolve().parent)
+    if not sys.flags.safe_path:
+        # As `python SCRIPT` has it: here it was the current folder, for `-m`.
+        sys.path[0] = str(Path(script).resolve().parent)
     sys.argv[:] = command
+    # As Python names it in `__file__` and in tracebacks, so that the script finds its files after `os.chdir`.
+    script = script if Path(script).is_absolute() else f"{Path.cwd()}/{script}"
     _preload(script)
     if not (line := _read_line()):
         return

@@ -349,6 +349,60 @@ def test_what_parameter_servers_would_not_hear_of_is_refused() -> None:
     assert push.applied
 
 
+def _another_layer(net: nn.Sequential) -> None:
+    net[1] = nn.Conv2d(2, 2, 2)
+
+
+def _another_parameter(net: nn.Sequential) -> None:
+    net[1].weight = nn.Parameter(torch.zeros(2, 2, 2, 2), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_another_layer, r"'1\.weight' is another parameter since prepare_ps"),
+        (_another_parameter, r"'1\.weight' is another parameter since prepare_ps"),
+        (
+            lambda net: net.to(memory_format=torch.channels_last),
+            r"'1\.weight' has another shape, memory format",
+        ),
+        (nn.Module.double, r"'0\.weight' has another shape, memory format or dtype"),
+    ],
+)
+def test_a_model_that_is_another_since_prepare_ps_is_refused(
+    change: Callable[[nn.Sequential], object], said: str
+) -> None:
+    own = job()
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 2))
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    tasks = own.tasks("data", size=2, task_size=1)
+    with own.push(next(tasks)):
+        net(torch.ones(1, 1, 2, 2)).sum().backward()
+    change(net)
+    task = next(tasks)
+    with pytest.raises(PsModelError, match=said), own.evaluate():
+        pass
+    with pytest.raises(PsModelError, match=said), own.push(task):
+        pass
+
+
+def test_weights_that_the_next_pull_overwrites_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    own = job()
+    net = nn.Linear(1, 1)
+    own.prepare_ps(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    with own.evaluate():
+        pass
+    for task in own.tasks("data", size=3, task_size=1):
+        with own.push(task):
+            assert ("the change is lost" in _said(capsys)) == (task.index == 2)
+            net(torch.ones(1, 1)).sum().backward()
+        if task.index:
+            nn.init.zeros_(net.weight)
+    with own.evaluate():
+        assert net.weight.item() != 0
+    assert "the change is lost" not in _said(capsys)
+
+
 def test_gradients_from_outside_of_a_block_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     own = job()
     net = nn.Linear(1, 1)

@@ -29,6 +29,7 @@ from elastane.runtime.slots.errors import (
 )
 from elastane.runtime.slots.gradients import non_finite, parts_of, row_gradients
 from elastane.runtime.slots.model import ModelParts, PsArguments, refuse_loading
+from elastane.runtime.slots.model_guard import ModelGuard
 from elastane.runtime.slots.pulls import Pulls
 from elastane.runtime.slots.remote_embedding import make_remote
 from elastane.runtime.slots.task import PushTask, TaskEnd
@@ -127,6 +128,7 @@ class PreparedPs:
         }
         for name, module in parts.tables.items():
             make_remote(module, name, self._tables[name], self._use)
+        self._guard = ModelGuard(given.net, dict(zip(self._names, parts.dense, strict=True)))
 
     # ------------------------------------------------------------------ the loop over tasks
 
@@ -180,10 +182,12 @@ class PreparedPs:
         """Pull the newest weights for a block without gradients."""
         if self._pulls is not None:
             raise NotPushedError("job.evaluate was called in the block of a task", hint="evaluate after it")
+        self._guard.check()
         self._pulls = Pulls(self._access, self._parts.spec)
         self._evaluating = True
         try:
             self._pulls.dense(self._memory)
+            self._guard.pulled()
             with torch.no_grad():
                 yield
         finally:
@@ -196,6 +200,7 @@ class PreparedPs:
         self._require_in_hand(task, "push")
         if self._pulls is not None:
             raise NotPushedError("blocks of tasks cannot be nested")
+        self._guard.check()
         for name, parameter in zip(self._names, self._parts.dense, strict=True):
             if parameter.grad is not None and not self._said_lost and parameter.grad.any():
                 self._said_lost = True
@@ -206,6 +211,7 @@ class PreparedPs:
                 )
             parameter.grad = None
         self._pulls = self._pulled(task)
+        self._guard.pulled()
 
     def _pulled(self, task: PushTask) -> Pulls:
         if (ahead := self._ahead.pop(task.lease, None)) is not None:

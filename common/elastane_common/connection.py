@@ -156,9 +156,19 @@ class MasterConnection:
         wait_seconds: how long the master may delay an answer. Raises RequestRefusedError or
         MasterUnreachableError.
         """
-        for trial in self._retrying(self._timeout_seconds + wait_seconds):
+        # When a master was there at last: an attempt that stood shows one, as in `subscribe`.
+        contact = began = time.monotonic()
+
+        def is_away(state: tenacity.RetryCallState) -> bool:
+            nonlocal contact
+            now = time.monotonic()
+            if now - began > STOOD_SECONDS:
+                contact = now
+            return now - contact + state.upcoming_sleep > self._timeout_seconds
+
+        for trial in self._retrying(self._timeout_seconds + wait_seconds, is_away):
             with trial:
-                address = self._book.current()
+                address, began = self._book.current(), time.monotonic()
                 try:
                     return attempt(self._stub(address, stub))
                 except StreamEndedError as error:
@@ -245,7 +255,9 @@ class MasterConnection:
         self._channels.clear()
         self._stubs.clear()
 
-    def _retrying(self, timeout_seconds: float) -> tenacity.Retrying:
+    def _retrying(
+        self, timeout_seconds: float, is_away: Callable[[tenacity.RetryCallState], bool]
+    ) -> tenacity.Retrying:
         def before_sleep(state: tenacity.RetryCallState) -> None:
             assert state.outcome is not None and state.next_action is not None
             error = state.outcome.exception()
@@ -261,11 +273,14 @@ class MasterConnection:
             assert error is not None
             raise error
 
+        stops: tuple[Callable[[tenacity.RetryCallState], bool], ...] = (
+            tenacity.stop_before_delay(timeout_seconds),
+            is_away,
+            tenacity.stop_when_event_set(self._closing),
+        )
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(TransientError),
-            stop=tenacity.stop_any(
-                tenacity.stop_before_delay(timeout_seconds), tenacity.stop_when_event_set(self._closing)
-            ),
+            stop=lambda state: any(stop(state) for stop in stops),
             wait=_wait,
             sleep=tenacity.sleep_using_event(self._closing),
             before_sleep=before_sleep,

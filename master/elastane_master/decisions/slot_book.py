@@ -94,8 +94,9 @@ class StoredDone(msgspec.Struct, frozen=True):
 class SlotCheckpointInFlight(msgspec.Struct):
     """A checkpoint being made. requests: ids that it fulfils. done: what was DONE before slots were saved.
 
-    stage: "draining": no fresh task is leased until none is in flight, or until `drain_until`; "saving";
-    "manifest": all slots are saved. parts: by slot. lives_sum: of the map when the parts were asked for.
+    stage: "draining": no fresh task is leased until none is in flight, or until `drain_until`, or
+    `returned_until` where all that are in flight were given back (0: some are not); "saving"; "manifest": all
+    slots are saved. parts: by slot. lives_sum: of the map when the parts were asked for.
     """
 
     checkpoint: str
@@ -110,6 +111,7 @@ class SlotCheckpointInFlight(msgspec.Struct):
     manifest: bytes = b""
     tasks: int = 0
     surplus: dict[int, list[TaskRun]] = {}
+    returned_until: float = 0.0
 
 
 class SavedSlotCheckpoint(msgspec.Struct, frozen=True):

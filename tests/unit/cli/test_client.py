@@ -283,3 +283,11 @@ def test_a_proxy_is_not_asked_for_a_master_of_this_machine(monkeypatch: pytest.M
         monkeypatch.delenv(name, raising=False)
     with serving(FakeMaster()) as address, MasterClient(address, timeout_seconds=2.0) as client:
         assert [job.name for job in client.list_jobs()] == ["train"]
+
+
+def test_a_call_that_may_take_long_does_not_wait_as_long_for_a_master_that_has_gone() -> None:
+    with MasterClient(f"127.0.0.1:{free_port()}", timeout_seconds=0.5) as client:
+        began = time.monotonic()
+        with pytest.raises(MasterUnreachableError):
+            client.checkpoint_slots("job", wait_seconds=600.0)
+    assert time.monotonic() - began < 60.0

@@ -14,6 +14,7 @@ from elastane_master.decisions import slot_effects as told
 from elastane_master.decisions import slot_events as said
 from elastane_master.decisions.events import Rejection, TaskReport
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.slots import checkpoints
 from elastane_master.decisions.slots.view import slots_view
 from elastane_master.decisions.views import progress_views
 from elastane_master.metrics import catalogue
@@ -835,6 +836,20 @@ def test_a_checkpoint_waits_for_tasks_in_flight_and_is_complete_with_its_manifes
     [saved] = job.machine.state.slots.checkpoints
     assert (saved.checkpoint, saved.tasks, saved.surplus) == (name, 2, {})
     assert job.noted("slots_checkpointed")[0].facts["tasks"] == "2" and job.lease()
+
+
+def test_a_checkpoint_does_not_wait_for_tasks_that_nobody_leases_again() -> None:
+    job = begun()
+    first, second = job.lease(2)
+    job.do(said.SlotsCheckpointRequested("c1"))
+    job.report(first, "bad")
+    job.tick(after=checkpoints.RETURNED_SECONDS)
+    assert not job.heard(told.SaveSlots), "the other one is in flight"
+    job.done(second)
+    job.tick(after=checkpoints.RETURNED_SECONDS - 0.1)
+    assert not job.heard(told.SaveSlots)
+    job.tick(after=0.1)
+    assert [ps for ps, _ in job.heard(told.SaveSlots)] == ["ps-0", "ps-1"]
 
 
 def test_a_checkpoint_with_tasks_in_flight_lists_what_slots_have_of_them() -> None:

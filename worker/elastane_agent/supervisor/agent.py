@@ -187,7 +187,7 @@ class Agent:
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
-        self._said_what_was_kept = False
+        self._said_of_what_was_kept = ""
         self._code: int | None = None
         if settings.hosts is not None:
             self._placement, ids = Placement(settings.worker_prefix), []
@@ -644,8 +644,7 @@ class Agent:
             embedded.stop()
         self._metrics.close()
         if embedded is not None:
-            said = self._said_what_was_kept
-            embedded.dispose_of_state(self._job, self._code, said_what_was_kept=said)
+            embedded.dispose_of_state(self._job, self._code, said=self._said_of_what_was_kept)
 
     def _say_what_was_kept(self) -> None:
         """After a stop signal, report which part of the training is saved (see `farewell`)."""
@@ -659,7 +658,7 @@ class Agent:
         temporary_dir = self._embedded.temporary_dir if self._embedded is not None else None
         state_dir = str(temporary_dir or "")
         if text := what_was_kept(self._job, state_dir=state_dir, has_slots=self._settings.ps > 0):
-            self._said_what_was_kept = True
+            self._said_of_what_was_kept = text
             self._output.say(text, "warning", event="what_was_kept", saved_step=self._job.saved_step)
 
     def _linger(self) -> None:

@@ -111,14 +111,15 @@ class MasterKeeper:
         """Stop the master and its store."""
         self._master.stop()
 
-    def dispose_of_state(self, job: job_pb2.Job, code: int | None, *, said_what_was_kept: bool) -> None:
+    def dispose_of_state(self, job: job_pb2.Job, code: int | None, *, said: str) -> None:
         """Remove the temporary state directory.
 
         It is kept if the job can be resumed from it, if the job failed, if the master's log is needed, or if
         slots of a model were saved in it.
-        code: exit code of the agent; None: it ends with an error.
+        code: exit code of the agent; None: it ends with an error. said: what the agent has said of what was
+        kept (`farewell.what_was_kept`); a folder that it names stays.
         """
-        if self.temporary_dir is None:
+        if self.temporary_dir is None or str(self.temporary_dir) in said:
             return
         resumable = job.saved_step >= 0 and job.phase not in (
             job_pb2.JOB_PHASE_SUCCEEDED,
@@ -126,7 +127,7 @@ class MasterKeeper:
         )
         failed = code in (CODE_FAILED, CODE_UNREACHABLE, None)
         if (failed and job.name) or resumable:
-            if not said_what_was_kept:
+            if not said:
                 self._output.say(
                     f"state kept: continue with --state-dir {self.temporary_dir}",
                     event="state_kept",
@@ -136,7 +137,7 @@ class MasterKeeper:
         if self._log_wanted:
             return
         if self.model_dir.exists():
-            if said_what_was_kept:
+            if said:
                 return
             folder = str(self.model_dir)
             text = f"kept: the slots of the trained model, in {folder}; --checkpoint names another folder"

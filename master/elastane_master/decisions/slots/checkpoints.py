@@ -36,6 +36,9 @@ from elastane_slots.reopening import DoneTasks, missing, surplus
 from elastane_slots.tasks import TaskRun
 
 CHECKPOINTS_KEPT = 10
+RETURNED_SECONDS = 2.0
+"""So long tasks that were given back are waited for when no other is in flight. Whoever goes through their
+data set leases them at once; in one that its workers have left they stay."""
 SURPLUS_RUNS_MAX = 1000
 """Runs of tasks that an answer lists; the manifest has all."""
 
@@ -53,12 +56,12 @@ def requested(ctx: DecisionContext, event: SlotsCheckpointRequested) -> None:
         return
     if state.phase in OVER:
         raise Rejection("wrong_phase", f"the job is {state.phase}", phase=state.phase)
-    if book.model is None or not state.settings.checkpoint_url:
-        raise Rejection(
-            "wrong_phase",
-            "the job has no slots to save" if book.model is None else "the job has no folder for checkpoints",
-            hint="set checkpoint_url (--checkpoint URL)",
-        )
+    if book.model is None:
+        hint = "they are there once a worker has called job.prepare_ps"
+        raise Rejection("wrong_phase", "the job has no slots to save", hint=hint)
+    if not state.settings.checkpoint_url:
+        hint = "set checkpoint_url (--checkpoint URL)"
+        raise Rejection("wrong_phase", "the job has no folder for checkpoints", hint=hint)
     ctx.touch()
     if book.checkpoint is not None:
         book.checkpoint.requests = (*book.checkpoint.requests, event.request_id)
@@ -98,8 +101,7 @@ def look(ctx: DecisionContext) -> None:
     if flight is None or book.map is None or leasing.blocked(book):
         return
     if flight.stage == "draining":
-        gate = book.gate
-        if (gate.outstanding or gate.returned or gate.closing) and ctx.now < flight.drain_until:
+        if ctx.now < _drain_until(ctx, flight):
             return
         ctx.touch()
         flight.stage = "saving"
@@ -205,8 +207,21 @@ def give_up(ctx: DecisionContext, why: str) -> None:
 
 def next_deadline(ctx: DecisionContext) -> float | None:
     """Time at which tasks in flight are waited for no longer; None: none are."""
-    flight = ctx.state.slots.checkpoint
-    return flight.drain_until if flight is not None and flight.stage == "draining" else None
+    book, flight = ctx.state.slots, ctx.state.slots.checkpoint
+    if flight is None or flight.stage != "draining" or leasing.blocked(book):
+        return None
+    return flight.returned_until or flight.drain_until
+
+
+def _drain_until(ctx: DecisionContext, flight: SlotCheckpointInFlight) -> float:
+    """Return until when tasks in flight are waited for; 0: there are none."""
+    gate, until = ctx.state.slots.gate, 0.0
+    if gate.returned and not gate.outstanding and not gate.closing:
+        until = flight.returned_until or min(flight.drain_until, ctx.now + RETURNED_SECONDS)
+    if until != flight.returned_until:
+        ctx.touch()
+        flight.returned_until = until
+    return until or (flight.drain_until if gate.outstanding or gate.closing else 0.0)
 
 
 def _done(flight: SlotCheckpointInFlight) -> Iterator[DoneTasks]:

@@ -10,9 +10,9 @@ import pytest
 
 from elastane_cli.chaos.plan import ChaosResult, Injection
 from elastane_cli.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
-from slow import slow
+from slow import further
 
-pytestmark = slow  # one job under every fault in turn takes a minute or more
+pytestmark = further  # `make chaos`; each kind of process is killed in test_matrix and test_master_kills
 
 
 @pytest.fixture(scope="module")

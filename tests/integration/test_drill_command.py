@@ -7,7 +7,7 @@ from pathlib import Path
 
 from elastane_cli.chaos import ps_job
 from integration.forked_cli import ForkedCommands
-from slow import slow
+from slow import further, slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
 PIPELINE = SCRIPT.with_name("train_pipeline.py")
@@ -31,7 +31,7 @@ def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path, forked_commands
     assert (tmp_path / "kept" / "reports").is_dir()
 
 
-@slow
+@further  # test_pipeline_chaos has the faults, the drill above the command
 def test_a_pipeline_is_drilled(tmp_path: Path, forked_commands: ForkedCommands) -> None:
     """The first node hands its units over before it leaves; the last ones leave a checkpoint of all units."""
     done = forked_commands.run(
@@ -45,7 +45,7 @@ def test_a_pipeline_is_drilled(tmp_path: Path, forked_commands: ForkedCommands) 
     assert found["saved_step"] == found["reclaims"][-1]["step"] and found["tasks_done_twice"] == 0
 
 
-@slow
+@further  # test_ps_runs kills one, with copies and without
 def test_the_death_of_a_parameter_server_is_drilled(tmp_path: Path, forked_commands: ForkedCommands) -> None:
     """Without copies DONE tasks are done again, at most those since the snapshots; with copies none is."""
     done = forked_commands.run(

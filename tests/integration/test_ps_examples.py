@@ -13,7 +13,7 @@ import pytest
 from elastane_common.client import MasterClient
 from integration.test_agent import Run
 from integration.test_ps_runs import address
-from slow import slow
+from slow import further
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINES = {
@@ -23,7 +23,7 @@ LINES = {
 LEAST = {"digits_tokens.py": 0.95, "wide_deep.py": 0.98}
 
 
-@slow
+@further  # test_ps_training kills the same processes, and knows what each weight must be
 @pytest.mark.parametrize("example", LINES)
 def test_an_example_reaches_its_line_although_processes_die(example: str) -> None:
     options = ("--ests", "1", "--ps", "2", "--workers", "1:2", "--ps-return", "0.2", "--ps-snapshot", "0.5")

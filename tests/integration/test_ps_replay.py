@@ -13,7 +13,7 @@ import pytest
 from elastane_proto.v1 import job_pb2
 from integration.ps_runs import SCRIPT, PsRun
 from integration.test_ps_training import with_master
-from slow import slow
+from slow import further, slow
 
 
 def replayed(run: PsRun, *script: str) -> tuple[int, dict[str, Any], Path]:
@@ -62,7 +62,7 @@ async def test_two_workers_are_repeated_and_another_script_is_found(tmp_path: Pa
     await with_master(tmp_path, script, scenario)
 
 
-@slow
+@further  # minutes; lives that were lost are in tests/unit/tables/test_replay_order.py
 @pytest.mark.parametrize("replicas", [0, 1])
 async def test_a_run_with_deaths_is_repeated(tmp_path: Path, replicas: int) -> None:
     tasks, workers = 80, 4

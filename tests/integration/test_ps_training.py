@@ -36,7 +36,7 @@ def counted_once(run: PsRun, result: dict[str, Any], tasks: int, epochs: int = 1
     assert all(applied == names for applied in run.applied())
 
 
-@pytest.mark.parametrize("ps", slow_except([1, 3], 3))
+@pytest.mark.parametrize("ps", slow_except([1, 3], 3, further=[1]))
 async def test_one_worker_has_the_bits_of_plain_mode(tmp_path: Path, ps: int) -> None:
     script = ["--model", "deep", "--tasks", "12"]
 
@@ -174,7 +174,7 @@ async def test_tasks_are_pulled_and_pushed_while_others_run(tmp_path: Path) -> N
     await with_master(tmp_path, script, scenario)
 
 
-@pytest.mark.parametrize(("staleness", "prefetch"), [(0, 0), pytest.param(3, 3, marks=slow)])
+@pytest.mark.parametrize(("staleness", "prefetch"), [(0, 0), pytest.param(3, 3, marks=further)])
 async def test_a_script_that_leaves_a_data_set_with_leased_tasks_goes_on_with_another(
     tmp_path: Path, staleness: int, prefetch: int
 ) -> None:
@@ -192,7 +192,7 @@ async def test_a_script_that_leaves_a_data_set_with_leased_tasks_goes_on_with_an
     assert time.monotonic() - began < DEFAULTS.lease_seconds
 
 
-@slow
+@further  # unit/slots/test_machine_clusters has it with the master's decisions
 async def test_a_data_set_whose_workers_are_gone_does_not_hold_another_up(tmp_path: Path) -> None:
     def scenario(run: PsRun) -> None:
         run.create(ps_slots=4, ps_staleness=0, workers_max=2)

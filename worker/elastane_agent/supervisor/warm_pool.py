@@ -17,7 +17,7 @@ from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
 
 PREFIX: Final = "warm-"
-#: Standard input holds a line of this size without a reader; a greater one might block the agent.
+#: A pipe buffers a line of this size without a reader; a longer one might block the agent.
 _LINE_BYTES_MAX: Final = 60_000
 
 

@@ -37,8 +37,8 @@ from elastane_slots.tasks import TaskRun
 
 CHECKPOINTS_KEPT = 10
 RETURNED_SECONDS = 2.0
-"""So long tasks that were given back are waited for when no other is in flight. Whoever goes through their
-data set leases them at once; in one that its workers have left they stay."""
+"""How long a checkpoint waits for tasks that were given back when no other is in flight. Workers that still
+iterate over their data set lease them at once; in a data set that its workers have left, nobody does."""
 SURPLUS_RUNS_MAX = 1000
 """Runs of tasks that an answer lists; the manifest has all."""
 

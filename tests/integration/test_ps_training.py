@@ -156,6 +156,26 @@ async def test_a_gradient_that_is_not_finite_ends_the_job_where_it_says_so(tmp_p
     await with_master(tmp_path, script, scenario)
 
 
+async def test_a_worker_that_waits_for_a_server_leaves_when_the_job_is_over(tmp_path: Path) -> None:
+    script = ["--tasks", "6", "--busy-seconds", "1"]
+
+    def scenario(run: PsRun) -> None:
+        run.create(ps_slots=4)
+        run.start_ps("ps-0")
+        run.start_worker("w0")
+        run.until(lambda found: bool(found.gate.outstanding))
+        run.kill_ps("ps-0")
+        run.until(lambda found: not found.processes)
+        began = time.monotonic()
+        with MasterClient(run.address) as client:
+            client.cancel_job("job")
+        assert run.wait("w0") == 0
+        # Not only when it would have given the servers up.
+        assert time.monotonic() - began < DEFAULTS.lease_seconds
+
+    await with_master(tmp_path, script, scenario)
+
+
 @slow
 async def test_tasks_are_pulled_and_pushed_while_others_run(tmp_path: Path) -> None:
     script = ["--tasks", "60", "--prefetch", "3", "--busy-seconds", "0.01", "--ahead"]

@@ -30,6 +30,8 @@ TASKS_MAX = 10_000
 REMEMBERED_MAX = 10_000
 """Limit of workers per dataset whose requests are remembered."""
 NOTES_MAX = 20
+#: Phases of a job in which no task is leased.
+NOTHING_LEASED = ("suspended", "max_wait_exceeded", "failed", "cancelled")
 LOCKSTEP_DATASET = "train"
 """Name under which the progress of the training itself is shown."""
 
@@ -75,7 +77,7 @@ def extend(ctx: DecisionContext, event: DatasetExtended) -> None:
 def lease(ctx: DecisionContext, event: TasksRequested) -> None:
     """Count the reports, then lease tasks; the result is a `LeaseResult`."""
     queue = _queue(ctx, event.dataset)
-    if ctx.state.phase in ("suspended", "max_wait_exceeded", "failed", "cancelled"):
+    if ctx.state.phase in NOTHING_LEASED:
         raise Rejection(
             "wrong_phase", f"the job is {ctx.state.phase}: {ctx.state.reason}", phase=ctx.state.phase
         )
@@ -252,7 +254,8 @@ def _lease(
     book = ctx.state.slots
     status = leasing.status(book, queue, event.dataset, ctx.now)
     tasks: tuple[TaskLease, ...] = ()
-    if event.max_tasks and status is QueueStatus.HAS_TODO:
+    over = ctx.state.phase in NOTHING_LEASED  # a report may just have ended the job
+    if event.max_tasks and status is QueueStatus.HAS_TODO and not over:
         ctx.touch()
         # Overdue tasks are leased before new ones, without waiting for the next Tick.
         deadline = queue.next_deadline()
@@ -263,7 +266,7 @@ def _lease(
         else:
             tasks = tuple(queue.lease(event.worker, event.max_tasks, ctx.now, event.rng, runs=event.runs))
         status = leasing.status(book, queue, event.dataset, ctx.now)
-    wait = not tasks and event.max_tasks > 0 and status is not QueueStatus.COMPLETE
+    wait = not tasks and event.max_tasks > 0 and status is not QueueStatus.COMPLETE and not over
     return LeaseResult(tasks, outcomes, status is QueueStatus.COMPLETE, wait)
 
 

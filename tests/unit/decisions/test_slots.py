@@ -287,6 +287,17 @@ def test_a_gradient_with_a_nan_fails_the_job_only_if_its_settings_say_so() -> No
     assert [ps for ps, _ in job.heard(told.PsDone)] == ["ps-0", "ps-1"]
 
 
+def test_the_report_that_fails_the_job_gets_no_task_with_its_answer() -> None:
+    job = begun(ps_nonfinite="fail")
+    [task] = job.lease()
+    report = TaskReport(task.epoch, task.index, task.attempt, "NaN in fc.weight", non_finite=True)
+    answer = job.ask(1, report)
+    assert not answer.tasks and not answer.wait and not answer.complete
+    assert job.state.phase == "failed" and job.states["doing"] == 0
+    with pytest.raises(Rejection, match="the job is failed: task 0"):
+        job.ask(1)
+
+
 # ------------------------------------------------------------------ loss and return
 
 

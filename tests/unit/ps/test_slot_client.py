@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -46,13 +46,16 @@ class Watch:
 
 
 @contextmanager
-def client_of(master: FakeMaster, timeout_seconds: float = 60.0) -> Iterator[SlotClient]:
+def client_of(
+    master: FakeMaster, timeout_seconds: float = 60.0, require_open: Callable[[], None] = lambda: None
+) -> Iterator[SlotClient]:
     client = SlotClient(
         master.spec,
         Watch(master),  # type: ignore[arg-type]
         digest=DIGEST,
         initial=lambda slot: initial(master.spec, slot),
         timeout_seconds=timeout_seconds,
+        require_open=require_open,
     )
     yield client
     client.close()
@@ -189,6 +192,23 @@ def test_slots_that_nobody_serves_are_told_after_the_limit() -> None:
         assert raised.value.facts["slots"] == list(range(SPEC.slots))
         with pytest.raises(PsUnreachableError, match="generation 99"):
             client.pull(0, 99, everything())
+    master.close()
+
+
+def test_the_end_of_the_job_ends_the_waiting() -> None:
+    over = threading.Event()
+
+    def require_open() -> None:
+        if over.is_set():
+            raise SystemExit(82)
+
+    master = FakeMaster(SPEC)
+    with client_of(master, require_open=require_open) as client, ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(client.pull, 0, generation, everything()) for generation in (0, 99)]
+        time.sleep(0.1)
+        assert not any(one.done() for one in asked)
+        over.set()
+        assert [type(one.exception(30)) for one in asked] == [SystemExit] * 2
     master.close()
 
 

@@ -365,10 +365,14 @@ class ElasticJob(Job):
             raise PsModeError("job.prepare_ps was called beside job.prepare", hint="call one of them")
         self._watch.stop()
         try:
-            return prepare_remote(self._environment, given, self._seed or 0)
+            return prepare_remote(self._environment, given, self._seed or 0, self._require_open)
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
+
+    def _require_open(self) -> None:
+        if self._task_session is not None:
+            self._task_session.require_open()
 
     def tasks(
         self, dataset: str, *, size: int, task_size: int, **settings: Any

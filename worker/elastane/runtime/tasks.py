@@ -347,6 +347,11 @@ class TaskSession:
         if self._replaced is not None:
             raise self._replaced
 
+    def require_open(self) -> None:
+        """End the script if the job is over: nobody will answer what it waits for."""
+        if self.done is not None:
+            self.exits.sent_away(self.done, None)
+
     def _leave(self, reason: str, notice_seconds: float) -> None:
         self.drain = ring_pb2.Drain(reason=reason)
 

@@ -90,7 +90,8 @@ class _Asked:
 class SlotClient:
     """Implements SlotAccess. initial: returns the initial blocks of a slot, as the model was registered.
 
-    digest: of these values. timeout_seconds: how long slots may be without an answer.
+    digest: of these values. timeout_seconds: how long slots may be without an answer. require_open: called
+    while slots are waited for; raises what ends the waiting, as when the job is over.
     """
 
     def __init__(
@@ -101,10 +102,12 @@ class SlotClient:
         digest: bytes,
         initial: Callable[[int], list[memoryview]],
         timeout_seconds: float,
+        require_open: Callable[[], None] = lambda: None,
         journal: bool = False,
     ) -> None:
         self._spec, self._watch, self._digest, self._initial = spec, watch, digest, initial
         self._timeout_seconds = timeout_seconds
+        self._require_open = require_open
         self._journal = journal
         self._connections = _Connections()
 
@@ -130,6 +133,7 @@ class SlotClient:
         """Wait for the map of a lease."""
         until = time.monotonic() + self._timeout_seconds
         while self._watch.beyond(generation - 1, 1.0).map.generation < generation:
+            self._require_open()
             if time.monotonic() > until:
                 raise PsUnreachableError(f"the slot map of generation {generation} has not come")
 
@@ -151,6 +155,7 @@ class SlotClient:
             if len(conversation.open) < len(left):
                 rounds, since = 0, now
                 continue
+            self._require_open()
             if now - since > self._timeout_seconds:
                 raise PsUnreachableError(
                     f"slot {min(conversation.open)} and {len(conversation.open) - 1} others were not served"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from elastane.runtime.environment import WorkerEnvironment
@@ -20,9 +22,12 @@ from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
 NONFINITE: dict[int, NonFinite] = {job_pb2.PS_NONFINITE_SKIP: "skip", job_pb2.PS_NONFINITE_FAIL: "fail"}
 
 
-def prepare_remote(environment: WorkerEnvironment, given: PsArguments, seed: int) -> PreparedPs:
+def prepare_remote(
+    environment: WorkerEnvironment, given: PsArguments, seed: int, require_open: Callable[[], None]
+) -> PreparedPs:
     """Register a model with the master, and return it with its weights at parameter servers.
 
+    require_open: raises once the job is over.
     Raises PsModelError, PsOptimizerError; PsModeError if the job's model is another one;
     MasterUnreachableError.
     """
@@ -45,6 +50,7 @@ def prepare_remote(environment: WorkerEnvironment, given: PsArguments, seed: int
         digest=memory.digest,
         initial=memory.initial,
         timeout_seconds=environment.master_timeout_seconds,
+        require_open=require_open,
         journal=answer.settings.journal,
     )
     nonfinite = NONFINITE.get(answer.settings.nonfinite, "refuse")

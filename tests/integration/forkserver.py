@@ -65,7 +65,10 @@ _MASTER = "elastane_master"
 #: Number of the process whose children share templates: of the one that runs the tests, or distributes them.
 SHARED_BY = "ELASTANE_TEST_RUN"
 #: What a server has imported of which a module is to be run, and not a script.
-_PRELOAD_OF = {_MASTER: (f"{_MASTER}.cli", f"{_MASTER}.jobs.job_server", f"{_MASTER}.security.tls", "uvloop")}
+_PRELOAD_OF = {
+    _MASTER: (f"{_MASTER}.cli", f"{_MASTER}.jobs.job_server", f"{_MASTER}.security.tls", "uvloop"),
+    "elastane_ps": ("elastane_ps.process",),
+}
 
 
 class ForkServer:

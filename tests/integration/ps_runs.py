@@ -19,6 +19,7 @@ from elastane.slots.connection import PsConnection
 from elastane.slots.frames import Inspect, Inspected
 from elastane.slots.map_message import map_from_proto
 from elastane_common.client import MasterClient
+from elastane_common.processes.child import ChildProcess
 from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
 from elastane_slots.held_slots import SlotRecord
 
@@ -33,8 +34,8 @@ class PsRun:
     address: str
     folder: Path
     script: list[str]
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, ChildProcess] = field(default_factory=dict)
+    workers: dict[str, ChildProcess] = field(default_factory=dict)
 
     def create(self, **settings: Any) -> None:
         seconds = {name: settings.pop(name, value) for name, value in (("snapshot", 1.0), ("back", 0.3))}
@@ -46,7 +47,7 @@ class PsRun:
 
     def start_ps(self, ps_id: str) -> None:
         environment = self._environment(ELASTANE_PS_ID=ps_id, ELASTANE_LOG_LEVEL="warning")
-        self.processes[ps_id] = subprocess.Popen([sys.executable, "-m", "elastane_ps"], env=environment)
+        self.processes[ps_id] = _started(ps_id, [sys.executable, "-m", "elastane_ps"], environment)
 
     def start_worker(self, worker_id: str) -> None:
         out = self.folder / "out"
@@ -55,18 +56,18 @@ class PsRun:
             ELASTANE_WORKER_ID=worker_id, ELASTANE_ESTS="1", ELASTANE_MODE="elastic"
         )
         command = [sys.executable, str(SCRIPT), "--out", str(out), *self.script]
-        self.workers[worker_id] = subprocess.Popen(command, env=environment)
+        self.workers[worker_id] = _started(worker_id, command, environment)
 
     def kill_ps(self, ps_id: str) -> None:
-        self.processes[ps_id].kill()
-        self.processes[ps_id].wait()
+        _killed(self.processes[ps_id])
 
     def kill_worker(self, worker_id: str) -> None:
-        self.workers[worker_id].kill()
-        self.workers[worker_id].wait()
+        _killed(self.workers[worker_id])
 
     def wait(self, worker_id: str) -> int:
-        return self.workers[worker_id].wait(WAIT_SECONDS)
+        status = self.workers[worker_id].wait(WAIT_SECONDS)
+        assert status is not None, f"{worker_id} does not end"
+        return status.returncode
 
     def result(self, worker_id: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "out" / f"{worker_id}.json").read_text())
@@ -133,13 +134,26 @@ class PsRun:
 
     def close(self) -> None:
         for process in [*self.workers.values(), *self.processes.values()]:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            _killed(process)
 
     def _environment(self, **variables: str) -> dict[str, str]:
         own = {"ELASTANE_MASTER": self.address, "ELASTANE_JOB": "job", **variables}
-        return {**os.environ, "ELASTANE_MASTER_TIMEOUT_SECONDS": "60", **own}
+        return {**os.environ, "OMP_NUM_THREADS": "1", "ELASTANE_MASTER_TIMEOUT_SECONDS": "60", **own}
+
+
+def _started(name: str, command: list[str], environment: dict[str, str]) -> ChildProcess:
+    def show(name: str, stream: str, line: str) -> None:
+        print(f"[{name}] {line}")
+
+    child = ChildProcess(name, command, environment=environment, on_line=show)
+    child.start()
+    return child
+
+
+def _killed(child: ChildProcess) -> None:
+    if child.status is None:
+        child.kill_group()
+        child.wait()
 
 
 @contextmanager
@@ -156,6 +170,7 @@ def plain(folder: Path, script: list[str]) -> dict[str, Any]:
     out = folder / "plain"
     out.mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
+    environment["OMP_NUM_THREADS"] = "1"
     subprocess.run([sys.executable, str(SCRIPT), "--out", str(out), *script], env=environment, check=True)
     found: dict[str, Any] = json.loads((out / "plain.json").read_text())
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -94,7 +95,7 @@ async def test_a_run_with_deaths_is_repeated(tmp_path: Path, replicas: int) -> N
         run.kill_ps("ps-1")
         run.done_reaches(100)
         run.settled(1 + replicas)
-        run.processes["ps-2"].terminate()
+        run.processes["ps-2"].signal(signal.SIGTERM)
         assert [run.wait(f"w{number}") for number in range(1, workers)] == [0] * (workers - 1)
         assert run.wait("w9") == 0
         answer = equal(run, "w1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,7 @@ async def test_every_gradient_counts_once_while_servers_and_workers_are_killed(
         run.start_ps("ps-3")
         run.done_reaches(70)
         run.settled(copies)
-        run.processes["ps-2"].terminate()
+        run.processes["ps-2"].signal(signal.SIGTERM)
         assert [run.wait(name) for name in ("w1", "w2")] == [0, 0]
         counted_once(run, run.result("w1"), tasks, epochs)
         counted_once(run, run.result("w2"), tasks, epochs)

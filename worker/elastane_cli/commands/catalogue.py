@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from elastane_cli.commands.config_file import ConfigFile
+
 
 class Entry(NamedTuple):
     """A command.
@@ -185,6 +187,9 @@ COMMANDS: Final = {
         "Run",
         "Find what is wrong or not deterministic on this machine and in a script, before training.",
     ),
+    "config": Entry(
+        "config", "Look", "Show which options a file or a variable sets, and where each value is from."
+    ),
     "errors": Entry("errors", "Look", "Explain an error code: its cause, and what to do."),
     "demo": Entry(
         "demo",
@@ -203,7 +208,12 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve the command that the arguments name, and load it with all its options. Called by Typer."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, load(name) if name in COMMANDS else command, rest
+        if name not in COMMANDS:
+            return name, command, rest
+        loaded = load(name)
+        if isinstance(ctx.obj, ConfigFile):
+            ctx.default_map = {name: ctx.obj.defaults(name, loaded)}
+        return name, loaded, rest
 
 
 def list_in(app: typer.Typer) -> None:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from elastane_cli.commands.catalogue import COMMANDS, CommandGroup, list_in, load
+from elastane_cli.commands.config_file import ConfigFile, ConfigFileError, find_config
 from elastane_cli.commands.signals import keep_signals
 from elastane_proto.versions import release
 
@@ -108,22 +109,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="replace")
     keep_signals()
     try:
+        file = find_config(Path.cwd(), os.environ)
+        file.check_tables(list(COMMANDS))
         if len(given) == 2 and given[0] in COMMANDS and given[1] in HELP_OPTIONS:
-            _help_of(given)
-        build_app()(args=given, prog_name="elastane")
+            _help_of(given, file)
+        group: Any = typer.main.get_command(build_app())
+        group(args=given, prog_name="elastane", obj=file, default_map=file.root_defaults(group))
+    except ConfigFileError as error:
+        typer.echo(f"elastane: {error}", err=True)
+        _leave(2)
     except KeyboardInterrupt:
         _leave(130)
     except BrokenPipeError:
         _leave(141)
 
 
-def _help_of(given: list[str]) -> NoReturn:
+def _help_of(given: list[str], file: ConfigFile) -> NoReturn:
     """Print a command's help without building the whole application, for which Typer imports pydantic."""
     name, option = given
     command = load(name)
     command(
         args=[option],
         prog_name=f"elastane {name}",
+        default_map=file.defaults(name, command),
         **{"help_option_names": HELP_OPTIONS, **command.context_settings},
     )
     raise AssertionError("a command ends by itself")

@@ -265,6 +265,8 @@ def _require_joinable(context: typer.Context, *, master: str, job: str | None) -
             )
         if source.name == "ENVIRONMENT":
             ignored.append(variable(name) or name)
+        elif source.name == "DEFAULT_MAP":
+            ignored.append(f"{name} of the configuration file")
     if ignored:
         typer.echo(f"joining job {job}: the master's settings apply; ignored: {', '.join(ignored)}", err=True)
 

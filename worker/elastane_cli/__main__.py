@@ -1,5 +1,8 @@
-"""`python -m elastane_cli`: the same as the console script `elastane`."""
+"""`python -m elastane_cli`: the console script `elastane` without a configuration file.
+
+So the product starts itself: the options are those of who started it, whatever lies in the folder of a run.
+"""
 
 from elastane_cli.commands.main import main
 
-main()
+main(reads_config=False)

@@ -99,8 +99,8 @@ def _root(
             os.environ[f"ELASTANE_{name}"] = str(Path(value).absolute() if is_path else value)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit. Called by the console script."""
+def main(arguments: Sequence[str] | None = None, *, reads_config: bool = True) -> None:
+    """Run a command and exit. Called by the console script. reads_config: a file may give options."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given and "_ELASTANE_COMPLETE" not in os.environ:
         given = ["--help"]  # exit with 0, unlike Typer for a missing command
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="replace")
     keep_signals()
     try:
-        file = find_config(Path.cwd(), os.environ)
+        file = find_config(Path.cwd(), os.environ) if reads_config else ConfigFile()
         file.check_tables(list(COMMANDS))
         if len(given) == 2 and given[0] in COMMANDS and given[1] in HELP_OPTIONS:
             _help_of(given, file)

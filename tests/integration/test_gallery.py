@@ -72,9 +72,7 @@ EXACT = {
 QUICK = (
     "fp16 autocast, GradScaler",
     "accumulation, bucket view, data workers",
-    "early stopping, carried values",
     "stream, iterator's state",
-    "once a step",
 )
 #: Those whose parts other items or unit tests show.
 FURTHER = (

@@ -34,6 +34,7 @@ from integration.master_support import master_process, private_store, serving_ma
 from integration.security_support import Certificates, entry, standard_tokens, token_of
 from integration.test_agent import ENVIRONMENT
 from integration.test_master_process import run_cli
+from slow import slow
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -213,6 +214,7 @@ def test_a_master_without_the_port_loads_no_http_server(tmp_path: Path) -> None:
 import asyncio, sys
 from elastane_master.app import Master
 from elastane_master.settings import MasterSettings
+from slow import slow
 async def main():
     master = Master(MasterSettings(listen="127.0.0.1:0", state_dir={str(tmp_path)!r}, http=""))
     await master.start()
@@ -398,6 +400,7 @@ async def _drip(writer: asyncio.StreamWriter) -> None:
             writer.write(b"x")
 
 
+@slow
 async def test_a_client_that_does_not_read_its_answers_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async def gather(*_: object) -> Samples:
         return Samples()

@@ -112,6 +112,7 @@ def gone(found: list[psutil.Process]) -> None:
     assert not alive
 
 
+@slow
 def test_to_the_end(start: Start, tmp_path: Path) -> None:
     run = start()
     assert run.until("ps_started", ps="ps-0")["pid"]
@@ -172,6 +173,7 @@ def test_one_that_an_operator_drains_stays_away(start: Start, lock: Path) -> Non
     assert applied(run) == [list(range(TASKS))] * SPEC.slots
 
 
+@slow
 def test_an_interrupt_saves_and_the_same_command_continues(start: Start, lock: Path) -> None:
     with held(lock):
         run = start()

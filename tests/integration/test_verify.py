@@ -119,6 +119,7 @@ def test_an_unseeded_generator_is_named_and_told_apart(prove) -> None:
     assert "flawed.py: main().fresh" in result.cause.text and "has no seed" in result.cause.text
 
 
+@slow  # in a trace: unit/verify
 def test_a_wrong_sum_is_our_own_fault(prove) -> None:
     result = prove(*flawed("ours"))
     assert result.verdict is Verdict.DIFFERS

@@ -79,6 +79,7 @@ async def live_through(scene: Scene, cuts: Iterator[tuple[int, Side]]) -> int:
     return killed
 
 
+@slow
 async def test_an_operator_that_is_killed_in_every_change_of_a_job_goes_on_where_it_was(scene: Scene) -> None:
     sides: tuple[Side, Side] = ("after", "before")
     cuts = zip(itertools.cycle((1, 2, 3, 2)), itertools.cycle(sides), strict=False)

@@ -11,11 +11,9 @@ import pytest
 from recipes.beside import FOLDER, RECIPES, Digests, Ground, Outcome, Recipe, ground, table
 from slow import slow_except
 
-#: The one that `make test` shows.
-QUICK = [recipe for recipe in RECIPES if recipe.name == "nanogpt"]
 #: Those that `make test-slow` shows: small, and unlike one another.
-SLOW = ("imagenet", "multigpu", "nlp_example", "vae")
-FURTHER = [recipe for recipe in RECIPES if recipe not in QUICK and recipe.name not in SLOW]
+SLOW = ("imagenet", "multigpu", "nanogpt", "nlp_example", "vae")
+FURTHER = [recipe for recipe in RECIPES if recipe.name not in SLOW]
 #: Most of a run is waiting for its processes.
 AT_ONCE = 3
 
@@ -46,7 +44,7 @@ def _beside(place: Ground, recipe: Recipe, ests: int) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    "recipe", slow_except(RECIPES, *QUICK, further=FURTHER), ids=lambda recipe: recipe.name
+    "recipe", slow_except(RECIPES, further=FURTHER), ids=lambda recipe: recipe.name
 )
 def test_recipe_has_the_bits_of_its_original(outcome_of: Callable[[Recipe], Outcome], recipe: Recipe) -> None:
     outcome = outcome_of(recipe)

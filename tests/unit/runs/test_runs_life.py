@@ -12,6 +12,7 @@ from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.runs import effects, events
 from elastane_master.decisions.runs.run import OVER, TRANSITIONS, IllegalTransitionError, Run
 from elastane_master.decisions.runs.spec import resolved
+from elastane_master.decisions.runs.state import ServiceSettings
 
 
 def elastic(driver: RunsDriver, **changes: object) -> int:
@@ -415,6 +416,29 @@ def test_cancel_at_any_stage_ends_cancelled_and_twice_is_once() -> None:
         assert driver.state(run_id) == "cancelled", stage
         driver.cancel(run_id)
         assert driver.ended == [run_id]
+
+
+def test_what_a_silent_runner_may_have_started_is_placed_elsewhere_only_after_its_lease() -> None:
+    driver = RunsDriver(ServiceSettings(prepare_seconds=5.0, lease_seconds=20.0))
+    driver.join("a", 1)
+    driver.join("b", 1)
+    run_id = driver.submit(framework="elastane", instances=2, instances_min=1)
+    driver.prepare_all()
+    driver.take(effects.Start)
+    key, first = driver.key(run_id), driver.run(run_id).ranks[0]
+    silent, other = first.runner_id, "b" if first.runner_id == "a" else "a"
+    driver.rank(other, key, 1, "running")
+    driver.join("c", 1)
+    driver.lose_stream(silent)
+    driver.tick(after=15.0)
+    assert first.state == "starting" and not driver.take(effects.Prepare)
+    # It returns, and the instance runs: it is one of the run.
+    started = events.RankReport(key, events.RankStatus(0, "running"))
+    driver.join(silent, 1, started)
+    assert driver.run(run_id).ranks[0].state == "running"
+    driver.lose(silent)
+    [prepare] = driver.take(effects.Prepare)
+    assert prepare.ranks == (0,)
 
 
 def test_cancel_waits_for_a_runner_that_cannot_be_reached_and_is_kept() -> None:

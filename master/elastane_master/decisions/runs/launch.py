@@ -260,6 +260,19 @@ def succeeded_on(ctx: RunsContext, runner: Runner) -> None:
         ctx.changed_runner(runner)
 
 
+def put_off(ctx: RunsContext, run: Run, runner: Runner) -> None:
+    """Give a runner whose stream is lost as long anew after its lease.
+
+    Until then it may return with an instance that runs: placed elsewhere, that would run twice.
+    """
+    assert runner.lease_until is not None
+    until = runner.lease_until + ctx.state.settings.prepare_seconds
+    for record in run.ranks:
+        if record.runner_id == runner.runner_id and record.placed and record.deadline_at is not None:
+            record.deadline_at = max(record.deadline_at, until)
+    ctx.changed_run(run)
+
+
 def expire(ctx: RunsContext, run: Run) -> None:
     """Take back what was not prepared, or does not run, in time."""
     late = [

@@ -225,6 +225,9 @@ def stream_lost(ctx: RunsContext, event: RunnerStreamLost) -> None:
     runner.session = ""
     runner.heard_at = max(runner.joined_at, min(event.heard_at, ctx.now))
     runner.lease_until = runner.heard_at + ctx.state.settings.lease_seconds
+    for fence, holding in runner.holds.items():
+        if (run := ctx.run_of_fence(holding.run_id, fence)) is not None:
+            launch.put_off(ctx, run, runner)
     expire(ctx, runner)
 
 

@@ -1,11 +1,12 @@
 """Tasks leased and reported a second, durably, beside DLRover's master (which keeps them in memory only).
 
-    python benchmarks/dispatch.py [--quick] [--json [FILE]]
+    python benchmarks/dispatch.py [--quick] [--json [FILE]] [--in-flight MESSAGES]
 
 Servers run one after the other, with 1 and with 4 client processes that only lease tasks and report them.
 DLRover needs two calls for that; we need one call (LeaseTasks) or message (StreamTasks), several of which may
-be in flight. The bare echo is the upper bound for a Python gRPC server with messages of the same size: calls
-are compared with calls, a stream with a stream.
+be in flight; answers that are known at the same time share a message. The bare echo is the bound for a Python
+gRPC server that answers each message of the same size by itself: calls are compared with calls, a stream with
+a stream.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from servers import SCRIPTS, Server, dlrover_master, echo_server, elastane_maste
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
 IN_FLIGHT = 3
-"""Number of unanswered messages of one client."""
+"""Number of unanswered messages of one client, unless --in-flight says another."""
 
 IN_FLIGHT_FSYNC = 6
 """The same if each write waits for the disk, as more messages can share one fsync."""
@@ -129,14 +130,14 @@ def message_bytes() -> tuple[int, int]:
 
 def benchmark(args: argparse.Namespace, report: Report) -> None:
     seconds, repeats = (1.5, 2) if args.quick else (4.0, 5)
-    report.facts["in flight on a stream"] = f"{IN_FLIGHT} ({IN_FLIGHT_FSYNC} with fsync each)"
+    report.facts["in flight on a stream"] = f"{args.in_flight} ({IN_FLIGHT_FSYNC} with fsync each)"
+    report.facts["messages"] = "one a request; answers known at the same time share one, the echo's do not"
     for clients in (1, 4):
-        report.rows += compare(clients, seconds, repeats)
+        report.rows += compare(clients, seconds, repeats, str(args.in_flight))
 
 
-def compare(clients: int, seconds: float, repeats: int) -> list[Row]:
-    """Measure all servers alternately with one number of clients."""
-    depth = str(IN_FLIGHT)
+def compare(clients: int, seconds: float, repeats: int, depth: str) -> list[Row]:
+    """Measure all servers alternately with one number of clients, each with `depth` messages in flight."""
     cases: dict[str, Callable[[], Figures]] = {
         "dlrover": lambda: dlrover(clients, seconds),
         "echo": lambda: echo(clients, seconds, "call"),
@@ -197,5 +198,9 @@ def busy(mine: list[Figures], theirs: list[Figures]) -> str:
     return f"cores used: {words(mine)}; by the peer's: {words(theirs)}"
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT, help="unanswered messages of one client")
+
+
 if __name__ == "__main__":
-    run_benchmark("dispatch", __doc__, benchmark)
+    run_benchmark("dispatch", __doc__, benchmark, options)

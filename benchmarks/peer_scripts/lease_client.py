@@ -78,7 +78,7 @@ async def stream() -> None:
 
     async def send(held: list[shard_pb2.TaskReport]) -> None:
         sent.append(time.perf_counter())
-        await calls.write(shard_pb2.StreamTasksRequest(request=request(held)))
+        await calls.write(shard_pb2.StreamTasksRequest(request=request(held), reads_more=True))
 
     await send([])
     first = reports((await calls.read()).response)
@@ -90,11 +90,12 @@ async def stream() -> None:
     for _ in range(int(mode) - 1):
         await send([])
     while now - began < seconds:
-        response = (await calls.read()).response
+        message = await calls.read()
         now = time.perf_counter()
-        latencies.append(now - sent.popleft())
-        done += sum(outcome.count or 1 for outcome in response.outcomes)
-        await send(reports(response))
+        for response in (message.response, *message.more):
+            latencies.append(now - sent.popleft())
+            done += sum(outcome.count or 1 for outcome in response.outcomes)
+            await send(reports(response))
     await calls.done_writing()
     while await calls.read() is not grpc.aio.EOF:
         pass

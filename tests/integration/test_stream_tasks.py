@@ -80,6 +80,42 @@ async def test_every_request_is_answered_in_order_with_many_in_flight(
     assert await call.code() is grpc.StatusCode.OK
 
 
+async def test_answers_come_together_to_a_client_that_reads_more(
+    served: tuple[Master, shard_pb2_grpc.ShardServiceStub],
+) -> None:
+    """Decided on while the store was away, they become durable together; others read them one by one."""
+    master, shards = served
+    log, streams = master.jobs.get("j").log, {name: shards.StreamTasks() for name in ("reads", "old")}
+    for name, call in streams.items():  # both are there, so that the store is all that they wait for
+        await call.write(_from(name, 0, reads_more=name == "reads"))
+        assert len((await call.read()).response.tasks) == 1
+    async with patience.within(20):
+        async with store_down(master):
+            appended = log.appended
+            for name, call in streams.items():
+                for number in range(1, 11):
+                    await call.write(_from(name, number))
+            while log.appended < appended + 20:
+                await asyncio.sleep(0.005)
+        answers: dict[str, list[list[shard_pb2.LeaseTasksResponse]]] = {}
+        for name, call in streams.items():
+            answers[name] = []
+            while sum(map(len, answers[name])) < 10:
+                message = await call.read()
+                answers[name].append([message.response, *message.more])
+    assert [len(batch) for batch in answers["old"]] == [1] * 10
+    assert len(answers["reads"]) <= 2, "one write was in flight, the rest is the next"
+    for batches in answers.values():
+        leased = [task.index for batch in batches for answer in batch for task in answer.tasks]
+        assert len(leased) == 10 and leased == sorted(leased)
+
+
+def _from(worker: str, number: int, *, reads_more: bool = False) -> shard_pb2.StreamTasksRequest:
+    message = request(number, worker_id=worker, unanswered=max(0, number - 1))
+    message.reads_more = reads_more
+    return message
+
+
 async def test_runs_go_through_a_dataset_in_few_messages(shards: shard_pb2_grpc.ShardServiceStub) -> None:
     call = shards.StreamTasks()
     held: list[shard_pb2.TaskReport] = []

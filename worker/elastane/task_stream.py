@@ -26,7 +26,7 @@ class TaskStream(RequestStream[shard_pb2.StreamTasksRequest, shard_pb2.LeaseTask
             client,
             shard_pb2_grpc.ShardServiceStub,
             "StreamTasks",
-            answers_of=lambda message: (message.response,),
+            answers_of=lambda message: (message.response, *message.more),
             one_by_one=lambda message: client.lease_tasks(message.request),
             silence_seconds=silence_seconds,
             wait_seconds=WAIT_SECONDS,
@@ -41,7 +41,7 @@ class TaskStream(RequestStream[shard_pb2.StreamTasksRequest, shard_pb2.LeaseTask
         """Send a request; a later `receive` returns its answer."""
         request.request_id = request.request_id or new_request_id()
         request.unanswered = len(self.waiting)
-        self.put(shard_pb2.StreamTasksRequest(request=request))
+        self.put(shard_pb2.StreamTasksRequest(request=request, reads_more=True))
 
     def dropped(self) -> None:
         # All but the newest have requests after them, which the master may already have processed.

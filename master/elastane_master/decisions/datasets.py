@@ -7,8 +7,6 @@ requests in flight, earlier ones as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from elastane_master.decisions.decision_context import DecisionContext
 from elastane_master.decisions.effects import TaskCommit
 from elastane_master.decisions.events import (
@@ -99,9 +97,7 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
             return
         outcomes = known.result.outcomes
     else:
-        outcomes = tuple(
-            outcome for report in event.completed for outcome in _report(ctx, queue, event, report)
-        )
+        outcomes = tuple([one for report in event.completed for one in _report(ctx, queue, event, report)])
     if event.leaves:
         _abandon(ctx, event.dataset, event.worker, "its worker left the data set", counts=False)
     if queue.pushes:
@@ -197,16 +193,14 @@ def _check_reports(ctx: DecisionContext, queue: DynamicQueue, event: TasksReques
 
 def _report(
     ctx: DecisionContext, queue: DynamicQueue, event: TasksRequested, report: TaskReport
-) -> Iterator[TaskOutcome]:
+) -> list[TaskOutcome]:
     ctx.touch()
     if queue.pushes:
         outcome = leasing.report(ctx, queue, event.dataset, event.worker, report)
-        yield TaskOutcome(report.epoch, report.index, outcome)
-        return
+        return [TaskOutcome(report.epoch, report.index, outcome)]
     if report.error:
-        yield _report_error(ctx, queue, event, report)
-        return
-    task_size = ctx.state.datasets.task_sizes[event.dataset]
+        return [_report_error(ctx, queue, event, report)]
+    task_size, outcomes = ctx.state.datasets.task_sizes[event.dataset], []
     for index, count, outcome in queue.report_run(
         event.worker, report.epoch, report.index, report.count, report.attempt, ctx.now
     ):
@@ -225,7 +219,8 @@ def _report(
                     task_size,
                 )
             )
-        yield TaskOutcome(report.epoch, index, outcome, count)
+        outcomes.append(TaskOutcome(report.epoch, index, outcome, count))
+    return outcomes
 
 
 def _report_error(
@@ -253,7 +248,6 @@ def _lease(
 ) -> LeaseResult:
     book = ctx.state.slots
     status = leasing.status(book, queue, event.dataset, ctx.now)
-    tasks: tuple[TaskLease, ...] = ()
     over = ctx.state.phase in NOTHING_LEASED  # a report may just have ended the job
     if event.max_tasks and status is QueueStatus.HAS_TODO and not over:
         ctx.touch()
@@ -261,13 +255,16 @@ def _lease(
         deadline = queue.next_deadline()
         if deadline is not None and deadline <= ctx.now:
             _expire(ctx, queue, event.dataset)
+        tasks: tuple[TaskLease, ...]
         if queue.pushes:
             tasks = leasing.lease(ctx, queue, event.dataset, event.worker, event.max_tasks, event.rng)
         else:
             tasks = tuple(queue.lease(event.worker, event.max_tasks, ctx.now, event.rng, runs=event.runs))
+        if tasks:
+            return LeaseResult(tasks, outcomes, complete=False, wait=False)
         status = leasing.status(book, queue, event.dataset, ctx.now)
-    wait = not tasks and event.max_tasks > 0 and status is not QueueStatus.COMPLETE and not over
-    return LeaseResult(tasks, outcomes, status is QueueStatus.COMPLETE, wait)
+    complete = status is QueueStatus.COMPLETE
+    return LeaseResult((), outcomes, complete, wait=event.max_tasks > 0 and not complete and not over)
 
 
 def _remember(ctx: DecisionContext, event: TasksRequested, result: LeaseResult) -> None:

@@ -92,6 +92,8 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
 
     def bounded(self) -> RememberedRequest:
         """Return a copy without the oldest requests beyond the size limit."""
+        if not self.before:
+            return self
         room = REMEMBERED_BYTES_MAX - self.size_bytes
         if sum(one.size_bytes for one in self.before) <= room:
             return self
@@ -103,9 +105,11 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
 
 def answer_bytes(result: LeaseResult) -> int:
     """Return the approximate size of an answer in a snapshot."""
-    states = sum(len(state) for task in result.tasks if task.rng for state in task.rng.values())
-    entries = sum(len(task.entries) for task in result.tasks)
-    return states + 9 * entries + TASK_BYTES * len(result.tasks) + OUTCOME_BYTES * len(result.outcomes)
+    size = TASK_BYTES * len(result.tasks) + OUTCOME_BYTES * len(result.outcomes)
+    for task in result.tasks:
+        if task.rng or task.entries:
+            size += 9 * len(task.entries) + sum(map(len, task.rng.values()))
+    return size
 
 
 class DatasetBook(msgspec.Struct):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -20,21 +21,21 @@ class Decided(Generic[Answer]):
         self.answer = answer
         self.durable = durable
 
-    @property
-    def may_be_sent(self) -> bool:
-        """True once it is durable."""
-        durable = self.durable
-        return durable is None or (durable.done() and not durable.cancelled() and durable.exception() is None)
+    def result(self) -> Answer:
+        """Return the answer. Raises the error for which it cannot become durable."""
+        if self.durable is not None:
+            self.durable.result()
+        return self.answer
 
 
 class Pipeline(Generic[Request, Answer]):
-    """Reads `requests` ahead, up to `most` unanswered ones; iterating yields the answers.
+    """Reads `requests` ahead, up to `most` unanswered ones, and gives the answers in order.
 
     begin: called for each request on arrival, so its effects are in order; returns the answer, or a task that
     computes it. Errors of begin, the task or the requests are raised at their place; what was begun after
     them is cancelled.
 
-    After `end`, iterating raises at once, wherever it waits.
+    After `end`, no more answers are given: `batches` raises at once, wherever it waits.
 
     A context manager: leaving it cancels everything in progress.
     """
@@ -47,11 +48,12 @@ class Pipeline(Generic[Request, Answer]):
     ) -> None:
         self._begin = begin
         self._requests = requests
-        self._room = asyncio.Semaphore(most)
-        self._begun: asyncio.Queue[Decided[Answer] | asyncio.Task[Answer] | None] = asyncio.Queue()
-        self._front: list[Decided[Answer] | asyncio.Task[Answer] | None] = []
+        self._most = most
+        # None: the requests have ended.
+        self._begun: deque[Decided[Answer] | asyncio.Task[Answer] | None] = deque()
         self._reader: asyncio.Task[None] | None = None
-        self._current: asyncio.Future[Any] | None = None
+        self._asleep: asyncio.Future[None] | None = None
+        self._full: asyncio.Future[None] | None = None
         self._ended: BaseException | None = None
 
     async def __aenter__(self) -> Pipeline[Request, Answer]:
@@ -61,70 +63,85 @@ class Pipeline(Generic[Request, Answer]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        left: list[object] = [self._reader, self._current, *self._front]
-        while not self._begun.empty():
-            left.append(self._begun.get_nowait())
-        tasks = [task for task in left if isinstance(task, asyncio.Task)]
+        tasks = [task for task in (self._reader, *self._begun) if isinstance(task, asyncio.Task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def end(self, error: BaseException) -> None:
-        """Give no more answers, known or not: iterating raises `error`."""
+        """Give no more answers, known or not: `batches` raises `error`."""
         self._ended = error
-        if self._current is not None:
-            self._current.cancel()
-        self._begun.put_nowait(None)
+        self._wake()
 
-    async def __aiter__(self) -> AsyncIterator[Answer]:
-        while (begun := await self._first()) is not None and self._ended is None:
-            try:
-                if isinstance(begun, Decided):
-                    if begun.durable is not None:
-                        # The write is shared with other waiters: a caller that leaves must not cancel it.
-                        done = begun.durable.done()
-                        self._current = begun.durable if done else asyncio.shield(begun.durable)
-                        await self._current
-                    answer = begun.answer
-                else:
-                    self._current = begun
-                    answer = await begun
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                # `end` cancels only what is awaited; a cancellation of this iteration itself must propagate.
-                if self._ended is None or (task is not None and task.cancelling()):
-                    raise
-                break
-            finally:
-                self._current = None
-            self._room.release()
-            yield answer
-        if self._ended is not None:
-            raise self._ended
+    async def batches(
+        self, size_of: Callable[[Answer], int] = lambda answer: 0, size_max: int = 0
+    ) -> AsyncIterator[list[Answer]]:
+        """Yield the answers in order, those that are known at the same time together: none waits for others.
+
+        size_of: of an answer, which goes with others while they have at most `size_max` together.
+        """
+        while (first := await self._first()) is not None:
+            self._begun.popleft()
+            batch = [first.result()]
+            size = size_of(batch[0]) if self._begun else 0
+            while self._begun and (begun := self._begun[0]) is not None and _is_known(begun):
+                answer = begun.result()
+                size += size_of(answer)
+                if size > size_max:
+                    break
+                self._begun.popleft()
+                batch.append(answer)
+            _resolve(self._full)
+            yield batch
         assert self._reader is not None
         await self._reader  # raises the error that reading the requests raised
 
-    async def batches(self) -> AsyncIterator[list[Answer]]:
-        """Yield the answers in order, those that are there together; they do not wait for others."""
-        async for answer in self:
-            known = [answer]
-            while not self._begun.empty():
-                begun = self._begun.get_nowait()
-                if not (isinstance(begun, Decided) and begun.may_be_sent):
-                    self._front.append(begun)
-                    break
-                self._room.release()
-                known.append(begun.answer)
-            yield known
-
     async def _first(self) -> Decided[Answer] | asyncio.Task[Answer] | None:
-        """Take what was begun first."""
-        return self._front.pop() if self._front else await self._begun.get()
+        """Return what was begun first, once it has its answer or its error; it stays where it is.
+
+        Waits for a future of its own: the write is shared with other waiters, so a caller that leaves must
+        not cancel it.
+        """
+        followed: object = None
+        while True:
+            if self._ended is not None:
+                raise self._ended
+            if self._begun:
+                begun = self._begun[0]
+                awaited = begun.durable if isinstance(begun, Decided) else begun
+                if awaited is None or awaited.done():
+                    return begun
+                if followed is not awaited:
+                    awaited.add_done_callback(self._wake)
+                    followed = awaited
+            self._asleep = asyncio.get_running_loop().create_future()
+            await self._asleep
+
+    def _wake(self, done: object = None) -> None:
+        _resolve(self._asleep)
 
     async def _read(self) -> None:
         try:
             async for request in self._requests:
-                await self._room.acquire()
-                self._begun.put_nowait(self._begin(request))
+                while len(self._begun) >= self._most:
+                    self._full = asyncio.get_running_loop().create_future()
+                    await self._full
+                self._put(self._begin(request))
         finally:
-            self._begun.put_nowait(None)
+            self._put(None)
+
+    def _put(self, begun: Decided[Answer] | asyncio.Task[Answer] | None) -> None:
+        self._begun.append(begun)
+        if len(self._begun) == 1:
+            self._wake()
+
+
+def _resolve(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+def _is_known(begun: Decided[Answer] | asyncio.Task[Answer]) -> bool:
+    """True if its answer may be sent now."""
+    awaited = begun.durable if isinstance(begun, Decided) else begun
+    return awaited is None or (awaited.done() and not awaited.cancelled() and awaited.exception() is None)

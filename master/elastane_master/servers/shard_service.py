@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from elastane_master.decisions.events import DatasetCreated, DatasetExtended, Rejection, TasksRequested
-from elastane_master.decisions.lease_answers import LeaseResult
+from elastane_master.decisions.lease_answers import LeaseResult, answer_bytes
 from elastane_master.decisions.views import list_tasks, progress_views
 from elastane_master.jobs import records
 from elastane_master.jobs.job_server import JobServer
@@ -33,6 +33,12 @@ WATCH_SECONDS = 0.5
 WATCH_SECONDS_MIN = 0.05
 REQUESTS_IN_FLIGHT = 64
 """Limit of unanswered requests per stream; further ones wait."""
+TOGETHER_BYTES_MAX = 16 * 1024
+"""About the largest message of several answers; a client may be limited to 64 KiB."""
+
+Leased = tuple[str, LeaseResult]
+"""A dataset, and the answer to a request for its tasks."""
+Begun = Decided[Leased] | asyncio.Task[Leased]
 
 
 class ShardServicer:
@@ -68,11 +74,10 @@ class ShardServicer:
         A request waiting for tasks waits at most until a later one has its answer.
         """
         job: str | None = None
+        reads_more = False
         line = WaitingLine()
 
-        def begin(
-            message: shard_pb2.StreamTasksRequest | Malformed,
-        ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
+        def begin(message: shard_pb2.StreamTasksRequest | Malformed) -> Begun:
             line.begun()
             try:
                 return taken(message)
@@ -80,10 +85,8 @@ class ShardServicer:
                 line.answered()
                 raise
 
-        def taken(
-            message: shard_pb2.StreamTasksRequest | Malformed,
-        ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
-            nonlocal job
+        def taken(message: shard_pb2.StreamTasksRequest | Malformed) -> Begun:
+            nonlocal job, reads_more
             if isinstance(message, Malformed):
                 raise message.rejection()
             if (
@@ -97,14 +100,17 @@ class ShardServicer:
                 )
             asked = self._asked(message.request)
             if job is None:
-                job = message.request.job
+                job, reads_more = message.request.job, message.reads_more
                 ends.enter_context(asked.server.ending(answers.end))
             return _begin(asked, line)
 
+        def size_of(leased: Leased) -> int:
+            return answer_bytes(leased[1]) if reads_more else TOGETHER_BYTES_MAX
+
         with contextlib.ExitStack() as ends:
             async with Pipeline(begin, self._of_an_open_job(requests), REQUESTS_IN_FLIGHT) as answers:
-                async for response in answers:
-                    yield response
+                async for known in answers.batches(size_of, TOGETHER_BYTES_MAX):
+                    yield translate_shard.streamed_response(known)
 
     async def _of_an_open_job(
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed]
@@ -193,9 +199,7 @@ class _Asked(NamedTuple):
     deadline: float
 
 
-def _begin(
-    asked: _Asked, line: WaitingLine
-) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
+def _begin(asked: _Asked, line: WaitingLine) -> Begun:
     """Decide on a request: return the answer, or a task if it has to wait."""
     server = asked.server
     server.require_taking()
@@ -208,7 +212,7 @@ def _begin(
     if leased.wait:
         return asyncio.create_task(_answer(asked, leased, durable, line, line.enter()))
     line.answered()
-    return Decided(translate_shard.streamed_response(asked.event.dataset, leased), durable)
+    return Decided((asked.event.dataset, leased), durable)
 
 
 async def _answer(
@@ -217,7 +221,7 @@ async def _answer(
     durable: asyncio.Future[None] | None,
     line: WaitingLine,
     place: Place,
-) -> shard_pb2.StreamTasksResponse:
+) -> Leased:
     """Compute the answer to a request that has to wait."""
     try:
         if durable is not None:
@@ -225,7 +229,7 @@ async def _answer(
         result = await _awaited(asked, result, place)
     finally:
         line.answered(place)
-    return translate_shard.streamed_response(asked.event.dataset, result)
+    return asked.event.dataset, result
 
 
 async def _awaited(asked: _Asked, result: LeaseResult, place: Place) -> LeaseResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Commit
@@ -107,10 +107,12 @@ def lease_response(dataset: str, result: LeaseResult) -> shard_pb2.LeaseTasksRes
     return response
 
 
-def streamed_response(dataset: str, result: LeaseResult) -> shard_pb2.StreamTasksResponse:
-    """The answer to a request of StreamTasks."""
+def streamed_response(answers: Sequence[tuple[str, LeaseResult]]) -> shard_pb2.StreamTasksResponse:
+    """The answers to one or more requests of StreamTasks, each with its dataset."""
     streamed = shard_pb2.StreamTasksResponse()
-    fill_response(streamed.response, dataset, result)
+    fill_response(streamed.response, *answers[0])
+    for answer in answers[1:]:
+        fill_response(streamed.more.add(), *answer)
     return streamed
 
 

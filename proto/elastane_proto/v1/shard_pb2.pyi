@@ -263,16 +263,20 @@ class LeaseTasksResponse(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[TaskOutcome, _Mapping]]] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class StreamTasksRequest(_message.Message):
-    __slots__ = ("request",)
+    __slots__ = ("request", "reads_more")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    READS_MORE_FIELD_NUMBER: _ClassVar[int]
     request: LeaseTasksRequest
-    def __init__(self, request: _Optional[_Union[LeaseTasksRequest, _Mapping]] = ...) -> None: ...
+    reads_more: bool
+    def __init__(self, request: _Optional[_Union[LeaseTasksRequest, _Mapping]] = ..., reads_more: _Optional[bool] = ...) -> None: ...
 
 class StreamTasksResponse(_message.Message):
-    __slots__ = ("response",)
+    __slots__ = ("response", "more")
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     response: LeaseTasksResponse
-    def __init__(self, response: _Optional[_Union[LeaseTasksResponse, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[LeaseTasksResponse]
+    def __init__(self, response: _Optional[_Union[LeaseTasksResponse, _Mapping]] = ..., more: _Optional[_Iterable[_Union[LeaseTasksResponse, _Mapping]]] = ...) -> None: ...
 
 class GetProgressRequest(_message.Message):
     __slots__ = ("job", "dataset")

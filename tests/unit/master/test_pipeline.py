@@ -83,3 +83,34 @@ async def test_what_is_left_behind_a_batch_is_cancelled() -> None:
     async with Pipeline(lambda request: request, of([Decided("a", None), task]), most=9) as pipeline:
         assert await anext(pipeline.batches()) == ["a"]
     assert task.cancelled()
+
+
+async def test_answers_go_together_up_to_a_size() -> None:
+    begun: list[Begun] = [Decided(answer, None) for answer in ("aa", "b", "c", "dddddd", "e", "fff")]
+    async with Pipeline(lambda request: request, of(begun), most=9) as pipeline:
+        await asyncio.sleep(0)
+        batches = pipeline.batches(len, 4)
+        got = [await anext(batches) for _ in range(3)]
+    assert got == [["aa", "b", "c"], ["dddddd"], ["e", "fff"]], "one that is larger goes alone"
+
+
+async def test_after_its_end_a_stream_gives_no_answer_that_is_there() -> None:
+    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with Pipeline(lambda request: request, of([Decided("a", durable)]), most=9) as pipeline:
+        following = asyncio.ensure_future(anext(pipeline.batches()))
+        await asyncio.sleep(0.01)
+        pipeline.end(OSError("paused"))
+        durable.set_result(None)
+        with pytest.raises(OSError, match="paused"):
+            await following
+
+
+async def test_who_leaves_a_stream_does_not_cancel_the_write_that_others_wait_for() -> None:
+    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async with Pipeline(lambda request: request, of([Decided("a", durable)]), most=9) as pipeline:
+        following = asyncio.ensure_future(anext(pipeline.batches()))
+        await asyncio.sleep(0.01)
+        following.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await following
+    assert not durable.cancelled()

@@ -102,6 +102,31 @@ async def test_a_snapshot_trims_the_log_and_is_taken_without_new_records(store: 
     assert recovered.snapshot == ledger.snapshot()
 
 
+async def test_a_large_snapshot_waits_while_others_wait_for_the_store_but_not_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = await JobLog.open(store.redis, "j", LogOptions(snapshot_seconds=0, patience_seconds=0))
+    log.start(lambda: bytes(100_000))
+    await log.append(b"first")  # comes with a snapshot, however large
+
+    async def append(records: int) -> list[int]:
+        """Append one after the other; return the lengths of the log after each."""
+        lengths = []
+        for _ in range(records):
+            await log.append(b"record")
+            lengths.append(await store.redis.xlen(KEYS.log))
+        return lengths
+
+    monkeypatch.setattr("elastane_master.store.log._LATE_SECONDS", 3600.0)
+    assert await append(10) == list(range(1, 11))
+    async with patience.within(5):
+        while await store.redis.xlen(KEYS.log):
+            await asyncio.sleep(0.01)
+    monkeypatch.setattr("elastane_master.store.log._LATE_SECONDS", 0.0)
+    assert min(await append(50)) == 0
+    await log.close()
+
+
 async def test_a_snapshot_waits_until_the_log_is_as_large_or_its_patience_is_over(store: Store) -> None:
     async def log_of(patience_seconds: float) -> JobLog:
         log, _ = await JobLog.open(

@@ -7,7 +7,7 @@ decisions does not depend on the latency of the store.
   append(record) --> open group --> write in flight --> durable: on_durable, futures resolve
                                         |
           once per snapshot_seconds: the write carries a snapshot instead of its records
-          and trims the log, in the same script
+          and trims the log, in the same script; a large one waits until nobody waits for it
 
 A write whose outcome is unknown (the connection broke after it was sent) is repeated with the same sequence
 number until an answer arrives; the script stores it only once. If the store turns out to have lost
@@ -50,6 +50,10 @@ SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
 _SMALL_SNAPSHOT_BYTES = 64 * 1024
 """Snapshots up to this size are never postponed: that would save nothing."""
+_REST_SECONDS = 0.05
+"""Time without appends after which a larger snapshot is taken."""
+_LATE_SECONDS = 1.0
+"""Longest time for which a larger snapshot waits for that, once it is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +283,8 @@ class JobLog:
             return False
         timeout = self._options.check_seconds
         if self._dirty:
-            timeout = min(timeout, max(0.0, self._snapshot_due_at() - time.monotonic()))
+            rest_seconds = _REST_SECONDS if self._snapshot_is_large else 0.0
+            timeout = min(timeout, max(rest_seconds, self._snapshot_due_at() - time.monotonic()))
         work: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._work = work
         timer = asyncio.get_running_loop().call_later(timeout, self._wake, True)
@@ -292,8 +297,14 @@ class JobLog:
         if self._work is not None and not self._work.done():
             self._work.set_result(timed_out)
 
+    @property
+    def _snapshot_is_large(self) -> bool:
+        return self.snapshot_bytes > _SMALL_SNAPSHOT_BYTES
+
     def _snapshot_due(self) -> bool:
-        return self._dirty and time.monotonic() >= self._snapshot_due_at()
+        """True if the next write is to carry a snapshot; a large one is not put before those who wait."""
+        late_seconds = _LATE_SECONDS if self._groups and self._snapshot_is_large else 0.0
+        return self._dirty and time.monotonic() >= self._snapshot_due_at() + late_seconds
 
     def _snapshot_due_at(self) -> float:
         """Time from which the next snapshot is due, provided that something is to be written before it.
@@ -302,7 +313,7 @@ class JobLog:
         snapshots would be most of the store's traffic. So a snapshot waits until the log it replaces is as
         large.
         """
-        waits = self.snapshot_bytes > max(_SMALL_SNAPSHOT_BYTES, self.log_bytes)
+        waits = self._snapshot_is_large and self.snapshot_bytes > self.log_bytes
         return self._snapshot_at + (self._options.patience_seconds if waits else 0.0)
 
     def _take(self, *, is_replacement: bool = False, beyond: int = 0) -> Write:

@@ -440,6 +440,10 @@ def test_help_imports_nothing_slow() -> None:
         "for name in set(COMMANDS) - {'master'}:\n"  # that one becomes another program
         "    ask(name)\n"
         "require_none('torch', 'numpy', 'grpc', 'google.protobuf', 'tenacity', 'structlog', 'pydantic')\n"
+        "require_none('markdown_it', 'pygments', 'attr')\n"
+        "from rich.markdown import Markdown\n"
+        "from rich.traceback import Traceback\n"
+        "assert Markdown('*').parsed and Traceback.from_exception, 'those of rich'\n"
     )
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
 

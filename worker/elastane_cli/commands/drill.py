@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -113,6 +112,8 @@ def drill(
     prices = micros_of(spot_price, "--spot-price"), micros_of(on_demand_price, "--on-demand-price")
     require_script(script, is_file=not module)
     require_new(keep)
+
+    import secrets
 
     from elastane_cli.commands.common import fail
     from elastane_cli.commands.signals import sigterm_cleans_up

@@ -9,11 +9,14 @@ Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unrea
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -111,8 +114,10 @@ def main(arguments: Sequence[str] | None = None, *, reads_config: bool = True) -
     try:
         file = find_config(Path.cwd(), os.environ) if reads_config else ConfigFile()
         file.check_tables(list(COMMANDS))
-        if len(given) == 2 and given[0] in COMMANDS and given[1] in HELP_OPTIONS:
-            _help_of(given, file)
+        if len(given) in (1, 2) and given[-1] in HELP_OPTIONS:
+            _leave_out_markdown()
+            if given[0] in COMMANDS:
+                _help_of(given, file)
         group: Any = typer.main.get_command(build_app())
         group(args=given, prog_name="elastane", obj=file, default_map=file.root_defaults(group))
     except ConfigFileError as error:
@@ -122,6 +127,22 @@ def main(arguments: Sequence[str] | None = None, *, reads_config: bool = True) -
         _leave(130)
     except BrokenPipeError:
         _leave(141)
+
+
+def _leave_out_markdown() -> None:
+    """Import Typer's texts without rich's parsers of Markdown and source code, a third of a help's time.
+
+    No help of ours shows either.
+    """
+    left_out = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+    left_out = {name: kind for name, kind in left_out.items() if name not in sys.modules}
+    for name, kind in left_out.items():
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], kind, type(kind, (), {}))
+    with suppress(ImportError):  # a Typer that needs more of them imports them itself
+        importlib.import_module("typer.rich_utils")
+    for name in left_out:
+        del sys.modules[name]
 
 
 def _help_of(given: list[str], file: ConfigFile) -> NoReturn:

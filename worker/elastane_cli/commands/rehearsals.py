@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,8 @@ def require_new(keep: Path | None) -> None:
 
 def announced_seed(seed: int | None, *, as_json: bool) -> int:
     """Return the seed, drawn if it is None; prints it first, so that any run can be repeated."""
+    import secrets
+
     number = secrets.randbelow(2**32) if seed is None else seed
     typer.echo(f"seed {number}", err=as_json)
     return number

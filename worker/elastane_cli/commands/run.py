@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -277,6 +276,8 @@ def worker_prefix() -> str:
     It is random, since a process id is no help: in containers it is 1, and with the host's network all of
     them have the same host name.
     """
+    import secrets
+
     return f"{socket.gethostname()}-{secrets.token_hex(3)}-"
 
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 from harness import Report, Row, Series, in_turn, run_benchmark
 from recovery_clusters import SCRIPT, Marks, until
 
@@ -69,6 +70,9 @@ def replacement_seconds(*options: str) -> float:
             killed = time.monotonic()
             until(lambda: set(marks.training(1, killed)) - {victim, *others}, "step of the other", 120.0)
             [other] = set(marks.training(1, killed)) - {victim, *others}
+            is_warm = "elastane.warm_start" in psutil.Process(other).cmdline()
+            if is_warm != ("--warm" in options):
+                raise SystemExit(f"the replacement was {'a' if is_warm else 'no'} preloaded worker")
             return marks.steps(other)[0] - killed
 
 

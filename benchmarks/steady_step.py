@@ -38,6 +38,7 @@ from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).with_name("steady_script.py"))
 FINGERPRINT_SCRIPT = Path(__file__).with_name("fingerprint_cost.py")
+TURN_SCRIPT = Path(__file__).with_name("turn_cost.py")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ CASES = [
 ]
 #: Model and batch of an EST: a step of about 20 ms, and one of about 300 ms.
 FINGERPRINTED = [("cnn", 16), ("gpt-25m", 2)]
+#: Model, batch of an EST, and steps: about 5, 45 and 200 ms a step.
+TURNS = [("mlp", 64, 400), ("cnn", 8, 100), ("cnn", 64, 40)]
+TURN_ESTS = 4
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
@@ -105,6 +109,10 @@ def measure(args: argparse.Namespace, report: Report) -> None:
         name = f"{MODEL_NAMES[model]}, batch {batch}: fingerprints of a step"
         if args.only in name:
             report.rows.append(fingerprint_row(name, model, batch, repeats))
+    for model, batch, steps in TURNS:
+        name = f"{MODEL_NAMES[model]}, batch {batch}: CPU of {TURN_ESTS} ESTs on 1 worker, in one process"
+        if args.only in name:
+            report.rows.append(turn_row(name, model, batch, steps, repeats))
     report.facts["bits"] = "equal to stock DDP's in every P = N case, and for all mappings of the same ESTs"
     report.facts["repeats"] = repeats
 
@@ -151,6 +159,24 @@ def fingerprint_row(name: str, model: str, batch: int, repeats: int) -> Row:
         target=0.01,
         noise=1.5,
         note="in a ring of several workers; one that is alone has nobody to compare with, and pays nothing",
+    )
+
+
+def turn_row(name: str, model: str, batch: int, steps: int, repeats: int) -> Row:
+    """Measure the CPU time of a step of several ESTs beside accumulation, alternately in one process."""
+    command = [sys.executable, str(TURN_SCRIPT), model, str(batch), str(TURN_ESTS), str(steps), str(repeats)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    found = json.loads(run.stdout)
+    return Row(
+        name,
+        Series(found["ours"], "ms CPU"),
+        Series(found["plain"], "ms CPU"),
+        "accumulation",
+        target=1.05,
+        noise=1.15,
+        note="all threads of the process, without the master's; a step of each side in turn. Accumulation is "
+        "plain PyTorch's, which zeroes gradients and steps once for 4 mini-batches",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 
 import numpy as np
@@ -58,6 +59,24 @@ def test_a_gaussian_that_was_consumed_is_seen():
     assert (np.random.randn(), random.gauss(0.0, 1.0)) == draws
 
 
+@pytest.mark.parametrize("find", ["python", "numpy"])
+def test_a_state_that_is_still_there_is_the_same_object(find):
+    generator = random.Random(3) if find == "python" else np.random.RandomState(3)
+    memory = find_python(generator) if find == "python" else find_numpy(generator)
+    assert memory is not None
+    one, gauss = memory.read(), generator.gauss if find == "python" else generator.normal
+    assert memory.read() is one
+    gauss(0.0, 1.0)
+    other = memory.read()
+    assert other != one and memory.read() is other
+    gauss(0.0, 1.0)  # the cached value: no word changes
+    assert memory.read() not in (one, other)
+    memory.write(one)
+    assert memory.read() is one
+    memory.write(other)
+    assert memory.read() is other
+
+
 def test_another_bit_generator_is_not_written_to():
     before = np.random.mtrand._rand._bit_generator
     memory = find_numpy(np.random.mtrand._rand)
@@ -79,7 +98,7 @@ def test_a_layout_that_differs_is_not_used(monkeypatch, damage):
     if damage == "head":
         monkeypatch.setattr(generator_memory, "_HEAD", generator_memory._HEAD + 8)
     elif damage == "words":
-        monkeypatch.setattr(generator_memory, "_read", lambda place, size: bytes(size))
+        monkeypatch.setattr(generator_memory, "_memory", lambda place, size: (ctypes.c_char * size)())
     else:
         monkeypatch.setattr(generator_memory, "_gaussian_offset", lambda probe: None)
     if damage != "gaussian":

@@ -33,7 +33,6 @@ _FLAG: Final = struct.Struct("<i")
 _VALUE: Final = struct.Struct("<d")
 _NO_GAUSSIAN: Final = struct.pack("<Bd", 0, 0.0)
 _VERSION: Final = struct.pack("<I", random.Random.VERSION)
-_copy, _read = ctypes.memmove, ctypes.string_at
 _LITTLE_ENDIAN: Final = struct.pack("=I", 1) == struct.pack("<I", 1)
 
 
@@ -45,21 +44,28 @@ class PythonMemory:
 
     def __init__(self, generator: random.Random) -> None:
         self._generator: Any = generator
-        self._place = id(generator) + _HEAD
+        self._memory = _memory(id(generator) + _HEAD, 4 + _WORD_BYTES)
+        self._known: tuple[bytes, object, bytes] = b"", None, b""
 
     def read(self) -> bytes:
-        """Return the state."""
-        memory = _read(self._place, 4 + _WORD_BYTES)
-        gaussian = self._generator.gauss_next
+        """Return the state; the same object if nothing was drawn since it was last read or written."""
+        memory, gaussian = self._memory.raw, self._generator.gauss_next
+        known, known_gaussian, state = self._known
+        if memory == known and gaussian is known_gaussian:
+            return state
         kept = _NO_GAUSSIAN if gaussian is None else struct.pack("<Bd", 1, gaussian)
-        return b"".join((_VERSION, memory[4:], memory[:4], kept))
+        state = b"".join((_VERSION, memory[4:], memory[:4], kept))
+        self._known = memory, gaussian, state
+        return state
 
     def write(self, state: bytes) -> None:
         """Inverse of `read`; the state must have been checked."""
         words = 4 + _WORD_BYTES
-        _copy(self._place, state[words : words + 4] + state[4:words], 4 + _WORD_BYTES)
-        flag, gaussian = struct.unpack_from("<Bd", state, words + 4)
-        self._generator.gauss_next = gaussian if flag else None
+        memory = state[words : words + 4] + state[4:words]
+        flag, value = struct.unpack_from("<Bd", state, words + 4)
+        gaussian = value if flag else None
+        self._memory.raw, self._generator.gauss_next = memory, gaussian
+        self._known = memory, gaussian, state
 
 
 class NumpyMemory:
@@ -70,10 +76,11 @@ class NumpyMemory:
 
     def __init__(self, generator: Any, gaussian_offset: int) -> None:
         self._generator = generator
-        self._flag_place = id(generator) + gaussian_offset - 8
-        self._value_place = id(generator) + gaussian_offset
         self._bits = generator._bit_generator
-        self._place = self._bits.ctypes.state_address
+        self._memory = _memory(self._bits.ctypes.state_address, _WORD_BYTES + 4)
+        #: Flag (4 bytes, and 4 that mean nothing) and value of the cached gaussian.
+        self._gaussian = _memory(id(generator) + gaussian_offset - 8, 16)
+        self._known = b"", b"", b""
 
     @property
     def stands(self) -> bool:
@@ -81,16 +88,22 @@ class NumpyMemory:
         return self._generator._bit_generator is self._bits
 
     def read(self) -> bytes:
-        """Return the state."""
-        return b"".join(
-            (_read(self._place, _WORD_BYTES + 4), _read(self._flag_place, 4), _read(self._value_place, 8))
-        )
+        """Return the state; the same object if nothing was drawn since it was last read or written."""
+        memory, gaussian = self._memory.raw, self._gaussian.raw
+        known, known_gaussian, state = self._known
+        if memory == known and gaussian == known_gaussian:
+            return state
+        state = b"".join((memory, gaussian[:4], gaussian[8:]))
+        self._known = memory, gaussian, state
+        return state
 
     def write(self, state: bytes) -> None:
         """Inverse of `read`; the state must have been checked."""
-        _copy(self._place, state, _WORD_BYTES + 4)
-        _copy(self._flag_place, state[_WORD_BYTES + 4 : _WORD_BYTES + 8], 4)
-        _copy(self._value_place, state[_WORD_BYTES + 8 :], 8)
+        words = _WORD_BYTES + 4
+        memory = state[:words]
+        gaussian = state[words : words + 4] + self._gaussian.raw[4:8] + state[words + 4 :]
+        self._memory.raw, self._gaussian.raw = memory, gaussian
+        self._known = memory, gaussian, state
 
 
 def find_python(generator: random.Random) -> PythonMemory | None:
@@ -144,6 +157,11 @@ def numpy_bytes(generator: Any) -> bytes:
     return bytes(state["state"]["key"].astype("<u4", copy=False).tobytes() + tail)
 
 
+def _memory(place: int, size: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the bytes at an address, to read and write."""
+    return (ctypes.c_char * size).from_address(place)
+
+
 def _on_mersenne(generator: Any) -> bool:
     return type(getattr(generator, "_bit_generator", None)) is np.random.MT19937
 
@@ -155,7 +173,7 @@ def _gaussian_offset(probe: Any) -> int | None:
     for flag, value in ((1, 0.7310585786300049), (1, -1.4142135623730951), (0, 2.718281828459045)):
         state = probe.get_state(legacy=False)
         probe.set_state({**state, "has_gauss": flag, "gauss": value})
-        memory = _read(id(probe), type(probe).__basicsize__)
+        memory = ctypes.string_at(id(probe), type(probe).__basicsize__)
         found = {
             place
             for place in range(_HEAD + 8, len(memory) - 7, 8)

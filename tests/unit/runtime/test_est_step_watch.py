@@ -79,6 +79,21 @@ def test_an_lr_that_turns_do_not_share_is_named_with_both_values() -> None:
         body.step(0, before=lambda: body.set_lr(next(turns)))
 
 
+def test_a_rate_in_a_tensor_that_turns_change_in_place_is_named() -> None:
+    body, rate = Body(), torch.tensor(0.5)
+    body.optimizer.param_groups[0]["lr"] = rate
+    with pytest.raises(EstsDisagreeError, match=r"lr of param_group 0 .* was 1.5 in an earlier turn"):
+        body.step(0, before=lambda: rate.add_(1.0))
+
+
+def test_a_hyperparameter_that_a_turn_adds_is_named() -> None:
+    body, turns = Body(), iter(range(9))
+    with pytest.raises(EstsDisagreeError, match=r"scale of param_group 0 .* is 1 in the turn of EST 1"):
+        body.step(
+            0, before=lambda: body.optimizer.param_groups[0].update({"scale": 1} if next(turns) else {})
+        )
+
+
 def test_a_replay_is_held_to_the_first_run_until_other_state_is_in_place() -> None:
     body = Body(hosted=1)
     body.step(0, before=lambda: body.set_lr(1.0))

@@ -19,6 +19,8 @@ from elastane.runtime.prepared_objects import (
     intercept,
     refuse_new_groups,
     refuse_other_scalers,
+    replace_method,
+    set_to_none,
 )
 from elastane_common.errors import UnsupportedError
 
@@ -156,6 +158,36 @@ def test_a_step_that_a_scheduler_watches_still_says_whose_it_is(parts):
     assert owners == [optimizer]
     assert optimizer.step._wrapped_by_lr_sched
     assert optimizer._opt_called
+
+
+def test_gradients_are_zeroed_as_torch_zeroes_them(parts):
+    class Own(torch.optim.SGD):
+        def zero_grad(self):
+            owned.append(1)
+
+    model, optimizer, _ = parts
+    owned, optimizers = [], [optimizer, Own(model.parameters(), lr=0.1)]
+    for one in optimizers:
+        replace_method(one, "zero_grad", set_to_none)
+
+    def backward():
+        model(torch.ones(1, 2)).sum().backward()
+        assert model.weight.grad.abs().sum() > 0
+
+    for zero in (optimizer.zero_grad, lambda: optimizer.zero_grad(set_to_none=True)):
+        backward()
+        zero()
+        assert model.weight.grad is None and model.bias.grad is None
+    backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert model.weight.grad.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    optimizers[1].zero_grad()
+    assert owned == [1]
+    with pytest.raises(TypeError):
+        optimizer.zero_grad(to_none=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        optimizer.zero_grad()
+    assert "Optimizer.zero_grad#SGD.zero_grad" in {event.key for event in profile.key_averages()}
 
 
 @pytest.mark.parametrize(

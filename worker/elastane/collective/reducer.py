@@ -251,7 +251,7 @@ class Reducer:
         """
         if self._backward is None:
             return
-        for output in tree_leaves(outputs):
+        for output in (outputs,) if isinstance(outputs, Tensor) else tree_leaves(outputs):
             if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(self._backward_began)
 

@@ -7,19 +7,20 @@ share. The data worker sets `rank` before each batch; the trainer does so around
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 #: Virtual rank of the EST whose batch is being made, or None.
 rank: int | None = None
 
 
-@contextlib.contextmanager
-def making_for(virtual_rank: int) -> Iterator[None]:
-    """Set `rank` to `virtual_rank` within the block."""
-    global rank
-    before, rank = rank, virtual_rank
-    try:
-        yield
-    finally:
-        rank = before
+class making_for:  # noqa: N801 (used like a function)
+    """Set `rank` to `virtual_rank` within the block; a class, because it is entered in every turn."""
+
+    def __init__(self, virtual_rank: int) -> None:
+        self._rank = virtual_rank
+
+    def __enter__(self) -> None:
+        global rank
+        self._before, rank = rank, self._rank
+
+    def __exit__(self, *_: object) -> None:
+        global rank
+        rank = self._before

@@ -33,6 +33,8 @@ from elastane.runtime.prepared_objects import (
     intercept,
     refuse_new_groups,
     refuse_other_scalers,
+    replace_method,
+    set_to_none,
 )
 from elastane.runtime.report import write_elastic_report, write_pipeline_report
 from elastane.runtime.rng_watch import OutsideRank, RngWatch, refuse_rank_seed
@@ -206,6 +208,8 @@ class ElasticJob(Job):
         give_wrapper_names(prepared.model)
         calls, adds = ElasticCalls(trainer), chosen.accumulation_steps > 1
         self._install(trainer, prepared, source, calls, zeroing=adds)
+        for optimizer in prepared.optimizers if not adds else ():
+            replace_method(optimizer, "zero_grad", set_to_none)
         loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Sequence
+from operator import is_
 from typing import Any, Final
 
 import torch
@@ -48,6 +49,7 @@ class EstStepWatch:
         self._attributes = AttributeWatch(prepared)
         self._copies = CopyWatch(prepared, self._registered, alone=num_ests == 1)
         self._optimizers = prepared.optimizers
+        self._settings = [_Settings(optimizer) for optimizer in prepared.optimizers]
         self._names, self._tensors = _watched(prepared)
         self._step = -1
         self._first: dict[int, Hyperparameters] = {}
@@ -93,7 +95,7 @@ class EstStepWatch:
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
         if place is None:
             return
-        now = hyperparameters(optimizer)
+        now = self._settings[place].read()
         name = differing(self._first.setdefault(place, now), now)
         if name is None:
             return
@@ -116,7 +118,7 @@ class EstStepWatch:
     def after_step(self) -> None:
         """Take the current state as the new baseline after the prepared objects have made their changes."""
         self._take()
-        self._shown = [hyperparameters(optimizer) for optimizer in self._optimizers]
+        self._shown = [settings.read() for settings in self._settings]
 
     def end_est_step(self, est_step: EstStep) -> None:
         """Check a finished mini-batch.
@@ -138,10 +140,8 @@ class EstStepWatch:
                 )
         elif not est_step.asked_stepped and self._num_ests > 1:
             self._check(est_step, "after the step was applied, without checking job.stepped")
-            for place, (before, now) in enumerate(
-                zip(self._shown, map(hyperparameters, self._optimizers), strict=True)
-            ):
-                name = differing(before, now)
+            for place, (before, settings) in enumerate(zip(self._shown, self._settings, strict=True)):
+                name = differing(before, settings.read())
                 if name is not None:
                     raise EstsDisagreeError(
                         f"{name} of {_called(self._optimizers, place)} was changed in step {est_step.step} "
@@ -206,6 +206,23 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
     }
 
 
+class _Settings:
+    """Reads the hyperparameters of an optimizer, anew only if a value is another object, or a tensor."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._values: list[Any] = []
+        self._read: Hyperparameters = {}
+
+    def read(self) -> Hyperparameters:
+        """Return them; the same object if none has changed."""
+        values = [value for group in self._optimizer.param_groups for value in group.values()]
+        if len(values) != len(self._values) or not all(map(is_, values, self._values)):
+            self._read = hyperparameters(self._optimizer)
+            self._values = [] if any(isinstance(value, Tensor) for value in values) else values
+        return self._read
+
+
 def _is_plain(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1
@@ -216,7 +233,7 @@ def _is_plain(value: object) -> bool:
 
 def differing(before: Hyperparameters, after: Hyperparameters) -> str | None:
     """Return the first name whose values differ, or None."""
-    if before == after:
+    if before is after or before == after:
         return None
     names = dict.fromkeys([*before, *after])
     return next((name for name in names if _unequal(before.get(name), after.get(name))), None)

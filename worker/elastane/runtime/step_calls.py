@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastane.runtime.accumulation import zeroing_counts
+from elastane.runtime.prepared_objects import set_to_none
 from elastane_common.errors import StepError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class ElasticCalls:
         counts = est_step is None or zeroing_counts(
             first=est_step.micro == 0, sync=est_step.sync, backward_done=self._steps.backward_done
         )
-        return original(*args, **kwargs) if counts else None
+        return set_to_none(original, *args, **kwargs) if counts else None
 
 
 def _optimizer_of(original: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.optim.Optimizer | None:

@@ -53,6 +53,8 @@ class StepRunner:
         self._reducer.collectives.backward_ended = self._speed.backward_ended
         #: The step has no turns but those of this worker's ESTs.
         self._is_ordinary = True
+        #: The states of generators are those last captured: only code of ours has run since.
+        self._is_captured = False
         self.watch = parts.watch
         #: Forward pre-hook of the model.
         self.forwards = ForwardWatch(parts.buffers.tensors, self._before_backward)
@@ -76,7 +78,7 @@ class StepRunner:
             if not self._reducer.backward_done:
                 self._refuse_next(est_step)
             self._end_batch(est_step)
-        applied = finish(self._body.end())
+        applied = self._is_captured = finish(self._body.end())
         self.est_step = None
         if applied:
             self._count(state, perf_counter() - began)
@@ -85,6 +87,7 @@ class StepRunner:
         parts, step = self._parts, state.step
         self.watch.begin_step(step)
         begins = step == self.resume_step or step % parts.source.steps_per_epoch == 0
+        self._is_captured = self._is_captured and not begins
         parts.fingerprints.begin(step, whole=begins, alone=parts.worker_session.is_alone)
 
     def _est_steps(self, state: StepState) -> list[EstStep]:
@@ -102,9 +105,10 @@ class StepRunner:
         first, guest = est_step.micro == 0, est_step.guest is not None
         if first:
             parts.buffers.begin_backward()
-            # After another EST's turn the generators' states have just been captured, so `switch` need not
-            # read them.
-            switch = parts.generators.switch if est_step.slot else parts.generators.exchange
+            # After another turn of this worker's ESTs the generators' states have just been captured, so
+            # `switch` need not read them.
+            captured, self._is_captured = est_step.slot or self._is_captured, False
+            switch = parts.generators.switch if captured else parts.generators.exchange
             # A guest runs from the context that came with it, because its EST may be another worker's.
             states = (est_step.guest or parts.contexts.now[est_step.rank]).parts
             switch(states)
@@ -173,6 +177,8 @@ class StepRunner:
         """
         if self.est_step is None:
             raise StepError("optimizer.step() was called outside the loader loop")
+        if not self.est_step.last:
+            return False
         return finish(self._body.begin_apply(self.est_step))
 
     def log(self, values: dict[str, Any]) -> None:

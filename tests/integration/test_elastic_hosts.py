@@ -6,6 +6,7 @@ real agent of a node with a real worker.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import signal
@@ -259,6 +260,36 @@ def test_nothing_is_left_behind(start: Callable[..., Run], hosts: Hosts) -> None
     assert not run.of("killing") and not run.of("worker_died"), run.said()
 
 
+def test_parameter_servers_are_spread_over_the_hosts(
+    start: Callable[..., Run], hosts: Hosts, tmp_path: Path
+) -> None:
+    hosts.are("127.0.0.2", "127.0.0.3")
+    lock = tmp_path / "locked"
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        options = ("--ps", "2", "--slots", "8", "--ps-return", "0.2", "--ps-snapshot", "0.3")
+        kept = ("--checkpoint", str(tmp_path / "kept"), "--workers", "1:1")
+        pusher = str(Path(__file__).parent / "scripts" / "ps_pusher.py")
+        run = start(*options, *kept, script=(pusher, "12", str(lock)))
+        first = run.until("ps_started", ps="ps0")["message"], run.until("ps_started", ps="ps1")["message"]
+        assert "on 127.0.0.2," in first[0] and "on 127.0.0.3," in first[1]
+        while run.until("output", worker="127.0.0.2-0")["line"] != "pushing":
+            pass
+        (server,) = node_of(run, "ps0").children()
+        server.kill()
+        assert "SIGKILL" in run.until("ps_died", ps="ps0")["message"]
+        assert "on 127.0.0.2," in run.until("ps_started", ps="ps0")["message"]
+        hosts.are("127.0.0.2")
+        run.until("host_gone", ps="ps1")
+        assert "on 127.0.0.2," in run.until("ps_started", ps="ps1")["message"]
+        there = run.descendants()
+    assert run.end() == 0, run.said()
+    (applied,) = [one["line"] for one in run.of("output") if str(one.get("line")).startswith("applied")]
+    assert json.loads(applied.removeprefix("applied ")) == [list(range(12))] * 8
+    assert len(run.of("ps_died")) == 1 and not run.of("killing"), "who leaves its host drains"
+    assert psutil.wait_procs(there, timeout=20)[1] == []
+
+
 def test_what_cannot_work_is_refused_before_anything_starts(
     start: Callable[..., Run], hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -269,5 +300,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert start("--listen", "0.0.0.0").end() == 2
     assert start("--listen", "h:1", "--master", "m:1").end() == 2
     assert start("--local-workers", "2").end() == 2
+    assert start("--ps", "1").end() == 2, "other hosts do not reach this one's folder for slots"
     hosts.fail()
     assert start().end() == 1

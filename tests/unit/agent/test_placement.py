@@ -358,3 +358,22 @@ def test_codes_of_a_node(code: int, told: int, after_a_notice: int) -> None:
     assert actions[0] == Announce(15.0, "spot notice of aws") and terminated(actions) == ["w"]
     assert policy.next_due() == 16.0
     assert finished(policy.exited(ExitStatus(code))) == after_a_notice
+
+
+def test_parameter_servers_are_spread_and_those_on_demand_come_first() -> None:
+    placement = Placement()
+    assert not placement.spread(0.0, "ps0", [])
+    offers = {"a": HostOffer(2, "spot"), "b": HostOffer(1, "on-demand"), "c": HostOffer(1, "spot")}
+    placement.found(offers, {"c": "it cannot reach the master"})
+    running: list[str] = []
+    for name in ("ps0", "ps1", "ps2", "ps3"):
+        assert placement.spread(0.0, name, running)
+        running.append(name)
+    assert [placement.slot(name).host for name in running] == ["b", "a", "b", "a"]
+    # Those that have ended do not count, nor are failing hosts used.
+    assert placement.spread(0.0, "ps0", ["ps1"]) and placement.slot("ps0").host == "b"
+    assert placement.ended(1.0, "ps0", ExitStatus(255)) is not None
+    assert placement.usable(1.0) == ["a"]
+    assert placement.spread(1.0, "ps0", ["ps1", "ps3"]) and placement.slot("ps0").host == "a"
+    placement.found({"b": HostOffer(1)}, {})
+    assert not placement.is_listed("ps0") and placement.is_listed("ps2")

@@ -492,3 +492,13 @@ def test_what_workers_tell_their_agent_alone_is_shown_in_words(code: int) -> Non
     assert str(code) not in str(ExitStatus(code)) and "code" not in str(ExitStatus(code))
     assert str(code) not in said(started(2).worker_exited(1.0, "w0", ExitStatus(code)))
     assert str(ExitStatus(7)) == "exit code 7"
+
+
+def test_an_agent_without_workers_waits_for_the_end_of_the_job() -> None:
+    policy = SupervisorPolicy([], RestartBudget())
+    assert policy.start(0.0, RUNNING) == [] and policy.next_due() is None
+    assert policy.tick(1.0) == policy.job_changed(2.0, replace(RUNNING, step=9)) == []
+    assert policy.job_changed(3.0, replace(RUNNING, phase="succeeded"))[-1] == Finish(CODE_OK)
+    policy = SupervisorPolicy([], RestartBudget())
+    policy.start(0.0, RUNNING)
+    assert policy.signalled(1.0, signal.SIGTERM)[-1] == Finish(143)

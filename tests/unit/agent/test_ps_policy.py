@@ -193,3 +193,52 @@ def test_a_second_signal_to_the_agent_kills_them_with_the_workers() -> None:
     policy.exited(1.0, "ps-0", KILLED)
     policy.exited(1.0, "ps-1", KILLED)
     assert policy.workers_over(2.0, 130, []) == [Finish(130)]
+
+
+def on_hosts() -> PsPolicy:
+    policy = PsPolicy(["ps0", "ps1"], RestartBudget(restarts_max=1), grace_seconds=20.0, dynamic=True)
+    assert policy.start() == [] and policy.next_due() is None and policy.tick(1.0) == []
+    assert policy.hosts_changed(2.0, True) == [Spawn("ps0"), Spawn("ps1")]
+    return policy
+
+
+def test_one_whose_host_is_gone_leaves_and_starts_elsewhere() -> None:
+    policy = on_hosts()
+    assert of(policy.hosts_changed(3.0, True, ["ps1"]), Terminate) == ["ps1"]
+    assert policy.hosts_changed(4.0, True, ["ps1"]) == [], "it is asked once"
+    assert policy.next_due() == 23.0
+    assert not of(policy.exited(5.0, "ps1", DRAINED), Spawn)
+    assert policy.tick(5.0) == [Spawn("ps1")]
+    # Whoever does not leave is killed, once, and starts elsewhere as well: no restart is counted.
+    policy.hosts_changed(6.0, True, ["ps0"])
+    assert of(policy.tick(26.0), Kill) == ["ps0"]
+    assert policy.tick(27.0) == []
+    assert not failures(policy.exited(28.0, "ps0", KILLED))
+    assert policy.tick(28.0) == [Spawn("ps0")]
+    assert "restart 1 of 1" in said(policy.exited(30.0, "ps0", KILLED))
+
+
+def test_without_a_usable_host_it_waits_for_one() -> None:
+    policy = on_hosts()
+    policy.host_failed(3.0, "ps0", "h: the remote shell failed", "host_unreachable")
+    assert policy.hosts_changed(4.0, False) == [] and policy.next_due() is None
+    assert policy.hosts_changed(5.0, True) == [Spawn("ps0")]
+
+
+def test_the_end_of_the_job_is_none_of_a_host() -> None:
+    policy = on_hosts()
+    policy.hosts_changed(3.0, True, ["ps0"])
+    assert not of(policy.exited(4.0, "ps0", ExitStatus(0)), Spawn)
+    assert policy.tick(100.0) == []
+    # One that leaves its host already gets no second SIGTERM, which would end it at once.
+    policy = on_hosts()
+    policy.hosts_changed(3.0, True, ["ps0"])
+    assert of(policy.workers_over(4.0, CODE_OK, []), Terminate) == ["ps1"]
+    policy.host_failed(5.0, "ps0", "h is being taken away", "host_reclaimed")
+    assert codes(policy.exited(6.0, "ps1", DRAINED)) == [CODE_OK]
+
+
+def test_on_hosts_a_missing_module_may_be_elsewhere() -> None:
+    policy = on_hosts()
+    assert not failures(policy.exited(3.0, "ps0", ExitStatus(1, "ModuleNotFoundError: torch")))
+    assert policy.next_due() is not None

@@ -14,6 +14,7 @@ from elastane_common.errors import RefusedError
 def test_variables_for_another_host() -> None:
     environment = {
         "PATH": "/bin", "HF_HOME": "/cache", "ELASTANE_TLS_CA": "ca.pem", "ELASTANE_STORE_HOST": "10.0.0.1",
+        "ELASTANE_PS_HOST": "10.0.0.1",
         "ELASTANE_NOTICE_FILE": "/tmp/x", "ELASTANE_JOB": "of the shell",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_HEADERS": "key=secret",
     }  # fmt: skip

@@ -20,7 +20,9 @@ CANNOT_START: Final = {
 #: Not passed on, because everybody on a host can see a remote shell's arguments in its process list.
 _SECRET: Final = ("ELASTANE_TOKEN", "ELASTANE_WORKER_TOKEN")
 #: Valid on one machine only.
-_OF_ONE_MACHINE: Final = frozenset({"ELASTANE_STORE_HOST", "ELASTANE_NOTICE_FILE", "ELASTANE_CAPACITY_FILE"})
+_OF_ONE_MACHINE: Final = frozenset(
+    {"ELASTANE_STORE_HOST", "ELASTANE_PS_HOST", "ELASTANE_NOTICE_FILE", "ELASTANE_CAPACITY_FILE"}
+)
 #: Elastane's, and OpenTelemetry's: a trace includes all workers, wherever they run.
 _PREFIXES: Final = ("ELASTANE_", "OTEL_")
 #: Headers for a receiver of traces contain its token.

@@ -24,6 +24,7 @@ from elastane_agent.hosts.slots import HostOffer
 from elastane_agent.observe.agent_side import AgentMetrics
 from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.actions import Action
+from elastane_agent.supervisor.draining import ASK_SECONDS, drain_elsewhere
 from elastane_agent.supervisor.farewell import what_was_kept
 from elastane_agent.supervisor.first_checks import try_checkpoint_url
 from elastane_agent.supervisor.gpus import SLOT, gpu_variables
@@ -46,7 +47,7 @@ from elastane_agent.supervisor.warm_pool import WarmPool, is_settled
 from elastane_agent.supervisor.worker_command import CAPACITY, local_start, remote_start, worker_variables
 from elastane_common.client import MasterClient
 from elastane_common.client_errors import ClientClosedError
-from elastane_common.errors import EXIT_START_ANEW, ElastaneError
+from elastane_common.errors import EXIT_REFUSED, EXIT_START_ANEW, ElastaneError
 from elastane_common.exit_codes import (
     CODE_FAILED,
     CODE_OK,
@@ -59,8 +60,6 @@ from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
 from elastane_proto.v1 import job_pb2, ring_pb2
 
-#: Timeout of the agent's own short requests to the master (why a worker left, draining a worker).
-_ASK_SECONDS = 2.0
 #: The embedded master outlives the job by this much, so that connected watchers still see its end.
 _LINGER_SECONDS = 0.7
 #: Exit codes above this one are 128 + signal number.
@@ -167,9 +166,6 @@ class Agent:
         self._notices = NodeNotices(
             settings.notices, settings.notices_url, settings.notices_poll_seconds, settings.capacity
         )
-        self._ps = PsChildren(
-            settings, output, self._notices, lambda ps, status: self._events.put(_PsExited(ps, status))
-        )
         self._warm = WarmPool(
             settings.warm,
             settings.command,
@@ -189,11 +185,19 @@ class Agent:
         self._starting = True
         self._said_of_what_was_kept = ""
         self._code: int | None = None
+        ids: list[str] = []
         if settings.hosts is not None:
-            self._placement, ids = Placement(settings.worker_prefix), []
+            self._placement = Placement(settings.worker_prefix)
         else:
             ids = [f"{settings.worker_prefix}{number}" for number in range(settings.local_workers)]
             self._metrics.keep(ids)
+        self._ps = PsChildren(
+            settings,
+            output,
+            self._notices,
+            lambda ps, status: self._events.put(_PsExited(ps, status)),
+            self._placement,
+        )
         self._policy = SupervisorPolicy(
             ids,
             settings.budget,
@@ -288,13 +292,14 @@ class Agent:
 
     def _asked_settings(self) -> job_pb2.JobSettings | None:
         """Return the settings of the job to create. Slots are saved beside the state of an embedded master,
-        unless there is a folder for checkpoints."""
-        asked = self._settings.settings
-        if asked is None or asked.checkpoint_url or not self._settings.ps or self._embedded is None:
+        unless there is a folder for checkpoints, or they are on other hosts."""
+        asked, embedded = self._settings.settings, self._embedded
+        has_none = asked is not None and not asked.checkpoint_url and self._settings.ps
+        if asked is None or not has_none or embedded is None or self._settings.hosts is not None:
             return asked
         completed = job_pb2.JobSettings()
         completed.CopyFrom(asked)
-        completed.checkpoint_url = str(self._embedded.model_dir)
+        completed.checkpoint_url = str(embedded.model_dir)
         return completed
 
     def _watch_job(self) -> None:
@@ -380,7 +385,7 @@ class Agent:
                 self._preload(view, actions)
                 return actions
             case _PsExited(ps, status):
-                return self._ps.perform(self._ps.policy.exited(now, ps, status))
+                return self._ps_exited(now, ps, status)
             case _Signalled(number):
                 return self._signalled(now, number)
             case _Noticed(notice):
@@ -427,6 +432,15 @@ class Agent:
         if self._signals > 1:
             actions += self._ps.perform(self._ps.policy.kill())
         return actions
+
+    def _ps_exited(self, now: float, ps: str, status: ExitStatus) -> list[Action]:
+        if self._placement is not None:
+            status = self._placement.status(ps, status)
+            if fault := self._placement.ended(now, ps, status):
+                self._metrics.counts.spot_notices += fault.first_notice
+                failed = self._ps.policy.host_failed(now, ps, fault.text, fault.event)
+                return [*self._ps.perform(failed), *self._places_changed(now)]
+        return self._ps.perform(self._ps.policy.exited(now, ps, status))
 
     def _fatal(self, now: float, code: int, text: str) -> list[Action]:
         if self._workers_over:  # only parameter servers are left, and nobody needs them any more
@@ -491,16 +505,8 @@ class Agent:
                     self._notices.announce_to(worker, self._settings.grace_seconds, reason)
             child.signal(signal.SIGTERM)
             return
-
-        def drain() -> None:
-            # A signal would end the remote shell, and the worker's last lines and exit code would be lost.
-            try:
-                with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
-                    client.drain_worker(self._settings.job, worker, reason=reason)
-            except ElastaneError:
-                child.signal(signal.SIGTERM)  # the worker's agent then gets SIGHUP, and drains it
-
-        threading.Thread(target=drain, name=f"drain {worker}", daemon=True).start()
+        job = self._settings.job
+        drain_elsewhere(child, self._address, lambda client: client.drain_worker(job, worker, reason=reason))
 
     # ------------------------------------------------------------------ workers
 
@@ -554,7 +560,7 @@ class Agent:
         """Ask the master for the figures of these workers; called by threads of the metrics' port."""
         if not self._job.name:  # the master may not have been started yet
             return {}
-        with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+        with MasterClient(self._address, timeout_seconds=ASK_SECONDS) as client:
             return client.worker_figures(self._settings.job, workers)
 
     def _view_of(self, job: job_pb2.Job) -> JobView:
@@ -562,7 +568,7 @@ class Agent:
         undecided = False
         if job.phase == job_pb2.JOB_PHASE_SUSPENDED and job.settings.sentinel_steps:
             try:
-                with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+                with MasterClient(self._address, timeout_seconds=ASK_SECONDS) as client:
                     undecided = is_undecided(client.events(self._settings.job))
             except ElastaneError as error:
                 self._output.say(f"cannot find out why the job is suspended: {error.args[0]}", "warning")
@@ -577,13 +583,13 @@ class Agent:
             counts.spot_notices += fault.first_notice
             places = self._placement.wanted(now)
             return self._policy.host_failed(now, worker, fault.text, fault.event, places)
-        if status.returncode != EXIT_DRAINED:
+        if status.returncode not in (EXIT_DRAINED, EXIT_REFUSED):
             return self._policy.worker_exited(now, worker, status)
-        # Ask the master whether the worker was told to leave: the watch may lag behind its exit.
+        # Ask whether it was told to leave, or its job has failed: the watch may lag behind its exit.
         actions: list[Action] = []
         asked, barred = False, None
         try:
-            with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+            with MasterClient(self._address, timeout_seconds=ASK_SECONDS) as client:
                 self._job = client.get_job(self._settings.job)
                 events = list(client.events(self._settings.job))
                 asked = sent_away(worker, events)
@@ -591,7 +597,7 @@ class Agent:
             actions = self._policy.job_changed(now, self._view_of(self._job))
         except ElastaneError as error:
             actions = [act.Say(f"cannot find out why {worker} left: {error.args[0]}", "warning")]
-        if barred and self._placement is not None:
+        if barred and self._placement is not None and status.returncode == EXIT_DRAINED:
             fault = self._placement.barred(now, worker, barred)
             places = self._placement.wanted(now)
             return [*actions, *self._policy.host_failed(now, worker, fault.text, fault.event, places)]
@@ -652,7 +658,7 @@ class Agent:
             return
         with (
             contextlib.suppress(ElastaneError),  # unreachable: report the job as last seen
-            MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client,
+            MasterClient(self._address, timeout_seconds=ASK_SECONDS) as client,
         ):
             self._job = client.get_job(self._settings.job)
         temporary_dir = self._embedded.temporary_dir if self._embedded is not None else None

@@ -1,12 +1,14 @@
 """Maps workers to hosts, and decides which hosts may run one now: pure.
 
-A worker id is permanently bound to one slot, since it is made of the names of host and slot. The supervisor's
-policy knows only workers; this module decides whether an exit is the fault of the host or of the script.
+A worker id is permanently bound to one slot, since it is made of the names of host and slot; a parameter
+server is bound to a host at each start (`spread`), and has an id that no worker can have. The supervisor's
+policies know only ids; this module decides whether an exit is the fault of the host or of the script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,6 +86,28 @@ class Placement:
             for host in sorted(self._hosts, key=self._dearness)
             for index in range(self._hosts[host].slots)
         }
+
+    def usable(self, now: float) -> list[str]:
+        """Return the hosts on which something may be started now, the cheapest first."""
+        excluded = self._exclusions.excluded(now) | {host for host, why in self._held.items() if why}
+        return [host for host in sorted(self._hosts, key=self._dearness) if host not in excluded]
+
+    def spread(self, now: float, ps: str, others: Collection[str]) -> bool:
+        """Bind a parameter server to the usable host that has the fewest of the others; False: there is none.
+
+        others: parameter servers that run. Of hosts with equally many, those on demand come first.
+        """
+        counts = Counter(self._slots[other].host for other in others)
+        hosts = self.usable(now)
+        if not hosts:
+            return False
+        chosen = min(hosts, key=lambda host: (counts[host], self._hosts[host].capacity != "on-demand"))
+        self._slots[ps] = Slot(chosen, 0)
+        return True
+
+    def is_listed(self, name: str) -> bool:
+        """True if the host of a worker or parameter server is still offered."""
+        return self._slots[name].host in self._hosts
 
     def on_demand(self) -> frozenset[str]:
         """Return the workers whose hosts are listed as on-demand."""

@@ -91,7 +91,8 @@ class _Slot:
 class SupervisorPolicy:
     """Decision state of one agent. All times are seconds of one monotonic clock.
 
-    workers: ids of the workers this agent may run, in order of preference. grace_seconds: from the first
+    workers: ids of the workers this agent may run, in order of preference; none: it has parameter servers
+    alone, and waits for the end of the job. grace_seconds: from the first
     signal to SIGKILL. dynamic: places for workers come and go (`places_changed`); there may be none at times.
     on_demand: all workers are on demand; with dynamic places, those say it.
     """
@@ -105,7 +106,6 @@ class SupervisorPolicy:
         dynamic: bool = False,
         on_demand: bool = False,
     ) -> None:
-        assert workers or dynamic, "an agent has at least one worker"
         self._dynamic = dynamic
         self._on_demand = frozenset(workers if on_demand else ())
         self._said_not_wanted = False
@@ -503,6 +503,8 @@ class SupervisorPolicy:
             return []
         if self._code is not None:
             return self._finish(self._code)
+        if not self._slots and not self._dynamic:
+            return []
         if not self._in(SlotState.FINISHED):
             idle = self._in(SlotState.IDLE)
             if self._view.target is not None and idle and not any(map(self._room, idle)):

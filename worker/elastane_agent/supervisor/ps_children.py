@@ -1,4 +1,4 @@
-"""The parameter servers of an agent: processes on its own machine, as `PsPolicy` decides."""
+"""The parameter servers of an agent: processes on its machine, or on its hosts, as `PsPolicy` decides."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Final
 
 from elastane_agent.supervisor import actions as act
 from elastane_agent.supervisor.actions import Action
+from elastane_agent.supervisor.draining import drain_elsewhere
 from elastane_agent.supervisor.notices.node import NodeNotices
+from elastane_agent.supervisor.placement import Placement
 from elastane_agent.supervisor.ps_policy import PsPolicy
 from elastane_agent.supervisor.settings import AgentSettings
-from elastane_agent.supervisor.worker_command import local_environment
+from elastane_agent.supervisor.worker_command import Start, local_environment, remote_start
 from elastane_common.exit_codes import EXIT_DRAINED
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
@@ -27,7 +29,8 @@ class PsChildren:
     """Used by the agent's main thread.
 
     on_exit: called from another thread with the name of a parameter server that has ended, and how. notices:
-    of the node, by whose files they learn why and by when they leave.
+    of the node, by whose files they learn why and by when they leave. placement: over whose hosts they are
+    spread; None: all are on this machine.
     """
 
     def __init__(
@@ -36,10 +39,14 @@ class PsChildren:
         output: Output,
         notices: NodeNotices,
         on_exit: Callable[[str, ExitStatus], None],
+        placement: Placement | None = None,
     ) -> None:
         self._settings, self._output, self._notices, self._on_exit = settings, output, notices, on_exit
+        self._placement = placement
         names = [f"{settings.ps_prefix}{number}" for number in range(settings.ps)]
-        self.policy = PsPolicy(names, settings.budget, grace_seconds=settings.grace_seconds)
+        self.policy = PsPolicy(
+            names, settings.budget, grace_seconds=settings.grace_seconds, dynamic=placement is not None
+        )
         self._children: dict[str, ChildProcess] = {}
         self._master = ""
 
@@ -58,10 +65,7 @@ class PsChildren:
                 case act.Announce(seconds, reason):
                     self._notices.announce(seconds, reason)
                 case act.Terminate(name, reason):
-                    if reason:
-                        with contextlib.suppress(OSError):  # a full disk: it leaves without a reason
-                            self._notices.announce_to(name, self._settings.grace_seconds, reason)
-                    self._children[name].signal(signal.SIGTERM)
+                    self._terminate(name, reason)
                 case act.Kill(name):
                     self._children[name].kill_group()
                 case act.Say(text, kind, event, name):
@@ -71,8 +75,12 @@ class PsChildren:
         return rest
 
     def tick(self) -> list[Action]:
-        """Do what is due."""
-        return self.perform(self.policy.tick(time.monotonic()))
+        """Do what is due, by the hosts that there are now."""
+        now, placement = time.monotonic(), self._placement
+        if placement is None:
+            return self.perform(self.policy.tick(now))
+        gone = [name for name in self._running() if not placement.is_listed(name)]
+        return self.perform(self.policy.hosts_changed(now, bool(placement.usable(now)), gone))
 
     def close(self) -> None:
         """Kill those that run, and wait for them."""
@@ -81,21 +89,51 @@ class PsChildren:
         for child in self._children.values():
             child.wait()
 
+    def _running(self) -> list[str]:
+        return [name for name, child in self._children.items() if child.status is None]
+
+    def _is_remote(self, name: str) -> bool:
+        return self._placement is not None and self._placement.is_remote(name)
+
+    def _terminate(self, name: str, reason: str) -> None:
+        child = self._children[name]
+        if self._is_remote(name):
+            job = self._settings.job
+            drain_elsewhere(child, self._master, lambda client: client.drain_ps(job, name, reason=reason))
+            return
+        if reason:
+            with contextlib.suppress(OSError):  # a full disk: it leaves without a reason
+                self._notices.announce_to(name, self._settings.grace_seconds, reason)
+        child.signal(signal.SIGTERM)
+
     def _spawn(self, name: str) -> None:
+        where = ""
+        if self._placement is not None:
+            now = time.monotonic()
+            found = self._placement.spread(now, name, self._running())
+            assert found, "the policy was told that there is a host"
+            self._placement.started(now, name)
+            where = f" on {self._placement.slot(name).host}"
+        command, environment = self._start_of(name)
         child = ChildProcess(
             name,
-            COMMAND,
-            environment=self._environment(name),
+            command,
+            environment=environment,
             on_line=self._output.line,
             on_exit=lambda _, status: self._on_exit(name, status),
         )
         child.start()
         self._children[name] = child
-        self._output.say(f"{name} started, pid {child.pid}", event="ps_started", ps=name, pid=child.pid)
+        text = f"{name} started{where}, pid {child.pid}"
+        self._output.say(text, event="ps_started", ps=name, pid=child.pid)
 
-    def _environment(self, name: str) -> dict[str, str]:
+    def _start_of(self, name: str) -> Start:
+        """Return command and environment of its local process, which may be a remote shell."""
         own = ps_variables(self._settings, self._master, name)
-        return local_environment(own) | self._notices.environment()
+        if self._placement is not None and self._placement.is_remote(name):
+            capacity = self._placement.capacity(name) or self._settings.capacity
+            return remote_start(self._settings, self._placement.slot(name).host, own, capacity, COMMAND)
+        return list(COMMAND), local_environment(own) | self._notices.environment()
 
 
 def ps_variables(agent: AgentSettings, master: str, name: str) -> Mapping[str, str]:

@@ -7,6 +7,7 @@
     1, and it cannot be run         everything stops: a module is missing here
     any other, or a signal          restarted within the budget, under its name, and has no slot at first.
                                     Beyond the budget it stays away; once all are, everything stops
+    any, its host is gone           restarted on another host; nothing is counted
 
 They outlive the workers: once those of this agent have ended, parameter servers are asked to leave, as soon
 as no worker of another agent needs them. They save their slots then, so they have the grace time again.
@@ -14,6 +15,7 @@ as no worker of another agent needs them. They save their slots then, so they ha
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from enum import Enum
 
 from elastane_agent.supervisor.actions import Action, Announce, Fail, Finish, Kill, Say, Spawn, Terminate
 from elastane_agent.supervisor.budget import RestartBudget
+from elastane_agent.supervisor.policy import by_agent
 from elastane_common.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 from elastane_common.exit_codes import CODE_FAILED, CODE_OK, CODE_REFUSED, CODE_UNREACHABLE, EXIT_DRAINED
 from elastane_common.processes.child import ExitStatus
@@ -40,19 +43,30 @@ class _Ps:
     state: PsState = PsState.AWAY
     due: float = 0.0
     restarts: list[float] = field(default_factory=list)
+    leave_by: float | None = None  # asked to leave because its host is gone; killed at this time
 
 
 class PsPolicy:
     """Decision state of the parameter servers of one agent; without any, workers are all there is.
 
-    names: of the parameter servers. grace_seconds: from the request to leave to SIGKILL. All times are
-    seconds of one monotonic clock. A `Finish` is the agent's end: nothing runs any more.
+    names: of the parameter servers. grace_seconds: from the request to leave to SIGKILL. dynamic: hosts come
+    and go (`hosts_changed`); there may be none at times. All times are seconds of one monotonic clock. A
+    `Finish` is the agent's end: nothing runs any more.
     """
 
-    def __init__(self, names: Sequence[str], budget: RestartBudget, *, grace_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        budget: RestartBudget,
+        *,
+        grace_seconds: float = 30.0,
+        dynamic: bool = False,
+    ) -> None:
         self._all = {name: _Ps(name) for name in names}
         self._budget = budget
         self._grace_seconds = grace_seconds
+        self._dynamic = dynamic
+        self._has_host = not dynamic
         self._restarts: list[float] = []
         self._code: int | None = None  # of the workers' end; None: they run
         self._stopping = False
@@ -63,14 +77,38 @@ class PsPolicy:
         self._finished = False
 
     def start(self) -> list[Action]:
-        """Start all; without it, there are none."""
+        """Start all; where hosts come and go, once one is found. Without it, there are none."""
         for one in self._all.values():
-            one.state = PsState.RUNNING
-        return [Spawn(name) for name in self._all]
+            one.state = PsState.BACKOFF if self._dynamic else PsState.RUNNING
+        return [Spawn(one.name) for one in self._in(PsState.RUNNING)]
+
+    def hosts_changed(self, now: float, has_host: bool, gone: Collection[str] = ()) -> list[Action]:
+        """React to other hosts than before. has_host: something may be started on one now. gone: parameter
+        servers that run where no host is listed any more; they are asked to leave, and start elsewhere."""
+        self._has_host = has_host
+        actions: list[Action] = []
+        for one in self._in(PsState.RUNNING):
+            if one.name in gone and one.leave_by is None and not self._stopping:
+                one.leave_by = now + self._grace_seconds
+                why = "its host is no longer listed"
+                actions.append(Say(f"{one.name} moves: {why}", "warning", "host_gone", one.name))
+                actions.append(Terminate(one.name, by_agent(why)))
+        return [*actions, *self.tick(now)]
+
+    def host_failed(self, now: float, name: str, text: str, event: str) -> list[Action]:
+        """React to an exit that is the fault of its host: it starts elsewhere, and no restart is counted."""
+        if self._stopping:
+            self._all[name].state = PsState.AWAY
+            return [Say(text, event=event, worker=name), *self._end()]
+        self._all[name].state, self._all[name].due = PsState.BACKOFF, now
+        self._all[name].leave_by = None
+        return [Say(text, "warning", event, name)]
 
     def exited(self, now: float, name: str, status: ExitStatus) -> list[Action]:
         """React to the end of a parameter server's process, see the module's table."""
         one, code = self._all[name], status.returncode
+        if one.leave_by is not None and code and not self._stopping:
+            return self.host_failed(now, name, f"{name} left ({status})", "ps_left")
         if self._stopping or code in (0, EXIT_DRAINED):
             one.state = PsState.AWAY
             how = "left" if code in (0, EXIT_DRAINED) else f"left ({status})"
@@ -80,7 +118,7 @@ class PsPolicy:
             refused = code == EXIT_REFUSED
             why = "was refused: its last lines of output say why" if refused else "could not reach the master"
             actions = [Fail(CODE_REFUSED if refused else CODE_UNREACHABLE, f"{name} {why}")]
-        elif status.repeats:
+        elif status.repeats and not self._dynamic:  # another host may have the module
             one.state = PsState.AWAY
             text = f"{name} cannot run, and a restart would not help: {status.error}"
             actions = [Fail(CODE_FAILED, text)]
@@ -131,15 +169,21 @@ class PsPolicy:
             text = f"{left} did not leave in time: what was not saved is done again when the job goes on"
             return [Say(text, "warning", "killing"), *self.kill()] if left else self.kill()
         actions: list[Action] = []
+        for one in self._in(PsState.RUNNING):
+            if one.leave_by is not None and now >= one.leave_by:
+                one.leave_by = math.inf  # still leaving, but killed only once
+                text = f"{one.name} did not leave in time"
+                actions += [Say(text, "warning", "killing", one.name), Kill(one.name)]
         for one in self._in(PsState.BACKOFF):
-            if now >= one.due:
+            if now >= one.due and self._has_host:
                 one.state = PsState.RUNNING
                 actions.append(Spawn(one.name))
         return actions
 
     def next_due(self) -> float | None:
         """Return the time at which `tick` must be called next; None: not before the next event."""
-        dues = [one.due for one in self._in(PsState.BACKOFF)]
+        dues = [one.due for one in self._in(PsState.BACKOFF)] if self._has_host else []
+        dues += [one.leave_by for one in self._in(PsState.RUNNING) if one.leave_by not in (None, math.inf)]
         return min([*dues, *([] if self._kill_at is None else [self._kill_at])], default=None)
 
     # ------------------------------------------------------------------ inside
@@ -177,8 +221,9 @@ class PsPolicy:
         self._kill_at = self._goes_at or now + self._grace_seconds
         for one in self._in(PsState.BACKOFF):
             one.state = PsState.AWAY
-        reason = f"asked for by its agent: {why}" if why else ""
-        return [Terminate(one.name, reason) for one in self._in(PsState.RUNNING)]
+        # A second SIGTERM would end it at once, so those that leave already get none.
+        staying = [one for one in self._in(PsState.RUNNING) if one.leave_by is None]
+        return [Terminate(one.name, by_agent(why) if why else "") for one in staying]
 
     def _end(self) -> list[Action]:
         if self._in(PsState.RUNNING, PsState.BACKOFF):

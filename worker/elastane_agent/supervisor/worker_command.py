@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -67,11 +67,17 @@ def local_environment(variables: Mapping[str, str]) -> dict[str, str]:
     return _inherited() | dict(variables)
 
 
-def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], capacity: str) -> Start:
-    """Return command and environment to start a worker on another host, under its own agent (`agent.node`).
+def remote_start(
+    agent: AgentSettings,
+    host: str,
+    variables: Mapping[str, str],
+    capacity: str,
+    command: Sequence[str] = (),
+) -> Start:
+    """Return command and environment to start a process on another host, under its own agent (`agent.node`).
 
-    capacity: of the host, "spot" or "on-demand", or "auto": its metadata service is asked. Raises
-    RefusedError if a token would be readable in the command line.
+    capacity: of the host, "spot" or "on-demand", or "auto": its metadata service is asked. command: empty: a
+    worker's. Raises RefusedError if a token would be readable in the command line.
     """
     assert agent.hosts is not None
     node = [
@@ -85,7 +91,7 @@ def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], 
         ),
         *("--spot", agent.notices, "--spot-url", agent.notices_url),
         *("--spot-poll", f"{agent.notices_poll_seconds:g}", "--capacity", capacity),
-        *("--", *_command(agent)),
+        *("--", *(command or _command(agent))),
     ]
     exported = remote_variables(_inherited(), variables, agent.hosts.passed)
     return remote_command(agent.hosts.template, host, node, exported, str(Path.cwd())), dict(os.environ)

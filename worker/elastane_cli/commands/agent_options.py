@@ -40,8 +40,8 @@ class AgentOptions:
         _agent(
             "--local-workers",
             "K",
-            "Maximum number of workers on this machine.",
-            min=1,
+            "Maximum number of workers on this machine; 0: parameter servers alone (--ps).",
+            min=0,
             show_default="MAX; 1 if a job is joined",
         ),
     ] = None
@@ -50,8 +50,8 @@ class AgentOptions:
         _agent(
             "--ps",
             "COUNT",
-            "Of a script with prepare_ps: number of parameter servers on this machine. They are restarted as "
-            "workers are, and leave once no worker needs them.",
+            "Of a script with prepare_ps: number of parameter servers, on this machine or spread over the "
+            "--hosts. They are restarted as workers are, and leave once no worker needs them.",
             min=0,
             max=PS_MAX,
         ),

@@ -112,6 +112,8 @@ def _check_addresses(agent: AgentOptions) -> None:
             parse_addresses(agent.master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
+    if agent.local_workers == 0 and not agent.ps:
+        raise typer.BadParameter("no worker and no parameter server: give --ps", param_hint="--local-workers")
     if agent.hosts is not None and agent.local_workers is not None:
         raise typer.BadParameter(
             "--hosts decides how many workers run on each host", param_hint="--local-workers"
@@ -138,7 +140,8 @@ def _check_on_demand(agent: AgentOptions, settings: JobSettings) -> None:
 
 def _check_slots_are_kept(agent: AgentOptions, settings: JobSettings) -> None:
     """Check that the death of a parameter server would not lose its slots. Raises BadParameter."""
-    if agent.ps and agent.master and not settings.checkpoint_url and not settings.ps_replicas:
+    is_elsewhere = agent.master or agent.hosts is not None
+    if agent.ps and is_elsewhere and not settings.checkpoint_url and not settings.ps_replicas:
         raise typer.BadParameter(
             "the death of a parameter server would lose its slots: give --checkpoint URL, a folder that all "
             "parameter servers reach, or --ps-replicas 1",
@@ -177,15 +180,17 @@ def _agent_settings(
             tuple(agent.passed or ()),
         )
         check_hosts(hosts, agent.master or address)
-    prefix, ps_prefix = "" if hosts is not None else "w", "ps-"
+    # With hosts, workers are named by them, and a host may be called "ps".
+    prefix, ps_prefix = ("", "ps") if hosts is not None else ("w", "ps-")
     if agent.master:
         prefix = worker_prefix()
         ps_prefix = f"ps-{prefix}"
+    here = 1 if settings is None else settings.workers_max
     return AgentSettings(
         command=("-m", *script) if module else tuple(script),
         job=agent.job or default_job_name(script[0], module=module),
         settings=None if settings is None else settings_message(settings),
-        local_workers=agent.local_workers or (1 if settings is None else settings.workers_max),
+        local_workers=here if agent.local_workers is None else agent.local_workers,
         master=agent.master,
         job_timeout_seconds=agent.job_timeout,
         state_dir=agent.state_dir,

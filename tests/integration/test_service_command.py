@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,10 @@ import psutil
 import pytest
 
 import patience
+from elastane_common.client import MasterClient
+from elastane_common.client_errors import RequestRefusedError
+from elastane_proto.v1 import shard_pb2
+from slow import slow
 
 ELASTANE = [sys.executable, "-m", "elastane_cli"]
 SCRIPT = """
@@ -91,3 +96,45 @@ def test_a_run_survives_the_death_of_master_and_runner(
     assert patience.wait(process.wait, 60) == 0
     said = (tmp_path / "service.log").read_text()
     assert said.count("is started again") == 2, "as often as one was killed, and not at the end"
+
+
+@slow
+def test_a_run_with_parameter_servers_ends_in_its_model_although_one_is_killed(
+    tmp_path: Path, service: tuple[str, subprocess.Popen[bytes]]
+) -> None:
+    address, _ = service
+    roles = ["--instances", "3", "--parameter-servers", "2", "--ps-replicas", "1"]
+    size = ["--samples", "20000", "--task-size", "1024", "--epochs", "6"]
+    example = str(Path(__file__).parents[2] / "examples" / "wide_deep.py")
+    command = [*ELASTANE, "submit", "--master", address, "--model", "clicks", *roles, example, *size]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as submitted:
+        with MasterClient(address, timeout_seconds=60) as client:
+            while sum(one.epoch + one.done for one in _progress(client)) < 3:
+                assert submitted.poll() is None, submitted.communicate()[0]
+                time.sleep(0.1)
+        _of_the_run(address, "elastane_ps")[0].kill()
+        said, _ = submitted.communicate()
+    assert submitted.returncode == 0, said
+    assert "of the best possible" in said and "all tasks are done, and all workers ended with 0" in said
+    run = run_of(address)
+    assert run["ranks"][0]["exit_code"] == 0, run
+    assert "weights.pt" in elastane(address, "artifacts", "1").stdout
+    assert _of_the_run(address, "elastane_ps") == []
+
+
+def _progress(client: MasterClient) -> list[shard_pb2.Progress]:
+    with contextlib.suppress(RequestRefusedError):  # the job is not there yet
+        return client.get_progress("run-1-1")
+    return []
+
+
+def _of_the_run(address: str, word: str) -> list[psutil.Process]:
+    """Processes of the run that have a word in their command line, without agents and runners."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if word in line and "elastane_cli" not in line:
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("ELASTANE_MASTER") == address:
+                    found.append(process)
+    return found

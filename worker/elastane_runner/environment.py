@@ -99,7 +99,7 @@ VARIABLES: Final = (
     Variable("HOROVOD_CPU_OPERATIONS", _HOROVOD, "gloo: no MPI is needed"),
     Variable("ELASTANE_MASTER", _ELASTANE, "addresses of the masters, host:port, comma-separated"),
     Variable("ELASTANE_JOB", _ELASTANE, "the job that `elastane run` joins; of each attempt another one"),
-    Variable("ELASTANE_LOCAL_WORKERS", _ELASTANE, "workers of this agent: 1"),
+    Variable("ELASTANE_LOCAL_WORKERS", _ELASTANE, "workers of this agent: 1; 0 in a parameter server"),
 )
 
 _RESERVED: Final = frozenset(variable.name for variable in VARIABLES)
@@ -121,9 +121,9 @@ class LaunchSpec:
 
     attempt: from 1. fence: of the launch. instances: number of ranks, or of workers for Elastane. endpoints:
     one for each rank, in order. dataset_hash: of the data set's version. master_port: where rank 0 listens.
-    parameters: of the submission. chief: rank 0 is TensorFlow's chief. parameter_servers: the last ranks are
-    TensorFlow's parameter servers. rendezvous: Horovod's rendezvous server. elastane_masters: addresses,
-    comma-separated. elastane_job: that the workers join.
+    parameters: of the submission. chief: rank 0 is TensorFlow's chief. parameter_servers: so many of the
+    last ranks are. rendezvous: Horovod's rendezvous server. elastane_masters: addresses, comma-separated.
+    elastane_job: that the workers join.
     """
 
     job_id: str
@@ -147,6 +147,10 @@ class LaunchSpec:
     rendezvous: Endpoint | None = None
     elastane_masters: str = ""
     elastane_job: str = ""
+
+    def serves(self, rank: int) -> bool:
+        """True if the rank is a parameter server."""
+        return rank >= self.instances - self.parameter_servers
 
 
 def environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
@@ -208,16 +212,15 @@ def _check_ports(spec: LaunchSpec) -> None:
 
 
 def _check_framework(spec: LaunchSpec) -> None:
+    if not 0 <= spec.parameter_servers < spec.instances:
+        raise LaunchSpecError(
+            f"{spec.parameter_servers} parameter servers of {spec.instances} instances leave no worker",
+            hint="instances count workers, chief and parameter servers together",
+        )
     if spec.framework is Framework.TENSORFLOW:
-        workers = spec.instances - spec.parameter_servers
-        if spec.parameter_servers < 0 or workers < 1:
-            raise LaunchSpecError(
-                f"{spec.parameter_servers} parameter servers of {spec.instances} instances leave no worker",
-                hint="instances count workers, chief and parameter servers together",
-            )
         if len(set(spec.endpoints)) < spec.instances:
             raise LaunchSpecError("two ranks have one endpoint", hint="TensorFlow needs a port for each rank")
-    elif spec.chief or spec.parameter_servers:
+    elif spec.chief or (spec.parameter_servers and spec.framework is not Framework.ELASTANE):
         raise LaunchSpecError(f"{spec.framework} knows no chief and no parameter servers")
     if spec.framework is Framework.HOROVOD and spec.rendezvous is None:
         raise LaunchSpecError("a Horovod run has no rendezvous server")
@@ -231,7 +234,7 @@ def _of_rank(spec: LaunchSpec, rank: int) -> dict[str, str]:
         return variables | {
             "ELASTANE_MASTER": spec.elastane_masters,
             "ELASTANE_JOB": spec.elastane_job or spec.job_id,
-            "ELASTANE_LOCAL_WORKERS": "1",
+            "ELASTANE_LOCAL_WORKERS": str(int(not spec.serves(rank))),
         }
     place = _place(spec, rank)
     variables |= {

@@ -285,7 +285,6 @@ def plan(
         endpoints = {rank: Endpoint(LOOPBACK, one.port) for rank, one in endpoints.items()}
     spec = launch_spec(record, endpoints, settings)
     own = _of_worker(settings) if record.elastic else {}
-    command = worker_command(record, preparation.command, settings) if record.elastic else preparation.command
     chosen = sorted(ranks)
     unit = record.unit_of(chosen[0])
     return AttemptPlan(
@@ -297,7 +296,9 @@ def plan(
         slots_per_rank=spec_of(record).slots_per_instance or 1,
         ranks=tuple(
             RankPlan(
-                command,
+                agent_command(record, preparation.command, settings, serves=spec.serves(rank))
+                if record.elastic
+                else preparation.command,
                 {**_gpus(record, rank, chosen), **environment(spec, rank), **own, **preparation.secrets},
                 rank,
                 preparation.secret_keys,
@@ -351,14 +352,17 @@ def launch_spec(
     )
 
 
-def worker_command(
-    record: LaunchRecord, script: tuple[str, ...], settings: LaunchSettings
+def agent_command(
+    record: LaunchRecord, script: tuple[str, ...], settings: LaunchSettings, *, serves: bool = False
 ) -> tuple[str, ...]:
-    """Return the command of a worker of an elastic run: an agent that joins the run's job."""
+    """Return the command of a rank of an elastic run: an agent that joins the run's job.
+
+    serves: with one parameter server, and no worker.
+    """
     return (
         settings.interpreter, "-P", "-m", "elastane_cli", "run", "--master", settings.masters,
-        "--job", record.job, "--job-timeout", str(JOB_SECONDS), "--local-workers", "1",
-        "--exit-codes", "pod", *script,
+        "--job", record.job, "--job-timeout", str(JOB_SECONDS), "--local-workers", str(int(not serves)),
+        "--ps", str(int(serves)), "--exit-codes", "pod", *script,
     )  # fmt: skip
 
 

@@ -189,12 +189,22 @@ def progress_views(machine: JobMachine, now: float) -> tuple[ProgressView, ...]:
         views.append(ProgressView(LOCKSTEP_DATASET, progress, _lockstep_holders(machine)))
     for name, queue in machine.queues.dynamic.items():
         holders = tuple(queue.list_tasks(TaskState.DOING, limit=HOLDERS_MAX))
-        progress = queue.progress(now)
-        if queue.pushes and name not in machine.state.slots.finished:
-            # A slot may still lose what is DONE; workers are not told of the end either.
-            progress = msgspec.structs.replace(progress, complete=False)
+        progress = msgspec.structs.replace(queue.progress(now), complete=_is_complete(machine, name))
         views.append(ProgressView(name, progress, holders))
     return tuple(views)
+
+
+def tasks_over(machine: JobMachine) -> bool:
+    """True if the job does tasks alone, and all of its data sets are complete."""
+    queues = machine.queues
+    alone = queues.lockstep is None and bool(queues.dynamic)
+    return alone and all(_is_complete(machine, name) for name in queues.dynamic)
+
+
+def _is_complete(machine: JobMachine, name: str) -> bool:
+    """True if a dynamic data set is; one whose tasks push, once no slot can lose what is DONE any more."""
+    queue = machine.queues.dynamic[name]
+    return queue.complete and (not queue.pushes or name in machine.state.slots.finished)
 
 
 def list_tasks(

@@ -10,11 +10,12 @@ import msgspec
 import structlog
 from redis.exceptions import RedisError
 
-from elastane_master.decisions import autoscaling
+from elastane_master.decisions import autoscaling, views
 from elastane_master.decisions.events import CancelRequested, Rejection
+from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.runs.events import ElasticJobEnded, ElasticJobScaled
 from elastane_master.decisions.runs.run import Run
-from elastane_master.decisions.state import OVER, JobState
+from elastane_master.decisions.state import OVER
 from elastane_master.errors import MachineBroken
 from elastane_master.jobs.job_servers import JobServers
 from elastane_master.store.errors import StoreError
@@ -35,27 +36,28 @@ _PHASES: dict[str, Literal["succeeded", "failed", "cancelled"]] = {
 
 def settings_of(run: Run, checkpoint_url: str) -> JobSettings:
     """Settings of an elastic run's job: those of its spec, and what the service decides."""
-    instances = run.demand.instances
+    workers = run.servers.start
     return msgspec.structs.replace(
-        run.spec.job or JobSettings(ests=instances),
-        ests=instances,
-        workers_min=run.demand.instances_min,
-        workers_max=instances,
+        run.spec.job or JobSettings(ests=workers),
+        ests=workers,
+        workers_min=run.demand.instances_min - len(run.servers),
+        workers_max=workers,
         checkpoint_url=checkpoint_url,
     )
 
 
-def targets_of(run_id: int, job: str, state: JobState) -> ElasticJobScaled:
-    """Return what a run's job wants now."""
+def targets_of(run_id: int, job: str, machine: JobMachine) -> ElasticJobScaled:
+    """Return what a run's job wants now, and whether its tasks are done."""
+    state, over = machine.state, views.tasks_over(machine)
     if not state.settings.scaling:
-        return ElasticJobScaled(run_id, job, 0)
+        return ElasticJobScaled(run_id, job, 0, tasks_over=over)
     on_demand = min(state.scaling.on_demand_target, autoscaling.workers_target(state))
-    return ElasticJobScaled(run_id, job, autoscaling.workers_asked(state), on_demand)
+    return ElasticJobScaled(run_id, job, autoscaling.workers_asked(state), on_demand, over)
 
 
 class ElasticJobs:
-    """Jobs of the runs of one master. ended: called with each job's end. scaled: with what it wants, where
-    it scales by itself. Used from one event loop."""
+    """Jobs of the runs of one master. ended: called with each job's end. scaled: with what it wants and
+    has done. Used from one event loop."""
 
     def __init__(
         self,
@@ -103,7 +105,7 @@ class ElasticJobs:
                 told: ElasticJobScaled | None = None
                 while server.machine.state.phase not in OVER:
                     seen = server.changed.count
-                    if (scaled := targets_of(run_id, job, server.machine.state)) != told:
+                    if (scaled := targets_of(run_id, job, server.machine)) != told:
                         self._scaled(scaled)
                         told = scaled
                     if server.stopping or server.log.failure is not None:

@@ -32,10 +32,10 @@ from elastane_runner.launching import (
     LaunchSettings,
     Preparation,
     ServiceStorage,
+    agent_command,
     check_network,
     plan,
     prepare,
-    worker_command,
 )
 from elastane_runner.secret_files import SECRET_BYTES_MAX, SecretError, read_secret
 
@@ -384,7 +384,7 @@ def test_a_worker_joins_the_runs_job_with_the_workers_token(tmp_path: Path) -> N
     made = plan(launch, Preparation(tmp_path, ("t.py", "--x"), {}), [1], {}, SETTINGS)
     (rank,) = made.ranks
     assert (made.run, made.attempt) == ("run-7-2-9-1", 3)
-    assert rank.command == worker_command(launch.record, ("t.py", "--x"), SETTINGS)
+    assert rank.command == agent_command(launch.record, ("t.py", "--x"), SETTINGS)
     assert rank.command[-2:] == ("t.py", "--x") and rank.command[rank.command.index("--job") + 1] == "run-7-2"
     own = {name: value for name, value in rank.environment.items() if name.startswith("ELASTANE_")}
     assert own == {
@@ -462,8 +462,8 @@ def test_ranks_that_would_not_meet_are_not_launched() -> None:
 
 
 def test_workers_in_containers_are_started_by_the_images_python() -> None:
-    assert worker_command(record(True), ("t.py",), OWN_NETWORK)[0] == "python"
-    assert worker_command(record(True), ("t.py",), SETTINGS)[0] == sys.executable
+    assert agent_command(record(True), ("t.py",), OWN_NETWORK)[0] == "python"
+    assert agent_command(record(True), ("t.py",), SETTINGS)[0] == sys.executable
 
 
 @pytest.mark.parametrize(

@@ -187,9 +187,9 @@ def test_a_scaling_that_its_job_would_refuse_is_refused_at_once(job: JobSettings
 
 def test_what_a_job_says_of_its_targets() -> None:
     plain = JobMachine.create("j", JobSettings(ests=4), 0.0)
-    assert targets_of(7, "j", plain.state) == events.ElasticJobScaled(7, "j", 0)
+    assert targets_of(7, "j", plain) == events.ElasticJobScaled(7, "j", 0)
     machine = JobMachine.create("j", JobSettings(ests=4, workers_max=3), 0.0)
     machine.handle(job_events.ScaleRequested("r", 0, 0, scaling="efficiency"), 1.0)
-    assert targets_of(7, "j", machine.state).workers == 3
+    assert targets_of(7, "j", machine).workers == 3
     machine.state.scaling.target, machine.state.scaling.on_demand_target = 2, 9
-    assert targets_of(7, "j", machine.state) == events.ElasticJobScaled(7, "j", 2, 2)
+    assert targets_of(7, "j", machine) == events.ElasticJobScaled(7, "j", 2, 2)

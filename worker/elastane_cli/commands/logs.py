@@ -150,7 +150,8 @@ def rank_of_worker(run: training_pb2.Run, job: job_pb2.Job, worker_id: str) -> i
         raise ValueError(
             f"job {job.name} has no worker {worker_id!r}; it has: {', '.join(sorted(hosts)) or 'none'}"
         )
-    ranks = [rank.rank for rank in run.ranks if rank.host == hosts[worker_id]]
+    workers = run.ranks[: len(run.ranks) - run.spec.parameter_servers]
+    ranks = [rank.rank for rank in workers if rank.host == hosts[worker_id]]
     if len(ranks) == 1:
         return ranks[0]
     choices = ", ".join(map(str, ranks)) or "none"

@@ -34,6 +34,7 @@ _SECONDS_MAX: Final = 100 * 365 * 86400.0
 #: Options of an elastic run's job.
 _OF_THE_JOB: Final = (
     "seed", "determinism", "threads", "pipeline", "shadow", "auto", "on_demand_workers", "over_budget",
+    "ps_replicas", "staleness",
 )  # fmt: skip
 _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
@@ -220,6 +221,10 @@ def _set_job(spec: training_pb2.RunSpec, options: SubmitOptions) -> None:
         spec.job.pipeline_stages_min, spec.job.pipeline_stages_max = limits
     if options.shadow is not None:
         spec.job.pipeline_shadows = options.shadow
+    if options.ps_replicas is not None:
+        spec.job.ps_replicas = options.ps_replicas
+    if options.staleness is not None:
+        spec.job.ps_staleness = options.staleness
     if options.auto is not None:
         spec.job.scaling = _scaling(options.auto)
     if options.on_demand_workers is not None:

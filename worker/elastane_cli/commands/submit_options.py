@@ -222,10 +222,33 @@ class SubmitOptions:
         _option(
             "--parameter-servers",
             "N",
-            "TensorFlow: number of processes, the last ones, that are parameter servers.",
+            "Number of processes, the last ones, that are parameter servers: of an elastic run whose script "
+            "has prepare_ps, or of a TensorFlow run.",
             _PROCESSES,
             "0",
             min=0,
+        ),
+    ] = None
+    ps_replicas: Annotated[
+        int | None,
+        _option(
+            "--ps-replicas",
+            "COUNT",
+            "Of an elastic run: copies of each slot, as of `elastane run --ps-replicas`.",
+            _PROCESSES,
+            "0",
+            callback=in_bounds("ps_replicas"),
+        ),
+    ] = None
+    staleness: Annotated[
+        int | None,
+        _option(
+            "--staleness",
+            "S",
+            "Of an elastic run with parameter servers: as of `elastane run --staleness`.",
+            _PROCESSES,
+            "any number",
+            callback=in_bounds("ps_staleness"),
         ),
     ] = None
     runner_label: Annotated[

@@ -107,11 +107,12 @@ def rank_table(run: training_pb2.Run, now: float) -> Table:
     from elastane_proto.v1 import training_pb2
 
     table = _table("RANK", "STATE", "EXIT", "TIME", "HOST", "RUNNER", wide="LAST LINE")
+    servers = len(run.ranks) - run.spec.parameter_servers
     for rank in run.ranks:
         state = enum_word(training_pb2.RankStatus.State.DESCRIPTOR, rank.state)
         until = _seconds(rank.ended) if rank.HasField("ended") else now
         table.add_row(
-            str(rank.rank),
+            f"{rank.rank}{' ps' * (rank.rank >= servers)}",
             state,
             str(rank.exit_code) if rank.state == training_pb2.RankStatus.STATE_EXITED else "-",
             age_text(until - _seconds(rank.started)) if rank.HasField("started") else "-",
@@ -288,6 +289,8 @@ def _sizes(run: training_pb2.Run) -> list[str]:
     spec = run.spec
     framework = enum_word(training_pb2.Framework.DESCRIPTOR, spec.framework)
     instances = counted(spec.instances or 1, "instance")
+    if spec.parameter_servers:
+        instances += f", {spec.parameter_servers} of them parameter servers"
     if 0 < spec.instances_min < spec.instances:
         instances += f" (at least {spec.instances_min})"
     words = [instances, "elastane" if framework == "unspecified" else framework]

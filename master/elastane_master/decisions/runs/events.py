@@ -208,12 +208,16 @@ class ElasticJobEnded(RunsEvent, frozen=True, tag=True):
 
 
 class ElasticJobScaled(RunsEvent, frozen=True, tag=True):
-    """The job of an elastic run wants another number of workers. workers: 0: it does not scale by itself."""
+    """The job of an elastic run wants another number of workers, or has done its tasks.
+
+    workers: 0: it does not scale by itself. tasks_over: it does tasks alone, and all are DONE or FAILED.
+    """
 
     run_id: int
     job: str
     workers: int
     on_demand: int = 0
+    tasks_over: bool = False
 
 
 class RecordWritten(RunsEvent, frozen=True, tag=True):

@@ -32,6 +32,7 @@ def begin(ctx: RunsContext, run: Run, assignment: Assignment) -> None:
         run.attempt_open = True
         if run.demand.elastic:
             run.job, run.job_over, run.trains_on = f"run-{run.run_id}-{run.attempt}", False, ""
+            run.tasks_over = False
     state.fence += 1
     run.launch = Launch(run.attempt, state.fence, ctx.now)
     run.ranks = [RankRecord(rank) for rank in range(run.demand.instances)]

@@ -92,7 +92,7 @@ def place_start(run: Run, runners: Mapping[str, Runner], free: Free) -> Assignme
     for family in sorted(set(families.values())):
         chosen = _fill(needed, {name: room for name, room in rooms.items() if families[name] == family})
         if chosen:
-            return _ranks(chosen, range(needed))
+            return _ranks(chosen, run.in_order[:needed] if run.demand.elastic else range(needed))
     return None
 
 

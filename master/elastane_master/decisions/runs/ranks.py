@@ -1,6 +1,8 @@
 """Events of instances: they start, end, get lost.
 
-When all instances of a black box have ended with 0, the run has succeeded.
+When all instances of a black box have ended with 0, the run has succeeded. So has an elastic run that does
+tasks, once all are done and its workers have: the end of such a job is nobody's to tell but its scripts'.
+Parameter servers serve until they are stopped.
 """
 
 from __future__ import annotations
@@ -115,10 +117,9 @@ def _exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, stat
 
 def _black_box_exited(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord) -> None:
     if not record.exit_code:
-        servers = run.spec.parameter_servers  # the last ones, which serve until they are stopped
-        deciding = run.ranks[: len(run.ranks) - servers]
+        deciding = run.ranks[: run.servers.start]
         if all(one.state == "exited" and not one.exit_code for one in deciding):
-            but = " but parameter servers" if servers else ""
+            but = " but parameter servers" if run.servers else ""
             life.stop_launch(ctx, run, Ending("succeeded", f"all instances{but} ended with 0"))
         return
     what = attempts.exit_text(record.rank, record.exit_code)
@@ -145,8 +146,18 @@ def _elastic_exited(ctx: RunsContext, run: Run, runner: Runner, record: RankReco
                 return
             run.failures += 1
         launch.after_loss(ctx, run, what)
+    _succeed_if_done(ctx, run)
     if run.launch is not None and not any(one.placed for one in run.ranks):
         run.launch.quiet_since = ctx.now
+
+
+def _succeed_if_done(ctx: RunsContext, run: Run) -> None:
+    """End an elastic run whose tasks are done and whose scripts have come to their end."""
+    workers = run.ranks[: run.servers.start]
+    at_end = any(one.state == "exited" and not one.exit_code for one in workers)
+    going = run.launch is not None and run.launch.ending is None
+    if run.tasks_over and going and at_end and not any(one.placed for one in workers):
+        life.stop_launch(ctx, run, Ending("succeeded", "all tasks are done, and all workers ended with 0"))
 
 
 def _lost(ctx: RunsContext, run: Run, runner: Runner, record: RankRecord, status: RankStatus) -> None:
@@ -216,10 +227,14 @@ def job_ended(ctx: RunsContext, event: ElasticJobEnded) -> None:
 
 
 def job_scaled(ctx: RunsContext, event: ElasticJobScaled) -> None:
-    """Handle another target of an elastic run's job: instances are started and taken back by it."""
+    """Handle what an elastic run's job wants, and has done: instances are started and taken back by it."""
     run = ctx.state.runs.get(event.run_id)
     if run is None or run.job != event.job or run.job_over:
         return
+    if event.tasks_over != run.tasks_over:
+        ctx.changed_run(run)
+        run.tasks_over = event.tasks_over
+        _succeed_if_done(ctx, run)
     scaled = ScaledTo(event.job, event.workers, event.on_demand) if event.workers else None
     if scaled == run.scaled:
         return

@@ -150,9 +150,12 @@ def _free_of_class(
 
 
 def _last_first(run: Run) -> list[RankRecord]:
-    """Return the instances that have a place: first those that do not run yet, and the highest ranks."""
+    """Return the instances that have a place: first those that do not run yet, and the highest ranks.
+
+    Parameter servers come last.
+    """
     placed = [record for record in run.ranks if record.placed]
-    return sorted(placed, key=lambda record: (record.state == "running", -record.rank))
+    return sorted(placed, key=lambda one: (one.rank in run.servers, one.state == "running", -one.rank))
 
 
 def _type_of(ctx: RunsContext) -> Callable[[RankRecord], str]:

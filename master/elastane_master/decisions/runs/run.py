@@ -136,7 +136,8 @@ class Run(msgspec.Struct, omit_defaults=True):
     that were taken back. next_attempt_at: it is not queued before. job, job_over: the
     elastic job of the attempt. slots_held: now; slot_seconds: until `charged_at`. decided: by the scheduling
     policy, the newest last. scaled: to what its job has scaled it by itself; None: it does not.
-    trains_on: the device type of the first instance of the attempt that ran, if it is elastic.
+    trains_on: the device type of the first instance of the attempt that ran, if it is elastic. tasks_over:
+    its job does tasks alone, and all are done.
     """
 
     run_id: int
@@ -172,6 +173,18 @@ class Run(msgspec.Struct, omit_defaults=True):
     decided: list[RunDecision] = []
     scaled: ScaledTo | None = None
     trains_on: str = ""
+    tasks_over: bool = False
+
+    @property
+    def servers(self) -> range:
+        """Ranks that are parameter servers, the last ones; of an elastic run they need a place first."""
+        instances = self.demand.instances
+        return range(instances - self.spec.parameter_servers, instances)
+
+    @property
+    def in_order(self) -> list[int]:
+        """Ranks of an elastic run in the order in which they get a place."""
+        return [*self.servers, *range(self.servers.start)]
 
     @property
     def over(self) -> bool:

@@ -190,11 +190,14 @@ def _placeable(ctx: RunsContext, run: Run) -> list[int]:
 
 
 def missing_ranks(run: Run) -> list[int]:
-    """Instances of an elastic run that have no place: never placed, or lost. Ended ones are not missing."""
+    """Instances of an elastic run that have no place: never placed, or lost. Ended ones are not missing.
+
+    Parameter servers come first.
+    """
     if run.launch is None or run.launch.ending is not None or not run.demand.elastic or run.job_over:
         return []
     return [
         record.rank
-        for record in run.ranks
+        for record in (run.ranks[rank] for rank in run.in_order)
         if record.state == "lost" or (record.state not in GONE and not record.runner_id)
     ]

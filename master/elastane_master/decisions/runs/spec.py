@@ -175,7 +175,7 @@ def resolved(spec: RunSpec) -> Demand:
     limit = spec.run_time_max_seconds
     return Demand(
         instances=instances,
-        instances_min=(spec.instances_min or 1) if elastic else instances,
+        instances_min=(spec.instances_min or spec.parameter_servers + 1) if elastic else instances,
         slots_per_instance=spec.slots_per_instance or 1,
         elastic=elastic,
         retries_max=RETRIES_DEFAULT if spec.retries_max is None else spec.retries_max,
@@ -314,6 +314,8 @@ def _numbers(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
         yield "grace", f"{grace} s", f"0 to {GRACE_SECONDS_MAX:.0f} s"
     if spec.job is not None and spec.framework == "elastane":
         yield from _of_the_job(spec.job)
+        if spec.parameter_servers and (spec.job.scaling or spec.job.pipeline_stages_max):
+            yield "parameter_servers", "the job scales by itself or is a pipeline", "leave them out, or that"
     if spec.job is not None and spec.framework != "elastane":
         yield "job", f"settings of an elastic job, and the framework is {spec.framework}", "leave them out"
 
@@ -362,14 +364,14 @@ def _instances(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
 
 
 def _roles(spec: RunSpec, instances: int) -> Iterator[Problem]:
-    if spec.framework != "tensorflow":
-        for field in ("chief", "parameter_servers"):
-            if getattr(spec, field):
-                yield field, f"a role of TensorFlow, and the framework is {spec.framework}", "leave it out"
-    elif not 0 <= spec.parameter_servers < instances:
+    if spec.chief and spec.framework != "tensorflow":
+        yield "chief", f"a role of TensorFlow, and the framework is {spec.framework}", "leave it out"
+    if spec.parameter_servers and spec.framework not in ("elastane", "tensorflow"):
+        yield "parameter_servers", f"a {spec.framework} run has none", "leave it out"
+    elif not 0 <= spec.parameter_servers < (spec.instances_min or instances):
         yield (
             "parameter_servers",
-            f"{spec.parameter_servers} of {instances} instances",
+            f"{spec.parameter_servers} of {spec.instances_min or instances} instances",
             "instances count chief, workers and parameter servers, and at least one is no parameter server",
         )
 

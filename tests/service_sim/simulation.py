@@ -303,11 +303,13 @@ class Simulation:
         rng = self.rng
         elastic = rng.random() < self.profile.elastic_share
         instances = rng.choice(self.profile.instances)
+        least = rng.randint(1, instances) if elastic else 0
         spec = RunSpec(
             output_model_name="model",
             framework="elastane" if elastic else "plain",
             instances=instances,
-            instances_min=rng.randint(1, instances) if elastic else 0,
+            instances_min=least,
+            parameter_servers=least // 2,
             slots_per_instance=rng.choice((1, 1, 1, 2)),
             code=CodeRef(installed=True),
             command=("train",),

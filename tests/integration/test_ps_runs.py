@@ -259,6 +259,8 @@ def looked_at(master: str, folder: Path) -> None:
         **{f"{table.name}.weight": (table.rows, table.width) for table in SPEC.tables},
     }
     assert all(values.abs().sum() > 0 for values in state.values())
+    status = CliRunner().invoke(build_app(), ["status", "j", "--master", master]).stdout
+    assert "tasks done" in status and f"{TASKS}/{TASKS} tasks" in status and "of 8 slots served" in status
     plain = CliRunner().invoke(build_app(), ["ps", "--master", master])
     assert plain.exit_code == 0 and "ps-0" in plain.stdout and "staleness" in plain.stdout
 

@@ -39,9 +39,18 @@ class WorkerView(msgspec.Struct, frozen=True):
     capacity: Capacity = "spot"
 
 
+class TaskCounts(msgspec.Struct, frozen=True):
+    """Tasks of all dynamic data sets, as job.proto's TaskCounts. total: 0: not known yet."""
+
+    done: int
+    total: int
+    over: bool
+
+
 class JobView(msgspec.Struct, frozen=True):
     """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force.
-    environment: what the script's workers have in common. datasets: number of dynamic ones.
+    environment: what the script's workers have in common. datasets: number of dynamic ones. tasks: theirs, of
+    a job that does tasks alone.
     """
 
     name: str
@@ -63,6 +72,7 @@ class JobView(msgspec.Struct, frozen=True):
     datasets: int
     scaling: autoscaling.ScalingView | None = None
     pipeline: pipeline_view.PipelineState | None = None
+    tasks: TaskCounts | None = None
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -130,6 +140,7 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
         datasets=len(state.datasets.task_sizes),
         scaling=autoscaling.view(state),
         pipeline=pipeline_view.view(state),
+        tasks=task_counts(machine),
     )
 
 
@@ -194,11 +205,18 @@ def progress_views(machine: JobMachine, now: float) -> tuple[ProgressView, ...]:
     return tuple(views)
 
 
-def tasks_over(machine: JobMachine) -> bool:
-    """True if the job does tasks alone, and all of its data sets are complete."""
-    queues = machine.queues
-    alone = queues.lockstep is None and bool(queues.dynamic)
-    return alone and all(_is_complete(machine, name) for name in queues.dynamic)
+def task_counts(machine: JobMachine) -> TaskCounts | None:
+    """Tasks of a job that does tasks alone; None of any other."""
+    queues = machine.queues.dynamic
+    if machine.queues.lockstep is not None or not queues:
+        return None
+    found = [queue.progress(machine.state.decided_at) for queue in queues.values()]
+    is_open = any(not one.total for one in found)
+    return TaskCounts(
+        done=sum(one.done + one.failed + one.total * one.epoch for one in found),
+        total=0 if is_open else sum(one.total * one.epochs for one in found),
+        over=all(_is_complete(machine, name) for name in queues),
+    )
 
 
 def _is_complete(machine: JobMachine, name: str) -> bool:

@@ -48,7 +48,8 @@ def settings_of(run: Run, checkpoint_url: str) -> JobSettings:
 
 def targets_of(run_id: int, job: str, machine: JobMachine) -> ElasticJobScaled:
     """Return what a run's job wants now, and whether its tasks are done."""
-    state, over = machine.state, views.tasks_over(machine)
+    state, tasks = machine.state, views.task_counts(machine)
+    over = tasks is not None and tasks.over
     if not state.settings.scaling:
         return ElasticJobScaled(run_id, job, 0, tasks_over=over)
     on_demand = min(state.scaling.on_demand_target, autoscaling.workers_target(state))

@@ -389,8 +389,18 @@ class Damage(_message.Message):
     lost: str
     def __init__(self, key: _Optional[str] = ..., sequence: _Optional[int] = ..., lost: _Optional[str] = ...) -> None: ...
 
+class TaskCounts(_message.Message):
+    __slots__ = ("done", "total", "over")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    over: bool
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ..., over: _Optional[bool] = ...) -> None: ...
+
 class Job(_message.Message):
-    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "closed", "damages", "scaling", "pipeline")
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "datasets", "tasks", "closed", "damages", "scaling", "pipeline")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +424,7 @@ class Job(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
     DATASETS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     DAMAGES_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
@@ -434,11 +445,12 @@ class Job(_message.Message):
     revision: int
     cost: Cost
     datasets: int
+    tasks: TaskCounts
     closed: _timestamp_pb2.Timestamp
     damages: _containers.RepeatedCompositeFieldContainer[Damage]
     scaling: Scaling
     pipeline: PipelineState
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., pipeline: _Optional[_Union[PipelineState, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., datasets: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ..., pipeline: _Optional[_Union[PipelineState, _Mapping]] = ...) -> None: ...
 
 class JobServiceCreateRequest(_message.Message):
     __slots__ = ("name", "settings", "request_id")

@@ -11,8 +11,10 @@ from job_driver import JobDriver, settings
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection, TaskReport
 from elastane_master.decisions.lease_answers import REMEMBERED_BYTES_MAX, UNANSWERED_MAX, LeaseResult
+from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.views import list_tasks, progress_views
+from elastane_master.decisions.views import TaskCounts, job_view, list_tasks, progress_views
+from elastane_master.servers.translate_job import job_message
 from elastane_shards.settings import QueueSettings
 from elastane_shards.tasks import Outcome, TaskState
 
@@ -58,6 +60,21 @@ def test_lease_report_complete() -> None:
     last = ask(job, "3", done=reports(second))
     assert task_commits(job) == [(2, 8, 10)]
     assert last.complete and not last.wait and last.tasks == ()
+
+
+def test_a_job_of_tasks_alone_tells_how_many_are_done() -> None:
+    job = with_dataset(epochs=2)
+    assert job_view(job.machine).tasks == TaskCounts(0, 6, False)
+    held = ask(job, "1", most=6)
+    ask(job, "2", done=reports(held)[:2])
+    message = job_message(job_view(job.machine), Liveness()).tasks
+    assert (message.done, message.total, message.over) == (2, 6, False)
+    for number in range(3, 9):
+        held = ask(job, str(number), done=reports(held), most=6)
+    assert job_view(job.machine).tasks == TaskCounts(6, 6, True)
+    assert job_view(JobDriver(settings()).machine).tasks is None, "it has no data set"
+    job.join("a")
+    assert job_view(job.machine).tasks is None, "it trains, too"
 
 
 def test_a_retried_request_gives_the_same_leases_and_counts_once() -> None:

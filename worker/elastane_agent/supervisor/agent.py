@@ -56,6 +56,7 @@ from elastane_common.exit_codes import (
     EXIT_RECLAIMED,
 )
 from elastane_common.gpus import VISIBLE
+from elastane_common.job_words import phase_words, progress_words
 from elastane_common.processes.child import ChildProcess, ExitStatus
 from elastane_common.processes.output import Output
 from elastane_proto.v1 import job_pb2, ring_pb2
@@ -281,7 +282,7 @@ class Agent:
             report_unused_settings(job, asked, self._output)
         view = self._view_of(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
-        how = "new" if created else f"{view.phase} at step {view.step}"
+        how = "new" if created else f"{phase_words(job)}, {progress_words(job)}"
         self._output.say(
             f"job {job.name} ({how}): {job.settings.ests} ESTs on {limits} workers; see its state with: "
             f"elastane status --master {self._address}",

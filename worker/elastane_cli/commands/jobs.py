@@ -23,6 +23,7 @@ from elastane_cli.commands.run_ids import JobOrRunArgument, named
 from elastane_cli.commands.training import UNKNOWN_SERVICE, connect_training
 from elastane_cli.views.jobs import ests_text, phase_name
 from elastane_cli.views.text import counted, harmless
+from elastane_common.job_words import phase_words, progress_words, working
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,12 +40,14 @@ _PHASE_STYLES = {
     "waiting": "yellow",
     "running": "green",
     "suspended": "yellow",
-    "max_wait_exceeded": "red",
+    "max wait exceeded": "red",
+    "doing tasks": "green",
+    "tasks done": "bold green",
     "succeeded": "bold green",
     "failed": "bold red",
     "cancelled": "red",
     "damaged": "bold red",
-    "too_new": "bold red",
+    "too new": "bold red",
 }
 
 
@@ -208,17 +211,17 @@ def _job_table(found: Iterable[job_pb2.Job]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, header_style="bold")
-    for column in ("JOB", "PHASE", "STEP", "EPOCH", "WORKERS", "ESTS", "REASON"):
+    for column in ("JOB", "PHASE", "PROGRESS", "EPOCH", "WORKERS", "ESTS", "REASON"):
         table.add_column(column, no_wrap=column != "REASON")
     for job in found:
         table.add_row(
             Text(job.name),
             _phase(job),
-            _step(job),
+            progress_words(job),
             _epoch(job),
-            str(_members(job)),
+            str(working(job)),
             str(job.settings.ests),
-            Text(harmless(job.reason)),
+            Text(_reason(job)),
         )
     return table
 
@@ -265,7 +268,7 @@ def headline(job: job_pb2.Job) -> str:
     from elastane_cli.commands.cost import cost_line
     from elastane_proto.v1 import job_pb2
 
-    reason = f": {escape(harmless(job.reason))}" if job.reason else ""
+    reason = f": {escape(_reason(job))}" if _reason(job) else ""
     limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
     if job.settings.recovery == job_pb2.RECOVERY_POLICY_FIXED:
         limits += ", fixed recovery"
@@ -275,28 +278,25 @@ def headline(job: job_pb2.Job) -> str:
         limits += f", sentinel every {job.settings.sentinel_steps} steps"
     cost = cost_line(job.cost)
     saved = f", saved at step {job.saved_step}" if job.saved_step >= 0 else ""
+    at = f", epoch {_epoch(job)}, generation {job.generation}{saved}" if not job.HasField("tasks") else ""
     return (
         f"[bold]{escape(job.name)}[/]  {_phase(job)}{reason}\n"
-        f"step {_step(job)}, epoch {_epoch(job)}, generation {job.generation}{saved}\n"
-        f"{counted(job.settings.ests, 'EST')} on {counted(_members(job), 'worker')} (wanted: {limits})"
+        f"{progress_words(job)}{at}\n"
+        f"{counted(job.settings.ests, 'EST')} on {counted(working(job), 'worker')} (wanted: {limits})"
         + (f"\n{cost}" if cost else "")
     )
 
 
 def _phase(job: job_pb2.Job) -> str:
-    phase = phase_name(job)
-    return f"[{_PHASE_STYLES.get(phase, 'default')}]{phase.replace('_', ' ')}[/]"
+    phase = phase_words(job)
+    return f"[{_PHASE_STYLES.get(phase, 'default')}]{phase}[/]"
 
 
-def _step(job: job_pb2.Job) -> str:
-    total = job.steps_per_epoch * job.epochs
-    return f"{job.step}/{total}" if total else str(job.step)
+def _reason(job: job_pb2.Job) -> str:
+    """Return why it is in its phase; of a job that does tasks, why it would wait for a ring is no matter."""
+    return "" if phase_words(job) in ("doing tasks", "tasks done") else harmless(job.reason)
 
 
 def _epoch(job: job_pb2.Job) -> str:
     """Format the epoch, counted from one; stays at the last one when all are done."""
     return f"{min(job.epoch + 1, job.epochs)}/{job.epochs}" if job.epochs else "-"
-
-
-def _members(job: job_pb2.Job) -> int:
-    return sum(1 for worker in job.workers if worker.ests.end > worker.ests.start)

@@ -17,16 +17,18 @@ from elastane_cli.screen.view import TABS, Row, View
 from elastane_cli.views.curves import curve_lines
 from elastane_cli.views.events import fold_line, is_wanted
 from elastane_cli.views.explanation import explanation_lines
-from elastane_cli.views.jobs import ests_text, phase_name
+from elastane_cli.views.jobs import ests_text
 from elastane_cli.views.progress import duration_text
 from elastane_cli.views.slots import status_lines
 from elastane_cli.views.text import counted, one_line
+from elastane_common.job_words import phase_words, progress_words, working
 from elastane_proto.folding import folded
 from elastane_proto.message_codec import enum_word
 from elastane_proto.short_names import short, short_names
 from elastane_proto.v1 import job_pb2
 
-PHASE_STYLES = {"waiting": "yellow", "running": "green", "suspended": "yellow", "succeeded": "bold green",
+PHASE_STYLES = {"waiting": "yellow", "running": "green", "doing tasks": "green", "tasks done": "bold green",
+                "suspended": "yellow", "succeeded": "bold green",
                 "failed": "bold red", "cancelled": "red"}  # fmt: skip
 STATE_STYLES = {"member": "green", "standby": "cyan", "draining": "yellow", "awaited": "yellow"}
 HELP = (
@@ -114,18 +116,17 @@ def _head(view: View, news: News, columns: int, now: float) -> list[Text]:
     job = detail.job if detail is not None else None
     if detail is None or job is None:
         return [Text(view.job, style="bold"), Text("")]
-    phase = phase_name(job)
+    phase = phase_words(job)
     total = job.steps_per_epoch * job.epochs
     first = Text.assemble((job.name, "bold"), "  ", (phase, PHASE_STYLES.get(phase, "")))
     if job.reason:
         first.append(f": {job.reason}")
-    members = sum(1 for worker in job.workers if worker.ests.end > worker.ests.start)
-    parts = [f"step {job.step}/{total}" if total else f"step {job.step}"]
+    parts = [progress_words(job)]
     if job.epochs:
         parts.append(f"epoch {min(job.epoch + 1, job.epochs)}/{job.epochs}")
     parts += [
         f"generation {job.generation}",
-        f"{counted(job.settings.ests, 'EST')} on {counted(members, 'worker')}",
+        f"{counted(job.settings.ests, 'EST')} on {counted(working(job), 'worker')}",
     ]
     if job.saved_step >= 0:
         parts.append(f"saved {job.saved_step}")
@@ -173,17 +174,14 @@ def _body(view: View, news: News, columns: int, now: float) -> Body:
 
 
 def _jobs(news: News) -> Body:
-    body = Body(f"{'JOB':<24} {'PHASE':<10} {'STEP':>13} {'WORKERS':>7} {'ESTS':>5}  REASON")
+    body = Body(f"{'JOB':<24} {'PHASE':<11} {'PROGRESS':>18} {'WORKERS':>7} {'ESTS':>5}  REASON")
     body.empty = "no jobs: start one with `elastane run`" if news.jobs is not None else "waiting ..."
     for job in news.jobs or ():
-        phase = phase_name(job)
-        total = job.steps_per_epoch * job.epochs
-        step = f"{job.step}/{total}" if total else str(job.step)
-        members = sum(1 for worker in job.workers if worker.ests.end > worker.ests.start)
+        phase = phase_words(job)
         line = Text.assemble(
             f"{short(job.name, 24):<24} ",
-            (f"{phase:<10}", PHASE_STYLES.get(phase, "")),
-            f" {step:>13} {members:>7} {job.settings.ests:>5}  {job.reason}",
+            (f"{phase:<11}", PHASE_STYLES.get(phase, "")),
+            f" {progress_words(job):>18} {working(job):>7} {job.settings.ests:>5}  {job.reason}",
         )
         body.add(Row(job.name, job.name), line, job.reason)
     return body

@@ -1,4 +1,4 @@
-"""What a job is at, in words that fit one that trains and one that does tasks. Pure."""
+"""What a job is at, in words that fit one that trains and one that does tasks."""
 
 from __future__ import annotations
 

@@ -192,6 +192,7 @@ class PreparedPs:
                 yield
         finally:
             self._evaluating = False
+            self._guard.pulled()
             self._leave()
 
     # ------------------------------------------------------------------ one block
@@ -230,6 +231,7 @@ class PreparedPs:
         assert pulls is not None
         dense = self._memory.gradients()
         self._leave()
+        self._guard.check()
         if pulls.returned:
             self._end = _ended(TaskEnd("returned", error=pulls.returned))
             return self._end

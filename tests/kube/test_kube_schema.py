@@ -63,6 +63,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"master": MASTER | {"tokenSecret": {}}}, "name"),
     ({"master": {"perJob": {"storeUrl": "http://x"}}}, "master.perJob.storeUrl"),
     ({"master": {"perJob": {"storage": {"size": "big"}}}}, "master.perJob.storage.size"),
+    ({"parameterServers": {}}, "parameterServers.count"),
+    ({"parameterServers": {"count": 0}}, "parameterServers.count"),
+    ({"parameterServers": {"count": 2, "slots": 4097}}, "parameterServers.slots"),
+    ({"parameterServers": {"count": 2, "replicas": 2}}, "parameterServers.replicas"),
+    ({"parameterServers": {"count": 2, "staleness": -1}}, "parameterServers.staleness"),
+    ({"parameterServers": {"count": 2, "wire": "Float16"}}, "parameterServers.wire"),
     ({"template": None}, "template"),
     ({"template": {}}, "spec"),
     ({"template": {"spec": {"containers": []}}}, "template.spec.containers"),
@@ -70,12 +76,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"template": {"metadata": {"labels": {"a": 1}}, "spec": {"containers": CONTAINERS}}}, "labels"),
 ]
 
+KEPT = {"checkpoint": {"url": "file:///tmp/kept"}}
+
 #: The same for rules across fields.
 BAD_TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"min": 3, "max": 2}}, "workers.min"),
     ({"workers": {"min": 5, "max": 5}, "ests": 4}, "workers.min"),
     ({"checkpoint": {"intervalSteps": 5}}, "checkpoint.url"),
     ({"checkpoint": {"onDelete": "Save"}}, "checkpoint.url"),
+    ({"parameterServers": {"count": 2}}, "parameterServers needs a checkpoint.url"),
+    (KEPT | {"parameterServers": {"count": 2}, "pipeline": {}}, "parameterServers excludes"),
+    (KEPT | {"parameterServers": {"count": 1, "replicas": 1}}, "parameterServers.replicas needs a count"),
     ({"master": {}}, "master.address or master.perJob"),
     ({"master": {"address": "127.0.0.1:1", "perJob": {}}}, "master.address or master.perJob"),
 ]
@@ -149,6 +160,7 @@ async def test_what_the_master_is_told_once_cannot_be_changed(scene: Scene) -> N
         "determinism": "D2",
         "checkpoint": {"url": "file:///tmp/a", "intervalSteps": 5, "keep": 2},
         "spot": {"currency": "EUR"},
+        "parameterServers": {"count": 2, "staleness": 3},
     }
     other: list[tuple[str, Any]] = [
         ("maxWaitSeconds", 61),
@@ -160,6 +172,9 @@ async def test_what_the_master_is_told_once_cannot_be_changed(scene: Scene) -> N
         ("checkpoint", {"intervalSteps": 6}),
         ("checkpoint", {"keep": 3}),
         ("spot", {"currency": "USD"}),
+        ("parameterServers", {"slots": 32}),
+        ("parameterServers", {"staleness": None}),
+        ("parameterServers", {"wire": "Bfloat16"}),
     ]
     if not (scene.cluster.is_real and scene.cluster.version >= (1, 25)):
         rules = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -171,4 +186,8 @@ async def test_what_the_master_is_told_once_cannot_be_changed(scene: Scene) -> N
         with pytest.raises(ApiError, match="set once, when the master creates the job") as refused:
             await scene.change(**{field: value})
         assert (refused.value.status, field in refused.value.message) == (422, True)
-    await scene.change(checkpoint={"onDelete": "Save", "timeoutSeconds": 7}, spot={"price": "0.5"})
+    await scene.change(
+        checkpoint={"onDelete": "Save", "timeoutSeconds": 7},
+        spot={"price": "0.5"},
+        parameterServers={"count": 3},
+    )

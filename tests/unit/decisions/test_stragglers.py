@@ -386,7 +386,7 @@ def test_a_job_that_scales_by_itself_asks_for_the_standby_within_its_bounds() ->
     assert view is not None
     assert view.workers_target == 5
     assert autoscaling.workers_target(job.state) == 4, "the ring is no larger"
-    assert targets_of(7, "j", job.state).workers == 5, "runs are given the standby too"
+    assert targets_of(7, "j", job.machine).workers == 5, "runs are given the standby too"
     job.state.scaling.target = 5
     view = autoscaling.view(job.state)
     assert view is not None

@@ -96,6 +96,11 @@ def test_without_ests_the_job_of_that_name_is_joined(asked: list[AgentSettings])
     assert "the master's settings apply; ignored: ELASTANE_SEED" in result.stderr
 
 
+def test_an_agent_may_have_parameter_servers_alone(asked: list[AgentSettings]) -> None:
+    assert run("--master", "m:1", "--job", "j", "--local-workers", "0", "--ps", "2").exit_code == 4
+    assert (asked[0].local_workers, asked[0].ps) == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -103,6 +108,7 @@ def test_without_ests_the_job_of_that_name_is_joined(asked: list[AgentSettings])
         (["--master", "m:1"], "--ests"),
         (["--master", "m:1", "--job", "j", "--workers", "1:2"], "--workers"),
         (["--master", "m:1", "--job", "j", "--lease", "9"], "--lease"),
+        (["--master", "m:1", "--job", "j", "--local-workers", "0"], "--local-workers"),
     ],
 )
 def test_joining_says_what_it_lacks_or_would_not_heed(

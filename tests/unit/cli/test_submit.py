@@ -127,6 +127,14 @@ def test_a_tensorflow_run_has_roles(training: FakeTraining, script: Path) -> Non
     assert (spec.chief, spec.parameter_servers) == (True, 2)
 
 
+def test_an_elastic_run_has_parameter_servers(training: FakeTraining, script: Path) -> None:
+    roles = ("--instances", "4", "--parameter-servers", "2", "--ps-replicas", "1", "--staleness", "0")
+    submit(training, "--model", "clicks", "--detach", *roles, script)
+    spec = training.sent(Train)[0].spec
+    assert (spec.instances, spec.parameter_servers, spec.job.ps_replicas) == (4, 2, 1)
+    assert spec.job.HasField("ps_staleness") and spec.job.ps_staleness == 0
+
+
 def test_what_is_not_given_is_left_to_the_service(training: FakeTraining, script: Path) -> None:
     submit(training, "--model", "digits", "--detach", script)
     spec = training.sent(Train)[0].spec

@@ -11,6 +11,7 @@ import patience
 
 COMMAND = """
 import signal, sys, threading
+import typer
 from elastane_cli.commands import main as cli
 from elastane_cli.commands.signals import sigterm_cleans_up
 
@@ -18,14 +19,17 @@ class Dies:
     def __del__(self):
         signal.raise_signal({number})
 
-def command(**_):
+def command():
     with sigterm_cleans_up():
         dies = Dies()
         del dies  # the handler's exception is ignored here
         if not threading.Event().wait(20):
             sys.exit("the signal was lost")
 
-cli.build_app = lambda: command
+app = typer.Typer(pretty_exceptions_enable=False)
+app.callback()(lambda: None)
+app.command("x")(command)
+cli.build_app = lambda: app
 cli.main(["x"])
 """
 

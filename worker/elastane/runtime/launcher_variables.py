@@ -80,6 +80,11 @@ def begin() -> None:
     _begun = True
 
 
+def know(package: str) -> None:
+    """Give no warning of an installed package, whose questions an integration answers."""
+    _warned.add(package)
+
+
 def check() -> None:
     """Raise a refusal again that the script ignored. Called where training begins or continues."""
     if _refusal is not None:

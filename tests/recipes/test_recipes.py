@@ -43,9 +43,7 @@ def _beside(place: Ground, recipe: Recipe, ests: int) -> Outcome:
     return place.converted(recipe, expected, ests, seed=1, kill_count=1)
 
 
-@pytest.mark.parametrize(
-    "recipe", slow_except(RECIPES, further=FURTHER), ids=lambda recipe: recipe.name
-)
+@pytest.mark.parametrize("recipe", slow_except(RECIPES, further=FURTHER), ids=lambda recipe: recipe.name)
 def test_recipe_has_the_bits_of_its_original(outcome_of: Callable[[Recipe], Outcome], recipe: Recipe) -> None:
     outcome = outcome_of(recipe)
     assert outcome.verdict == "equal", outcome.said

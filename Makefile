@@ -8,6 +8,7 @@
 # make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
 #                     (tests/images/engine.py)
 # make test-containers    runners that start containers, with real ones: needs podman and busybox-static
+# make test-frameworks    scripts of other training libraries in a ring, with the real libraries from PyPI
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make pipeline-parity    every cut of small models into pipelines beside stock DDP, under five minutes: ONLY=model one
 # make controls    each detector switched off in turn: the script that it refuses then has other bits; ONLY=words
@@ -54,7 +55,7 @@ SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 SERVICE_SIM  := PYTHONPATH=tests $(BIN)/python -m service_sim
 SLOT_SIM     := PYTHONPATH=tests $(BIN)/python -m slot_sim
 
-.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
+.PHONY: demo service-demo fidelity test collect test-slow test-further test-all gallery test-kube test-images test-containers test-frameworks test-browser screenshots newcomer chaos controls fuzz-parity pipeline-parity sim sim-mutants \
     service-sim service-mutants slot-sim slot-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
@@ -108,6 +109,11 @@ test-images: $(VENV)/.installed
 test-containers: $(VENV)/.installed
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[containers]'
 	ELASTANE_TEST_CONTAINERS=1 $(BIN)/python -m pytest tests/integration/test_container_engine.py tests/integration/test_container_runner.py -rs
+
+# The libraries are no part of what the other tests install.
+test-frameworks: $(VENV)/.installed
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[integrations]'
+	ELASTANE_TEST_FRAMEWORKS=1 $(BIN)/python -m pytest tests/frameworks -rs
 
 test-browser: $(VENV)/.installed
 	@PYTHONPATH=tests $(BIN)/python -c "from browser import chromium as c; raise SystemExit(c.MISSING if c.chromium_path() is None else 0)"

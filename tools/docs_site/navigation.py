@@ -31,6 +31,7 @@ GROUPS: Final = (
             "howto/submitting",
             "howto/verify",
             "howto/converting",
+            "howto/hugging-face",
             "howto/pipelines",
             "howto/checkpoints",
             "howto/scale",

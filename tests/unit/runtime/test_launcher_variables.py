@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ READS = {
     "os.environ['RANK'] = '3'; begin(); print(os.environ['RANK'])": "",
     "os.environ.get('RANK'); allow(); check(); os.environ.get('RANK')": "",
     "sys.path.append('site-packages'); import package; begin(); package.ask(); package.ask()": "",
+    "sys.path.insert(0, 'site-packages'); import accelerate.state as s; s.ask()": "ELA368",
+    "know('accelerate'); sys.path.insert(0, 'site-packages'); import accelerate.state as s; s.ask()": "",
 }
 
 
@@ -35,6 +38,10 @@ def test_who_reads_a_variable_of_the_launcher_is_refused_at_that_line(tmp_path: 
     (tmp_path / "site-packages" / "package.py").write_text(
         "import os\ndef ask():\n    assert os.environ.get('RANK') is None\n"
     )
+    accelerate = tmp_path / "site-packages" / "accelerate"
+    accelerate.mkdir()
+    (accelerate / "__init__.py").touch()
+    shutil.copy(tmp_path / "site-packages" / "package.py", accelerate / "state.py")
     worker = {"ELASTANE_MODE": "elastic", "ELASTANE_WORKER_ID": "w0", "RANK": "7", "LOCAL_RANK": "7"}
     ran = patience.run(
         [sys.executable, "train.py"],
@@ -48,7 +55,7 @@ def test_who_reads_a_variable_of_the_launcher_is_refused_at_that_line(tmp_path: 
     said = ran.stdout + ran.stderr
     assert (ran.returncode != 0) == bool(READS[line]), said
     assert READS[line] in said and "not reached" not in said
-    assert said.count("package reads the variable RANK") == ("package" in line), said
+    assert said.count("package reads the variable RANK") == ("import package" in line), said
 
 
 def test_other_processes_are_left_alone() -> None:

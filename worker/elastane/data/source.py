@@ -134,6 +134,10 @@ class BatchSource:
         self._cursors: dict[int, _Cursor] = {}
         self._replay_said = False
 
+    def index(self, epoch: int, rank: int, batch: int) -> Any:
+        """Return the argument for the dataset of an EST's mini-batch, as a list of samples."""
+        return self._orders.index(epoch, rank, batch)
+
     def start(self) -> None:
         """Fork the data workers, if any. Must come before any gRPC channel exists."""
         # Without data workers a map-style dataset is the script's own object and needs no updates.

@@ -63,6 +63,12 @@ class DistributedCallError(UnsupportedError):
 
 #: The last refusal, raised again if the script caught it and goes on.
 _refusal: DistributedCallError | None = None
+_warned: set[str] = set()
+
+
+def know(package: str) -> None:
+    """Give no warning of an installed package, whose questions an integration answers."""
+    _warned.add(package)
 
 
 def check() -> None:
@@ -94,7 +100,6 @@ def install() -> None:
 
 def _asked(original: Callable[..., Any]) -> Callable[..., Any]:
     """Guard `is_initialized`, whose answer depends on the caller."""
-    warned: set[str] = set()
 
     @functools.wraps(original)
     def is_initialized() -> Any:
@@ -104,8 +109,8 @@ def _asked(original: Callable[..., Any]) -> Callable[..., Any]:
             return original()
         if not _is_installed(frame):
             _refuse("is_initialized", frame)
-        if package not in warned:
-            warned.add(package)
+        if package not in _warned:
+            _warned.add(package)
             _log.warning(
                 f"{place_of(frame)} of {package} asks torch.distributed whether it is initialized, and it "
                 "is not. What it does for all ranks together under stock DDP, it does in each worker "

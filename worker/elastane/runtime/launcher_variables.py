@@ -4,7 +4,7 @@ A worker runs several ranks, which change over time. A script that reads `os.env
 silently get the values of a single process, or those of the launcher that started the agent. So these
 variables are removed from the worker's environment, and a script that reads one is refused at that line; it
 may read what it has set itself. torch and Elastane get the true answer (not set), and so does an installed
-package, with one warning.
+package, with one warning; but Accelerate, which would train alone, is refused.
 
 Scripts read them before `elastane.init`, so a worker is guarded from `import elastane` on. Until `init` says
 whether single-process answers are intended (`distributed_calls=True`), a read with a default is only
@@ -20,8 +20,9 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 from elastane.script_source.launcher import LAUNCHER_VARIABLES
-from elastane.script_source.places import OWN_PACKAGES
-from elastane_common.errors import UnsupportedError
+from elastane.script_source.places import OWN_PACKAGES, place_of, script_frame
+from elastane.script_source.plain_libraries import plain_library_error
+from elastane_common.errors import ElastaneError, UnsupportedError
 
 _ALLOW: Final = (
     "; or elastane.init(..., distributed_calls=True), if the answers of a single process are intended"
@@ -80,6 +81,11 @@ def begin() -> None:
     _begun = True
 
 
+def know(package: str) -> None:
+    """Give no warning of an installed package, whose questions an integration answers."""
+    _warned.add(package)
+
+
 def check() -> None:
     """Raise a refusal again that the script ignored. Called where training begins or continues."""
     if _refusal is not None:
@@ -98,6 +104,9 @@ def _asked(name: str, frame: FrameType | None) -> None:
     place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     if _is_installed(frame.f_code.co_filename):
         if package not in _warned:
+            if frame.f_globals.get("__name__") == "accelerate.state":  # its Accelerator, or PartialState
+                script = script_frame(frame)
+                _end(plain_library_error(place_of(script or frame), "accelerate", "Accelerator"))
             _warned.add(package)
             import structlog
 
@@ -119,7 +128,7 @@ def _asked(name: str, frame: FrameType | None) -> None:
         _end(error)
 
 
-def _end(error: LauncherVariableError) -> NoReturn:
+def _end(error: ElastaneError) -> NoReturn:
     """Exit with the error's code: before `elastane.init` nothing translates errors into exit codes."""
     sys.stderr.write(f"elastane: {error.line()}\n")
     raise SystemExit(error.exit_code) from error

@@ -23,6 +23,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
+from elastane.data.source import BatchSource
 from elastane.runtime.blocking import finish
 from elastane.runtime.boundary_actions import RingMember
 from elastane.runtime.carried import CarriedValues
@@ -123,6 +124,11 @@ class Trainer:
     @property
     def current_epoch(self) -> int:
         return self._loop.epoch
+
+    @property
+    def source(self) -> BatchSource:
+        """Where the mini-batches of all ESTs come from."""
+        return self._source
 
     @property
     def joined(self) -> bool:

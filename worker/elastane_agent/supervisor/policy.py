@@ -550,8 +550,9 @@ class SupervisorPolicy:
         if view.steps == 0 and view.datasets == 0:
             text = (
                 "the script ended without having used the job: each process trained by itself, if at all. "
-                "It needs elastane.init, job.prepare and job.epochs, or job.tasks; `elastane launch` runs "
-                "scripts that start torch.distributed themselves"
+                "It needs elastane.init, job.prepare and job.epochs, or job.tasks, or a class of "
+                "elastane.integrations; `elastane launch` runs scripts that start torch.distributed "
+                "themselves"
             )
             return self._finish(CODE_FAILED, Say(text, "error", "not_joined"))
         if view.steps == 0:

@@ -24,6 +24,7 @@ from elastane_cli.commands.run_options import (
     ModuleOption,
     ScriptArgument,
     metrics_address,
+    refuse_plain_libraries,
     require_script,
     variable,
 )
@@ -94,6 +95,8 @@ def _run(
 
     planned = _agent_settings(script, agent, settings, module=module)
     try:
+        if not module:
+            refuse_plain_libraries(script[0])
         code = Agent(planned, Output(as_json=as_json)).run()
     except ElastaneError as error:
         fail(error, as_json=as_json, code=codes.exit_code(exit_code(error), agent.exit_codes))

@@ -1,0 +1,317 @@
+"""Hugging Face Trainer in a job: `from elastane.integrations.transformers import Trainer`.
+
+In a worker the class below is transformers' own with an Accelerator of `elastane.integrations.accelerate`,
+and with another loop over an epoch: each turn of it is one mini-batch of one EST, and what happens once a
+step (callbacks, logs, evaluation, checkpoints) happens in the turn that has applied it. What lives across
+epochs (best metric, patience) is carried. Anywhere else it is transformers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import torch
+
+from elastane.data import current
+from elastane.integrations.accelerate import (
+    RESUMING,
+    AccelerateError,
+    ElasticAccelerator,
+    PreparedLoader,
+    draws_here,
+    in_ring,
+)
+from elastane.integrations.versions import check_version
+from elastane.runtime import distributed_calls, launcher_variables
+from elastane.runtime.est_step import EstStep
+from elastane_common.errors import StepError
+
+check_version("transformers")
+launcher_variables.know("transformers")
+distributed_calls.know("transformers")
+
+import transformers  # noqa: E402
+from torch.optim.lr_scheduler import ReduceLROnPlateau  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
+from transformers.trainer_utils import IntervalStrategy, seed_worker  # noqa: E402
+
+#: Arguments of TrainingArguments that are refused, and what to do.
+_REFUSED: Final = {
+    "deepspeed": "leave it out: DeepSpeed cuts the optimizer's state over the ranks",
+    "fsdp_plugin_args": "leave fsdp out: it cuts the weights over the ranks",
+    "torch_compile": "pass a model that is compiled, with torch._dynamo.config.optimize_ddp = False",
+    "push_to_hub": "push once, after training: trainer.save_model(), then the Hub's own upload",
+    "auto_find_batch_size": "leave it out: each worker would find a size of its own",
+    "fp16": "use bf16, which needs no GradScaler",
+    "resume_from_checkpoint": RESUMING,
+}
+_CARRIED: Final = ("best_metric", "best_global_step", "best_model_checkpoint")
+
+
+class ElasticTrainer(transformers.Trainer):
+    """transformers.Trainer in a worker; the methods that are not here are its own.
+
+    Raises AccelerateError for arguments that cannot work with several ranks in one process.
+    """
+
+    accelerator: ElasticAccelerator
+    control: Any
+    _globalstep_last_logged: int
+    #: What `job.epochs` yields, from the first epoch on, and the epoch that is next; None: training is over.
+    _epochs: Iterator[int] | None = None
+    _next: int | None = None
+    _items: tuple[int, Any] = (-1, None)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        for name, hint in _REFUSED.items():
+            if getattr(self.args, name, None):
+                _refuse(f"TrainingArguments({name.removesuffix('_plugin_args')}=...)", hint)
+        if self.args.include_num_input_tokens_seen != "no":
+            _refuse("TrainingArguments(include_num_input_tokens_seen=...)", "leave it out")
+        self.args._n_gpu = min(1, self.args.n_gpu)
+        stock, transformers.trainer.Accelerator = transformers.trainer.Accelerator, ElasticAccelerator
+        try:
+            super().create_accelerator_and_postprocess()
+        finally:
+            transformers.trainer.Accelerator = stock
+
+    # ------------------------------------------------------------------ data
+
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        if not isinstance(loader, PreparedLoader):
+            _refuse(
+                f"a training loader of the class {type(loader).__name__}", "pass it to accelerator.prepare"
+            )
+        workers = loader.base_dataloader.num_workers
+        if getattr(loader.base_dataloader.worker_init_fn, "func", None) is seed_worker:
+            loader.base_dataloader.worker_init_fn = partial(_seed_worker, num_workers=workers)
+        self.accelerator._training_loader = loader
+        return loader
+
+    # ------------------------------------------------------------------ epochs
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint:
+            _refuse("resume_from_checkpoint", _REFUSED["resume_from_checkpoint"])
+        if self._epochs is not None:
+            raise StepError(
+                "trainer.train was called twice in a job", hint="a second training is a job of its own"
+            )
+        return super().train(None, *args, **kwargs)
+
+    def _run_epoch(self, model: Any, epoch: int, train_dataloader: Any, **given: Any) -> None:
+        if self._epochs is None:
+            self._join(train_dataloader)
+        # A worker that joins later has nothing to do in the epochs before; one may be trained again.
+        while self._next is not None and self._next <= epoch:
+            self._one_epoch(model, self._next, train_dataloader, given)
+            assert self._epochs is not None and self._trainer is not None
+            if self.control.should_training_stop and self._trainer.applied_step < self._trainer.total_steps:
+                self._epochs.close()  # type: ignore[attr-defined]
+                self._next = None
+            else:
+                self._advance()
+        if self._next is None:
+            self.control.should_training_stop = True
+
+    def _join(self, loader: PreparedLoader) -> None:
+        accelerator = self.accelerator
+        if self._counts_labels and draws_here(loader.loader(loader.batches, None)):
+            _refuse(
+                "a dataset or data_collator that draws random numbers, with average_tokens_across_devices,",
+                "set average_tokens_across_devices=False, in the original, too: the labels of all ranks are"
+                " counted in every worker",
+            )
+        accelerator._join(loader, [self.lr_scheduler], self.args.gradient_accumulation_steps)
+        self._carry = accelerator.job.carry(trainer=self._carried())
+        self._epochs = accelerator.job.epochs(
+            self.state.num_train_epochs, max_steps=self.state.max_steps, progress=False
+        )
+        self._advance()
+
+    def _advance(self) -> None:
+        """Go on to the next epoch that the job trains."""
+        assert self._epochs is not None and self._trainer is not None
+        self._next = next(self._epochs, None)
+        self._take(self._carry.trainer)
+        self.state.global_step = self._trainer.applied_step
+        self.state.is_world_process_zero = self.state.is_local_process_zero = self.accelerator._leads()
+
+    def _one_epoch(self, model: Any, epoch: int, loader: Any, given: Mapping[str, Any]) -> None:
+        job, steps_in_epoch = self.accelerator.job, given["steps_in_epoch"]
+        self._globalstep_last_logged = max(self._globalstep_last_logged, self.state.global_step)
+        evaluates = partial(
+            self._maybe_log_save_evaluate,
+            model=model,
+            trial=given["trial"],
+            epoch=epoch,
+            ignore_keys_for_eval=given["ignore_keys_for_eval"],
+            start_time=given["start_time"],
+        )
+        grad_norm = learning_rate = None
+        loss_of_step, done = torch.tensor(0.0), 0
+        for inputs in loader:
+            turn = self.accelerator._turn
+            assert turn is not None and self._trainer is not None
+            if turn.guest is None and turn.slot == turn.micro == 0:
+                self.state.global_step, loss_of_step, done = turn.step, torch.zeros_like(self._tr_loss), 0
+                self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+            if turn.micro == 0 and self._evaluated_after(turn.step):
+                # A rank under DDP has drawn a seed for each loader of the evaluation; see `_after_step`.
+                for _ in self.eval_dataset if isinstance(self.eval_dataset, dict) else (0,):
+                    torch.empty((), dtype=torch.int64).random_()
+            self.current_gradient_accumulation_steps = turn.batches
+            self.accelerator.gradient_state._set_sync_gradients(turn.sync)
+            loss = self.training_step(model, inputs, self._items_of(turn, inputs))
+            if turn.guest is None:
+                loss_of_step, done = loss_of_step + loss, done + turn.sync
+                self.current_flos += float(self.floating_point_ops(inputs))
+            if not turn.sync:
+                self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+                continue
+            if self.args.max_grad_norm > 0:
+                grad_norm = self._clip_grad_norm(model)
+            grad_norm = self._get_grad_norm(model, grad_norm=grad_norm)
+            self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)
+            self.optimizer.step()
+            learning_rate = self._get_learning_rate()
+            if not isinstance(self.lr_scheduler, ReduceLROnPlateau):
+                self.lr_scheduler.step()
+            model.zero_grad()
+            if not turn.applied:
+                continue
+            self._tr_loss += loss_of_step / done
+            self.state.global_step = turn.step + 1
+            in_epoch = (turn.step + 1) - epoch * given["num_update_steps_per_epoch"]
+            batches = min(in_epoch * self.args.gradient_accumulation_steps, steps_in_epoch)
+            self.state.epoch = epoch + batches / steps_in_epoch
+            self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
+            self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+            if batches < steps_in_epoch and self.state.global_step < self.state.max_steps:
+                self._after_step(evaluates, grad_norm, learning_rate, job)
+        self.state.is_world_process_zero = self.state.is_local_process_zero = self.accelerator._leads()
+        # As in the original: what the last step asks for, then the epoch's end.
+        evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
+        self._carry.trainer = self._carried()
+
+    def _after_step(self, evaluates: Any, grad_norm: Any, learning_rate: Any, job: Any) -> None:
+        """Do what callbacks ask for in the middle of an epoch, in the turn that has applied the step.
+
+        Random numbers may not be drawn after backward(): each EST draws, in its next turn, what the
+        evaluation has drawn.
+        """
+        if self.control.should_evaluate and not self._evaluated_after(self.state.global_step):
+            raise AccelerateError(
+                "a callback asks for an evaluation in the middle of an epoch",
+                hint='use eval_strategy="steps" with eval_steps, or evaluate at the end of epochs',
+            )
+        leads = self.accelerator._leads()
+        self.state.is_world_process_zero = self.state.is_local_process_zero = leads
+        with job.isolated_rng(), self.accelerator._as_rank(0 if leads else 1):
+            evaluates(self._tr_loss, grad_norm, learning_rate=learning_rate)
+        self._carry.trainer = self._carried()
+
+    def _evaluated_after(self, step: int) -> bool:
+        """True if an evaluation follows the first `step` steps, in the middle of an epoch."""
+        assert self._trainer is not None
+        return (
+            self.args.eval_strategy == IntervalStrategy.STEPS
+            and step > 0
+            and step % self.state.eval_steps == 0
+            and step >= self.args.eval_delay
+            and not self._trainer.begins_epoch(step)
+        )
+
+    # ------------------------------------------------------------------ the number of labels of a step
+
+    @property
+    def _counts_labels(self) -> bool:
+        """True if losses are divided by the number of labels of several mini-batches."""
+        scaled = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        together = self.args.average_tokens_across_devices or self.args.gradient_accumulation_steps > 1
+        return bool(scaled and together)
+
+    def _items_of(self, turn: EstStep, inputs: Any) -> Any:
+        """Return what Trainer divides losses by: its own count, over mini-batches that are made for it."""
+        if not self._counts_labels or "labels" not in inputs:
+            return super()._get_num_items_in_batch([inputs], self.args.device)
+        across = self.args.average_tokens_across_devices
+        key = turn.step if across else turn.step * self.accelerator.num_processes + turn.rank
+        if self._items[0] != key:
+            ranks = range(self.accelerator.num_processes) if across else [turn.rank]
+            with self.accelerator.job.isolated_rng(), self.accelerator._of_all_ranks():
+                made = list(self.accelerator._batches_of(turn, ranks))
+                self._items = key, super()._get_num_items_in_batch(made, self.args.device)
+        return self._items[1]
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: Any) -> Any:
+        """Count over one mini-batch of each rank in an evaluation, too."""
+        evaluation = self.accelerator._evaluation
+        if evaluation is None or not self.args.average_tokens_across_devices:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        with self.accelerator._of_all_ranks():
+            return super()._get_num_items_in_batch(list(evaluation.round), device)
+
+    # ------------------------------------------------------------------ what is kept
+
+    @property
+    def _trainer(self) -> Any:
+        return self.accelerator._trainer
+
+    def _carried(self) -> dict[str, Any]:
+        """Return what decides on later epochs, in plain values."""
+        exported = [cb for cb in self.callback_handler.callbacks if isinstance(cb, ExportableState)]
+        return {
+            "state": {name: getattr(self.state, name) for name in _CARRIED},
+            "callbacks": [dict(cb.state()["attributes"]) for cb in exported],
+        }
+
+    def _take(self, carried: Mapping[str, Any]) -> None:
+        exported = [cb for cb in self.callback_handler.callbacks if isinstance(cb, ExportableState)]
+        for name, value in carried["state"].items():
+            setattr(self.state, name, value)
+        for callback, attributes in zip(exported, carried["callbacks"], strict=True):
+            for name, value in attributes.items():
+                setattr(callback, name, value)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.state.best_global_step:  # also where the leader's file is not seen yet
+            folder = f"checkpoint-{self.state.best_global_step}"
+            self.state.best_model_checkpoint = str(Path(self._get_output_dir(trial)) / folder)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Nothing: each EST has its own, which are in the job's checkpoints."""
+
+    def _load_best_model(self) -> None:
+        """In the leader, which has written it."""
+        if self.accelerator._leads():
+            super()._load_best_model()
+
+
+class ElasticSeq2SeqTrainer(ElasticTrainer, transformers.Seq2SeqTrainer):
+    """transformers.Seq2SeqTrainer in a worker."""
+
+
+def _seed_worker(worker_id: int, num_workers: int) -> None:
+    """transformers' worker_init_fn, with the rank whose mini-batches are made."""
+    seed_worker(worker_id, num_workers, current.rank or 0)
+
+
+def _refuse(what: str, hint: str) -> NoReturn:
+    raise AccelerateError(f"{what} cannot work in an elastic job", hint=hint)
+
+
+if TYPE_CHECKING:
+    Trainer, Seq2SeqTrainer = ElasticTrainer, ElasticSeq2SeqTrainer
+else:
+    Trainer = ElasticTrainer if in_ring else transformers.Trainer
+    Seq2SeqTrainer = ElasticSeq2SeqTrainer if in_ring else transformers.Seq2SeqTrainer
+
+__all__ = ["Seq2SeqTrainer", "Trainer"]

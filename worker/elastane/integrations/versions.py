@@ -1,0 +1,38 @@
+"""The versions of a library that an integration was tested with."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Final
+
+from packaging.specifiers import SpecifierSet
+
+from elastane_common.errors import EXIT_REFUSED, ElastaneError
+
+#: As in pyproject.toml: what an integration overrides is not all part of the library's promises.
+TESTED: Final = {"accelerate": ">=1.15,<1.16", "transformers": ">=5.24,<5.25"}
+
+
+class LibraryVersionError(ElastaneError):
+    """An integration was not tested with the installed version of its library."""
+
+    code = "ELA366"
+    exit_code = EXIT_REFUSED
+
+
+def check_version(library: str) -> None:
+    """Raise LibraryVersionError for a version outside of `TESTED`. Called when an integration is imported."""
+    try:
+        found = metadata.version(library)
+    except metadata.PackageNotFoundError as error:
+        raise LibraryVersionError(
+            f"{library} is not installed", hint=f"pip install 'elastane[{library}]'", library=library
+        ) from error
+    if found not in SpecifierSet(TESTED[library]):
+        raise LibraryVersionError(
+            f"{library} {found} is installed, and elastane.integrations.{library} was tested with"
+            f" {TESTED[library]}",
+            hint=f"pip install 'elastane[{library}]'",
+            library=library,
+            version=found,
+        )

@@ -24,6 +24,7 @@ from elastane_proto.v1 import job_pb2, ps_pb2, ps_pb2_grpc
 from elastane_slots.held_slots import SlotRecord
 
 SCRIPT = Path(__file__).parent / "scripts" / "push_tasks.py"
+HALTING = SCRIPT.with_name("halting_ps.py")
 WAIT_SECONDS = 120.0
 
 
@@ -45,9 +46,25 @@ class PsRun:
         with MasterClient(self.address) as client:
             client.create_job("job", wanted)
 
-    def start_ps(self, ps_id: str) -> None:
+    def start_ps(self, ps_id: str, halts: str = "") -> None:
+        """Start a process. halts: where it stands still, see `halting_ps.py`."""
         environment = self._environment(ELASTANE_PS_ID=ps_id, ELASTANE_LOG_LEVEL="warning")
-        self.processes[ps_id] = _started(ps_id, [sys.executable, "-m", "elastane_ps"], environment)
+        environment |= {"HALT_AT": halts, "HALT_FILE": str(self.halt_file)}
+        command = [str(HALTING)] if halts else ["-m", "elastane_ps"]
+        self.processes[ps_id] = _started(ps_id, [sys.executable, *command], environment)
+
+    @property
+    def halt_file(self) -> Path:
+        return self.folder / "halted"
+
+    def halted(self) -> None:
+        """Wait until a process stands still."""
+        waited = threading.Event()
+        for _ in range(int(WAIT_SECONDS / 0.02)):
+            if self.halt_file.exists():
+                return
+            waited.wait(0.02)
+        raise AssertionError("nobody stands still")
 
     def start_worker(self, worker_id: str) -> None:
         out = self.folder / "out"

@@ -13,7 +13,8 @@ serial           one worker alone: every slot applies the same tasks in the same
 monotone         generations and lives that a process is told never go back; a lease's number is of one lease
 closed           what is told to be closed is not applied any more in that life, by whoever owns the slot
 saved            workers are told of the end when every slot is saved with all that is DONE; so is every slot
-                 when all processes have left in order. A snapshot is of one moment
+                 when all processes have left in order. A snapshot is of one moment, and
+                 a checkpoint that waits, too: what one of its slots applies after it is in none of it
 no crash         nobody crashes, and nobody lacks a slot that the map says it serves
 no refusal       a well-behaved caller's requests are not refused as wrong
 """
@@ -48,7 +49,8 @@ WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.
 class SlotCheckers:
     """All checkers of one run. lossy: the store may lose what it has acknowledged.
 
-    went_back: slots that did, as maps tell. machine: the newest master's; None while none serves.
+    went_back: slots that did, as maps tell. machine, now: the newest master's and its time; None while none
+    serves.
     """
 
     world: World
@@ -58,6 +60,7 @@ class SlotCheckers:
     lossy: bool = False
     job: str = JOB
     machine: Callable[[], JobMachine | None] = lambda: None
+    now: Callable[[], float] = lambda: 0.0
     servers: Callable[[], Collection[PsModel]] = list
     applied_count: int = 0
     verdicts: dict[str, int] = field(default_factory=dict)
@@ -93,6 +96,8 @@ class SlotCheckers:
             self.fail("stale", f"{ps} applies to slot {slot} what is {since} tasks old")
         if push.name in self._closed.get((slot, told.life), ()) and self._owns(ps, slot):
             self.fail("closed", f"{ps} applies task {push.name.task} to slot {slot}, which has closed it")
+        if self._is_saved(ps, slot):
+            self.fail("saved", f"{ps} applies task {push.name.task} to slot {slot}, which a checkpoint has")
         lease = push.name, attempt
         if self._leases.setdefault(push.lease, lease) != lease:
             self.fail("monotone", f"lease {push.lease} is of two leases: {lease}, {self._leases[push.lease]}")
@@ -252,6 +257,14 @@ class SlotCheckers:
         owner = machine.state.slots.processes.get(machine.state.slots.map.places[slot].owner)
         return owner is not None and owner.process.decode() == token
 
+    def _is_saved(self, ps: str, slot: int) -> bool:
+        """True if a checkpoint has the slot, still lacks others, and was to have nothing in flight."""
+        machine = self.machine()
+        flight = machine.state.slots.checkpoint if machine is not None else None
+        if machine is None or flight is None or flight.in_flight or self.lossy:
+            return False
+        return slot in flight.parts and not machine.state.slots.gate.outstanding and self._owns(ps, slot)
+
     def _is_torn(self, name: TaskName, queue: DynamicQueue) -> bool:
         return name in self.torn or queue.times_reopened(name.epoch, name.task) > 0
 
@@ -262,7 +275,7 @@ class SlotCheckers:
         queue = machine.queues.dynamic[push.name.dataset]
         for epoch, tasks in queue._epochs():
             held = tasks.doing.get(push.name.task) if epoch == push.name.epoch else None
-            if held is not None and held.attempt == attempt and held.deadline > self.world.now:
+            if held is not None and held.attempt == attempt and held.deadline > self.now():
                 return True
         return False
 

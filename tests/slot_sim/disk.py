@@ -8,6 +8,7 @@ from elastane_slots.tasks import TaskName
 from sim.world import World
 
 DAMAGED_MAX = 2
+COPY_SECONDS = (0.001, 0.02, 0.3)
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Disk:
         """Return how long a snapshot takes to be written."""
         slow = self.world.now < self.slow_until
         return self.world.rng.choice((0.5, 2.0) if slow else (0.001, 0.01, 0.1))
+
+    def copy_seconds(self) -> float:
+        """Return how long a slot takes to be copied."""
+        slow = self.world.now < self.slow_until
+        return self.world.rng.choice((1.0, 2.0) if slow else COPY_SECONDS)
 
     def write(self, slot: int, image: Image) -> None:
         self.images.setdefault(slot, []).append(image)

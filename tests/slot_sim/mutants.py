@@ -18,6 +18,7 @@ SLOTS = "elastane_slots"
 DECISIONS = "elastane_master.decisions.slots"
 PS = "slot_sim.ps_model"
 DRAWN = "slot_sim.simulation"
+
 MUTANTS = (
     Mutant(
         "names are not looked at",
@@ -38,13 +39,25 @@ MUTANTS = (
         "    if report.lives_sum > book.map.lives_sum or ",
     ),
     Mutant(
-        "leases from before a restore are not fenced out",
+        "pushes of leases that are fenced out are applied",
         f"{SLOTS}.held_slots",
         "if push.lease <= record.fence or (pulled is not None and pulled.life != record.life):",
         "if pulled is not None and pulled.life != record.life:",
         drawn_by=DRAWN,
+        fits=lambda plan: plan.leaves and plan.limit in (0, 1),
+    ),
+    Mutant(
+        "leases from before a restore are not fenced out",
+        f"{SLOTS}.slot_map",
+        "return SlotPlace(owner, life=life, fence=lease, since",
+        "return SlotPlace(owner, life=life, fence=place.fence, since",
+        drawn_by=DRAWN,
         fits=lambda plan: (
-            plan.sparse and plan.slow and plan.copies == 1 and plan.workers > 1 and plan.limit in (0, 1)
+            plan.favourite == "owner killed where a second lease is pushed"
+            and plan.copies == 1
+            and plan.slow
+            and plan.workers > 1
+            and plan.limit in (0, 1)
         ),
     ),
     Mutant(
@@ -56,7 +69,7 @@ MUTANTS = (
     Mutant(
         "ended leases are forgotten and not fenced out",
         f"{DECISIONS}.leasing",
-        "    book.map = book.map.fenced(fence)\n",
+        "    book.map = book.map.fenced(last)\n",
         "",
     ),
     Mutant(
@@ -64,6 +77,14 @@ MUTANTS = (
         f"{DECISIONS}.closing",
         "        if closing is None or len(closing.applied) < len(book.map.places):\n",
         "        if closing is None or not closing.applied:\n",
+    ),
+    Mutant(
+        "tasks that a checkpoint does not wait for are pushed while it is made",
+        f"{DECISIONS}.checkpoints",
+        "        if book.gate.returned:\n            # Before",
+        "        if False:\n            # Before",
+        drawn_by=DRAWN,
+        fits=lambda plan: plan.favourite == "workers frozen while a checkpoint waits",
     ),
     Mutant(
         "workers are told of the end before the slots are saved",
@@ -90,6 +111,14 @@ MUTANTS = (
         "            held.record.frozen = False\n        else:",
     ),
     Mutant(
+        "a slot moves before its backup has all of it",
+        PS,
+        "        held.when(barrier, send)\n",
+        "        send(True)\n",
+        drawn_by=DRAWN,
+        fits=lambda plan: plan.favourite == "push lost for a backup whose slot moves",
+    ),
+    Mutant(
         "a late copy is taken",
         PS,
         "if (place.owner, wanted, place.begun) == (owner.name, self.name, begun) and slot not in self.owned:",
@@ -101,7 +130,7 @@ MUTANTS = (
         "applied = held is not None and place.owner == owner.name and change(held)",
         "applied = held is not None and change(held)",
         drawn_by=DRAWN,
-        fits=lambda plan: plan.copies == 2 and not plan.gentle,
+        fits=lambda plan: plan.favourite == "owner and workers cut off from the master",
     ),
     Mutant(
         "a snapshot is read twice in a life",
@@ -151,7 +180,7 @@ MUTANTS = (
             ),
         ),
         drawn_by=DRAWN,
-        fits=lambda plan: plan.lossy,
+        fits=lambda plan: plan.favourite == "store lost a move whose target is killed",
     ),
     Mutant(
         "who drains as a backup waits for another that there is not",
@@ -179,7 +208,7 @@ MUTANTS = (
         "        if process not in (place.target, place.joining) or not process or begun != place.begun:\n",
         "        if process not in (place.target, place.joining) or not process:\n",
         drawn_by=DRAWN,
-        fits=lambda plan: plan.copies == 2 and not plan.gentle,
+        fits=lambda plan: plan.favourite == "new owner cut off and old one killed",
     ),
     Mutant(
         "returned tasks wait for room",

@@ -23,12 +23,11 @@ from sim.network import Ended, Network, Stream
 from sim.process import Process
 from sim.world import World
 from slot_sim.checkers import SlotCheckers
-from slot_sim.disk import Disk, Image
+from slot_sim.disk import COPY_SECONDS, Disk, Image
 from slot_sim.wire import Wire
 
 ATTEND = "/elastane.v1.SlotService/AttendSlots"
 BEAT_SECONDS = 0.5
-COPY_SECONDS = (0.001, 0.02, 0.3)
 AGAIN_SECONDS = (0.02, 0.2, 1.0)
 
 
@@ -454,7 +453,7 @@ class PsModel:
             return
         base = list(held.names)
         self.checkers.moment("copy begins", self, slot)
-        seconds = self.world.rng.choice(COPY_SECONDS)
+        seconds = self.disk.copy_seconds()
         self.process.call_later(seconds, self._last_part, slot, held, peer, begun, move, base)
 
     def _last_part(
@@ -465,6 +464,8 @@ class PsModel:
         if held.gone or place.begun != begun or peer.name not in (place.target, place.joining):
             return
         record, rest = held.record.encode(), held.names[len(base) :]
+        # Before there is this copy: a move waits for the backup, which may stay that of the new owner.
+        barrier = held.barrier() if move else []
         if move:
             held.record.frozen = True
         else:
@@ -483,8 +484,12 @@ class PsModel:
                 generation, lambda: peer._take_copy(self, slot, begun, move, record, names, answered)
             )
 
-        self.checkers.moment("copy ends", self, slot)
-        self.wire.send(self.process, peer.process, arrive, lambda: answered(-1))
+        def send(there: bool) -> None:
+            if there and self.map.places[slot].begun == begun:
+                self.checkers.moment("copy ends", self, slot)
+                self.wire.send(self.process, peer.process, arrive, lambda: answered(-1))
+
+        held.when(barrier, send)
 
     def _take_copy(
         self,

@@ -27,7 +27,7 @@ ANSWER_SECONDS = 1.0
 AGAIN_SECONDS = 0.05
 STEP_SECONDS = (0.0, 0.01, 0.1)
 #: Longer than a lease.
-LONG_STEP_SECONDS = (4.0, 8.0)
+LONG_SECONDS = (4.0, 8.0)
 READ_SECONDS = (0.0, 0.0, 0.3)
 
 
@@ -37,8 +37,8 @@ class PusherModel(Caller):
 
     leaves: it goes through two data sets, and leaves one for the other now and then; what it has begun goes
     on, as that of a worker that has lost its leases.
-    sparse: a task has nothing for some slots, which hear of its name alone. slow: share of steps that last
-    longer than a lease.
+    sparse: a task has nothing for some slots, which hear of its name alone. slow: share of steps, and of
+    batches that are read, that last longer than a lease.
     """
 
     wire: Wire = None  # type: ignore[assignment]
@@ -179,7 +179,7 @@ class PusherModel(Caller):
         while self.map is None or self.map.generation < task.map_generation:
             await self._newer(0.5)
         # The batch is read before its rows are known.
-        await asyncio.sleep(self.world.rng.choice(READ_SECONDS))
+        await asyncio.sleep(self._seconds(READ_SECONDS))
         slots = range(len(self.map.places))
         pulled = await self._pull_all([slot for slot in slots if self._needs(name, slot)], task)
         if self.world.rng.random() < self.errs:
@@ -189,8 +189,7 @@ class PusherModel(Caller):
                 await self._push_all(list(slots)[: len(slots) // 2], name, task, pulled)
             self._over(dataset, report)
             return
-        is_slow = self.world.rng.random() < self.slow
-        await asyncio.sleep(self.world.rng.choice(LONG_STEP_SECONDS if is_slow else STEP_SECONDS))
+        await asyncio.sleep(self._seconds(STEP_SECONDS))
         if pulled is None:
             report.returned, report.error = True, "a slot was restored"
             self._over(dataset, report)
@@ -207,6 +206,10 @@ class PusherModel(Caller):
             self._over(dataset, None)
             return
         self._over(dataset, report)
+
+    def _seconds(self, usual: tuple[float, ...]) -> float:
+        rng = self.world.rng
+        return rng.choice(LONG_SECONDS if rng.random() < self.slow else usual)
 
     def _needs(self, name: TaskName, slot: int) -> bool:
         return not self.sparse or (name.task + name.epoch + slot) % 3 > 0

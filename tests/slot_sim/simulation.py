@@ -6,6 +6,7 @@ workers are models around the product's pure code.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2, ps_pb2, shard_pb2
 from sim.callers import Operator
+from sim.faults import CLOCK_ERRORS_SECONDS
 from sim.master_model import MasterModel
 from sim.network import Ended, Network
 from sim.simulation import _seeded
@@ -33,6 +35,8 @@ LOOK_SECONDS = 0.05
 FREEZES_SECONDS = (0.1, 0.7, 2.5, 6.0)
 CUTS_SECONDS = (0.1, 0.6, 2.0, 6.0)
 DOWN_SECONDS = (0.02, 0.3, 2.0)
+#: Weight of a plan's favourite fault, beside that of all others.
+FAVOURITE = 10
 
 FAULTS = (
     "server killed",
@@ -51,6 +55,8 @@ FAULTS = (
     "network split",
     "owner lost while its copy is on the way",
     "new owner cut off and old one killed",
+    "owner and workers cut off from the master",
+    "push lost for a backup whose slot moves",
     "owner killed where a copy arrives",
     "owner killed where tasks are closed",
     "owner killed where a second lease is pushed",
@@ -63,14 +69,29 @@ FAULTS = (
     "disk slow",
     "slot saved",
     "checkpoint asked for",
+    "workers frozen while a checkpoint waits",
     "master killed",
     "master frozen",
+    "master's clock set",
     "second master",
     "store killed",
     "store lost writes",
+    "store lost a move whose target is killed",
     "calls lost and doubled",
 )
 """Names of all faults; `_Run._choices` implements them."""
+FAVOURED = {
+    "owner lost while its copy is on the way": 1,
+    "new owner cut off and old one killed": 2,
+    "owner and workers cut off from the master": 2,
+    "push lost for a backup whose slot moves": 2,
+    "owner killed where a copy arrives": 1,
+    "owner killed where tasks are closed": 1,
+    "owner killed where a second lease is pushed": 1,
+    "store lost a move whose target is killed": 1,
+    "workers frozen while a checkpoint waits": 1,
+}
+"""Faults that a plan may favour, with the copies of a slot that they need."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +100,8 @@ class Plan:
 
     alone: one worker with one task at a time. attempts: until a task is FAILED. lossy: the store may lose
     writes. leaves: workers leave one data set for another, with leased tasks. sparse, slow: as of
-    `PusherModel`. together: before all faults, all servers leave in order.
+    `PusherModel`. together: before all faults, all servers leave in order. favourite: one of `FAVOURED`
+    that is drawn more often; "": none is.
     """
 
     slots: int
@@ -98,6 +120,7 @@ class Plan:
     sparse: bool
     slow: float
     together: bool
+    favourite: str
 
     @property
     def alone(self) -> bool:
@@ -124,7 +147,7 @@ def draw(seed: int) -> Plan:
     copies = rng.choice((1, 1, 2))
     workers = rng.choice((1, 2, 3))
     gentle = copies == 2 and rng.random() < 0.6
-    return Plan(
+    plan = Plan(
         slots=rng.choice((2, 3, 5)),
         limit=rng.choice((0, 1, 3, None)),
         copies=copies,
@@ -141,7 +164,12 @@ def draw(seed: int) -> Plan:
         sparse=rng.random() < 0.5,
         slow=rng.choice((0.0, 0.0, 0.1)),
         together=rng.random() < 0.15,
+        favourite="",
     )
+    can = [
+        name for name, least in FAVOURED.items() if copies >= least and (plan.lossy or "store" not in name)
+    ]
+    return plan if gentle or rng.random() < 0.5 else dataclasses.replace(plan, favourite=rng.choice(can))
 
 
 def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
@@ -159,7 +187,7 @@ class _Run:
         self.wire = Wire(world, self.network)
         self.disk = Disk(world)
         self.checkers = SlotCheckers(world, plan.limit, plan.copies, self.disk, plan.lossy)
-        self.checkers.machine = self._machine
+        self.checkers.machine, self.checkers.now = self._machine, self._now
         self.checkers.servers = lambda: list(self.peers.values())
         self.server = StoreServer(world, self.network)
         self.options = LogOptions(rng.choice((0.0, 0.2, 3600.0)), rng.choice((1.0, 5.0)))
@@ -173,6 +201,8 @@ class _Run:
         #: By moment, a fault that happens when it comes.
         self.armed: dict[str, Callable[[PsModel, int], None]] = {}
         self.checkers.moment = self._at_moment
+        #: No other fault until then.
+        self.undisturbed_until = 0.0
         #: Nobody starts servers.
         self.shrinking = False
         self.rate = rng.choice((0.5, 1.5, 4.0))
@@ -302,6 +332,11 @@ class _Run:
                 return host.machine
         return None
 
+    def _now(self) -> float:
+        """The newest master's time, by which leases end."""
+        hosts = [master.host for master in self._serving() if master.host is not None]
+        return hosts[-1].clock() if hosts else self.world.now
+
     @property
     def _servers(self) -> list[PsModel]:
         return [server for server in self.peers.values() if server.is_alive]
@@ -342,7 +377,8 @@ class _Run:
 
     def _start_master(self) -> None:
         name = f"master-{len(self.masters)}"
-        self.world.log(f"{name} starts")
+        offset = self.rng.choice(CLOCK_ERRORS_SECONDS)
+        self.world.log(f"{name} starts, its clock is off by {offset:g} s")
         master = MasterModel(
             self.world,
             self.network,
@@ -350,6 +386,7 @@ class _Run:
             self.checkers,  # type: ignore[arg-type]
             name,
             self.options,
+            wall_offset_seconds=offset,
         )
         self.masters.append(master)
 
@@ -446,7 +483,14 @@ class _Run:
     def _fault(self) -> None:
         if self.world.now >= self.until:
             return
+        if self.world.now < self.undisturbed_until:
+            self._plan_fault()
+            return
         names, actions, weights = zip(*self._choices(), strict=True)
+        weights = [
+            weight * (FAVOURITE if name == self.plan.favourite else 1)
+            for name, weight in zip(names, weights, strict=True)
+        ]
         place = self.rng.choices(range(len(names)), weights)[0]
         if actions[place]() is not False:
             self.injected[names[place]] = self.injected.get(names[place], 0) + 1
@@ -518,6 +562,8 @@ class _Run:
             ("network split", lambda: self._harsh(self._split), 2),
             ("owner lost while its copy is on the way", lambda: self._harsh(self._late_copy), 1),
             ("new owner cut off and old one killed", lambda: self._harsh(self._late_news), 1),
+            ("owner and workers cut off from the master", lambda: self._harsh(self._old_owner), 0.5),
+            ("push lost for a backup whose slot moves", lambda: self._harsh(self._move_without_backup), 1),
             ("owner killed where a copy arrives", lambda: self._harsh(self._kill_at_copy), 1),
             ("owner killed where tasks are closed", lambda: self._harsh(self._kill_at_close), 1),
             ("owner killed where a second lease is pushed", lambda: self._harsh(self._kill_at_push), 1),
@@ -529,12 +575,15 @@ class _Run:
             ("snapshots damaged", lambda: self._harsh(self._damage), 1),
             ("disk slow", lambda: setattr(self.disk, "slow_until", self.world.now + 2.0), 0.5),
             ("slot saved", lambda: server(lambda s: s.process.call_soon(s.save_some)), 4),
-            ("checkpoint asked for", self._checkpoint, 1),
+            ("checkpoint asked for", lambda: self._checkpoint(in_flight=rng.random() < 0.5), 1),
+            ("workers frozen while a checkpoint waits", self._checkpoint_without_workers, 0.5),
             ("master killed", lambda: master(lambda m: m.kill()), 1),
             ("master frozen", lambda: self._harsh(lambda: master(lambda m: m.process.freeze(freeze))), 0.5),
+            ("master's clock set", lambda: master(self._set_clock), 0.5),
             ("second master", lambda: self._harsh(self._start_master), 0.5),
             ("store killed", lambda: self.server.crash(rng.choice(DOWN_SECONDS)), 0.5),
             ("store lost writes", self._lose_writes, 1),
+            ("store lost a move whose target is killed", self._lose_move, 1),
             ("calls lost and doubled", self._trouble, 1),
         ]
 
@@ -553,8 +602,7 @@ class _Run:
 
     def _cut_and_kill(self, server: PsModel) -> None:
         """What it applied last reaches nobody."""
-        others = [other.name for other in self._servers if other is not server]
-        self.network.cut(server.name, others, 1.0)
+        self.network.cut(server.name, self._other_servers(server.name), 1.0)
         seconds = self.rng.uniform(0.05, 0.9)
         self.world.after(seconds, lambda: server.kill() if self._may_lose() else None)
 
@@ -584,8 +632,7 @@ class _Run:
 
         def strike(server: PsModel, slot: int) -> None:
             place, seconds = server.map.places[slot], self.rng.uniform(0.4, 2.0)
-            others = [other.name for other in self._servers if other is not server]
-            self.network.cut(server.name, others, seconds)
+            self.network.cut(server.name, self._other_servers(server.name), seconds)
             self.world.after(0.01, server.kill)
             if self.rng.random() < 0.5:
                 self.armed["slot read"] = self._cut_off_masters
@@ -599,13 +646,71 @@ class _Run:
         """That a copy is complete reaches the master when it has begun another to the same process."""
 
         def strike(server: PsModel, slot: int) -> None:
-            if server.map.places[slot].target != server.name:
-                self.armed["copy taken"] = strike  # it is the owner who tells of a backup
+            place = server.map.places[slot]
+            if place.target != server.name or place.backup in ("", server.name):
+                # It is the owner who tells of a backup; and another owner is to follow at once.
+                self.armed["copy taken"] = strike
                 return
-            self._cut_off_masters(server, slot)
+            self._cut_off_masters(server, slot, 0.6)
+            # The other copy is not complete when the news of the first arrives.
+            self.disk.slow_until = self.world.now + 0.5
+            self.undisturbed_until = self.world.now + 1.5
             self.world.after(0.01, lambda: self._kill_owner(server, slot))
 
         self.armed["copy taken"] = strike
+
+    def _old_owner(self) -> object:
+        """An owner that nobody can tell so owns a slot no more, which its backup has given to another and
+        backs up again. Then workers that know of nothing push to the old one."""
+        backed_up = [server for server in self._servers if server.owned and not server.draining]
+        if self.plan.copies < 2 or not backed_up or not self._workers:
+            return False
+        masters = [one.name for one in self.masters if one.process.alive]
+        for process in (self.rng.choice(backed_up).process, *(worker.process for worker in self._workers)):
+            self.network.cut(process.name, masters, 9.0)
+        for worker in self._workers:
+            worker.process.freeze(self.rng.uniform(4.5, 6.5))
+        for _ in range(2):
+            self.world.after(self.rng.uniform(1.0, 3.5), self._start_server)
+        self.undisturbed_until = self.world.now + 7.0
+        return None
+
+    def _move_without_backup(self) -> object:
+        """A push does not reach the backup of a slot that moves from an owner that leaves; then the new one
+        dies."""
+        if self.plan.copies < 2:
+            return False
+
+        def strike(server: PsModel, slot: int) -> None:
+            place = server.map.places[slot]
+            if not place.target or place.backup in ("", place.target):
+                self.armed["push applied"] = strike
+                return
+            self.network.cut(place.backup, self._other_servers(place.backup), 2.0)
+            server.leave()
+            if (target := self.peers.get(place.target)) is not None:
+                self.world.after(self.rng.uniform(0.4, 1.5), target.kill)
+
+        self.armed["push applied"] = strike
+        return None
+
+    def _lose_move(self) -> object:
+        """The store forgets who owns a slot, and the one that does is lost; who owned it returns."""
+        if not self.plan.lossy:
+            return False
+
+        def strike(server: PsModel, slot: int) -> None:
+            def lose() -> None:
+                self._lose_writes()
+                server.kill()
+
+            self.world.after(self.rng.uniform(0.05, 0.3), lose)
+
+        self.armed["copy taken"] = strike
+        return None
+
+    def _other_servers(self, name: str) -> list[str]:
+        return [server.name for server in self._servers if server.name != name]
 
     def _kill_at_copy(self) -> None:
         self.armed["copy taken"] = lambda server, slot: self.world.after(
@@ -623,9 +728,9 @@ class _Run:
     def _save_at_push(self) -> None:
         self.armed["push applied"] = lambda server, slot: server.process.call_soon(server.save_some)  # type: ignore[assignment]
 
-    def _cut_off_masters(self, server: PsModel, slot: int) -> None:
+    def _cut_off_masters(self, server: PsModel, slot: int, seconds: float = 0.0) -> None:
         masters = [one.name for one in self.masters if one.process.alive]
-        self.network.cut(server.name, masters, self.rng.choice((0.6, 2.0)))
+        self.network.cut(server.name, masters, seconds or self.rng.choice((0.6, 2.0)))
 
     def _kill_owner(self, server: PsModel, slot: int) -> None:
         """The owner of a slot by another process's map."""
@@ -658,10 +763,18 @@ class _Run:
         self.disk.damage(self.rng.choice(sorted(self.disk.images)))
         return None
 
-    def _checkpoint(self) -> None:
+    def _checkpoint_without_workers(self) -> None:
+        """A checkpoint waits for tasks until their leases have ended; their workers push them while slots are
+        saved."""
+        for worker in self._workers:
+            worker.process.freeze(self.rng.uniform(3.2, 5.0))
+        self.disk.slow_until = self.undisturbed_until = self.world.now + 6.0
+        self._checkpoint(in_flight=False)
+
+    def _checkpoint(self, *, in_flight: bool) -> None:
         async def ask() -> None:
             request = ps_pb2.CheckpointSlotsRequest(
-                job=JOB, in_flight=self.rng.random() < 0.5, request_id=self.operator.request_id()
+                job=JOB, in_flight=in_flight, request_id=self.operator.request_id()
             )
             try:
                 await self.operator.ask("SlotService/CheckpointSlots", request, 5.0, may_be_wrong=True)
@@ -669,6 +782,9 @@ class _Run:
                 self.world.log(f"OPERATOR is refused: {ended}")
 
         self.operator.process.spawn(ask())
+
+    def _set_clock(self, master: MasterModel) -> None:
+        master.process.wall_offset_seconds = self.rng.choice(CLOCK_ERRORS_SECONDS)
 
     def _lose_writes(self) -> object:
         if not self.plan.lossy:

@@ -8,7 +8,7 @@ import pytest
 
 from sim.planting import hunt_in_process
 from slot_sim.mutants import MUTANTS
-from slot_sim.simulation import FAULTS, draw, simulate
+from slot_sim.simulation import FAULTS, FAVOURED, draw, simulate
 from slow import further, slow
 
 QUICK, SLOW, FURTHER = 50, 100, 400
@@ -36,7 +36,8 @@ def test_a_seed_replays_exactly() -> None:
 def test_the_faults_really_happen() -> None:
     outcomes = [simulate(seed) for seed in range(100, 140)]
     injected = Counter(name for outcome in outcomes for name in outcome.injected)
-    assert set(FAULTS) - injected.keys() <= {"all servers killed", "store lost writes", "worker joins"}
+    rare = {"all servers killed", "store lost writes", "worker joins", *FAVOURED}
+    assert set(FAULTS) - injected.keys() <= rare
     assert any(outcome.reopened for outcome in outcomes) and any(outcome.lives for outcome in outcomes)
     told: Counter[str] = Counter()
     for outcome in outcomes:
@@ -49,6 +50,7 @@ def test_plans_have_every_kind() -> None:
     assert {plan.copies for plan in plans} == {1, 2} and {plan.limit for plan in plans} == {0, 1, 3, None}
     assert any(plan.alone for plan in plans) and any(plan.gentle for plan in plans)
     assert any(plan.leaves and plan.limit is not None for plan in plans)
+    assert {plan.favourite for plan in map(draw, range(600))} == {"", *FAVOURED}
     assert any(plan.lossy for plan in plans) and any(plan.attempts == 2 for plan in plans)
 
 

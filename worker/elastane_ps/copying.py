@@ -1,8 +1,9 @@
 """Slots on their way to another process, to be owned or backed up there.
 
     owner        COPY_BEGIN, COPY_PART ..., COPY_END with the record          receiver   COPY_DONE
-    move         the owner freezes before the last part, and stays so until a map says what became of it;
-                 the receiver tells the master
+    move         the owner freezes before the last part, and stays so until a map says what became of it; the
+                 record follows when its backup has all of the slot, as it may be the new owner's backup; the
+                 receiver tells the master
     backup       answers wait for the copy from the last part on, and what is applied follows on the same
                  link; the owner tells the master once COPY_DONE has come
 
@@ -23,7 +24,7 @@ from elastane.slots.wire import pad
 from elastane.tables.layout import cut, padded_sum
 from elastane.tables.sections import Section, SectionHeader, decode_headers, encode_headers
 from elastane.tables.slot_weights import SlotWeights
-from elastane_ps.held import Copy, HeldSlot, Holdings
+from elastane_ps.held import Barrier, Copy, HeldSlot, Holdings
 from elastane_ps.links import Links, PeerLink
 from elastane_ps.reading import read_slot
 from elastane_shards.errors import ShardsError
@@ -66,6 +67,9 @@ class Sending:
         ).start()
 
     def _run(self, held: HeldSlot, link: PeerLink, begun: int, move: bool) -> None:
+        def answered(answer: Header | None) -> None:
+            self._answered(held.slot, link, begun, move, answer)
+
         begin = CopyBegin(self._holdings.map.generation, self._holdings.ps_id, held.slot, begun, move)
         link.send(begin)
         digest, count = hashlib.sha256(), 0
@@ -82,6 +86,8 @@ class Sending:
             send(section)
             return link.wait_for_room() and self._wanted(held.slot, link.ps_id, begun)
 
+        ends: list[tuple[CopyEnd, Barrier]] = []
+
         def last(rest: list[Section], mark: int) -> None:
             if not self._wanted(held.slot, link.ps_id, begun):
                 return
@@ -89,14 +95,18 @@ class Sending:
                 send(section)
             record = held.record.encode()
             digest.update(record)
+            end = CopyEnd(held.slot, begun, count, digest.digest(), record)
             if move:
                 held.record.frozen = True
+                ends.append((end, held.barrier()))
             else:
                 held.copies[link.ps_id] = Copy(link, begun)
-            end = CopyEnd(held.slot, begun, count, digest.digest(), record)
-            link.send(end, (), lambda answer: self._answered(held.slot, link, begun, move, answer))
+                link.send(end, (), answered)
 
         read_slot(held, take, last)
+        for end, barrier in ends:
+            if held.wait(barrier) and self._wanted(held.slot, link.ps_id, begun):
+                link.send(end, (), answered)
         if link.error is not None:
             self._broken(held.slot, link.ps_id, begun, str(link.error))
 

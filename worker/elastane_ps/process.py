@@ -124,6 +124,14 @@ class PsProcess:
         return hello
 
     def _receive(self, message: ps_pb2.AttendSlotsResponse) -> None:
+        try:
+            self._take(message)
+        except ElastaneError:
+            raise
+        except Exception as error:  # noqa: BLE001 - else the thread would end, and no map follow any more
+            self._fault(error)
+
+    def _take(self, message: ps_pb2.AttendSlotsResponse) -> None:
         match message.WhichOneof("message"):
             case "welcome":
                 self._server.welcome(message.welcome)

@@ -17,7 +17,7 @@ from elastane_master.decisions.events import (
     TasksRequested,
 )
 from elastane_master.decisions.lease_answers import LeaseResult, RememberedRequest, TaskOutcome, answer_bytes
-from elastane_master.decisions.slots import checkpoints, finishing, leasing
+from elastane_master.decisions.slots import finishing, leasing
 from elastane_proto.history import events as history
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
@@ -102,7 +102,6 @@ def lease(ctx: DecisionContext, event: TasksRequested) -> None:
         _abandon(ctx, event.dataset, event.worker, "its worker left the data set", counts=False)
     if queue.pushes:
         finishing.look(ctx, event.dataset)
-        checkpoints.look(ctx)
     result = _lease(ctx, queue, event, outcomes)
     ctx.result = result
     if ctx.changed and event.request_id:

@@ -159,7 +159,8 @@ class JobMachine:
         slot_map = self.state.slots.map
         try:
             _HANDLERS.get(type(event), operators.request)(ctx, event)
-            if type(event) in _ABOUT_SLOTS or self.state.slots.map is not slot_map:
+            slots = self.state.slots
+            if type(event) in _ABOUT_SLOTS or slots.map is not slot_map or slots.checkpoint is not None:
                 settling.settle(ctx, slot_map, joined=isinstance(event, slot_events.PsJoined))
             step_boundary.release(ctx)
             deadline_on_spot.settle(ctx)

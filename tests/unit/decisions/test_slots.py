@@ -863,6 +863,29 @@ def test_a_checkpoint_does_not_wait_for_tasks_that_nobody_leases_again() -> None
     assert [ps for ps, _ in job.heard(told.SaveSlots)] == ["ps-0", "ps-1"]
 
 
+def test_tasks_that_a_checkpoint_does_not_wait_for_are_fenced_out_before_a_slot_is_saved() -> None:
+    job = begun(ps_staleness=1)
+    first, second = job.lease(2)
+    job.do(said.SlotsCheckpointRequested("c1"))
+    job.report(first, "bad")
+    job.done(second)
+    job.told.clear()
+    [tick] = [job.do(events.Tick(), after=checkpoints.RETURNED_SECONDS)]
+    kinds = [
+        effect.message.__class__ if isinstance(effect, told.SendPs) else effect.__class__
+        for effect in tick.effects
+    ]
+    assert kinds.index(told.SendMap) < kinds.index(told.SaveSlots)
+    assert {place.fence for place in job.map.places} == {second.number}
+    assert job.maps[-1].map == job.map and not job.machine.state.slots.gate.returned
+    assert not job.lease(), "nothing is leased while slots are saved"
+    save_parts(job, str(job.machine.state.slots.checkpoint.checkpoint), 1)  # type: ignore[union-attr]
+    [(owner, manifest)] = job.heard(told.SaveManifest)
+    assert [slot["surplus"] for slot in json.loads(manifest.manifest)["slots"]] == [[]] * SLOTS
+    job.do(said.SlotsSaved(owner, job.sessions[owner], str(manifest.request)))
+    assert [task.index for task in job.lease(2)] == [0, 2], "its tasks are done afterwards"
+
+
 def test_a_checkpoint_with_tasks_in_flight_lists_what_slots_have_of_them() -> None:
     job = begun()
     first, _ = job.lease(2)

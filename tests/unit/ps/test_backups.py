@@ -17,6 +17,7 @@ from elastane.slots.wire import pad
 from elastane_proto.v1 import ps_pb2
 from elastane_ps import replication
 from elastane_ps.replication import Message, Replication
+from elastane_slots.assignment import ranking
 from elastane_slots.pushes import Verdict
 from elastane_slots.tasks import TaskName
 from unit.ps.cluster import DATASET, WAIT_SECONDS, FakeMaster, Worker, cluster
@@ -149,6 +150,26 @@ def test_a_frozen_slot_answers_pulls_and_what_is_applied_and_nothing_else() -> N
         master.settled()
         worker.refresh()
         assert worker.applied()[slot] == {0}
+
+
+def test_a_slot_moves_once_its_backup_has_all_of_it(held_up: threading.Event) -> None:
+    """Its backup may stay that of the new owner, which would answer "applied before" to what that lacks."""
+    with cluster(SPEC, 2, copies=2) as (master, worker):
+        before = master.map.places[0]
+        names = (f"ps-{number}" for number in range(2, 100))
+        joins = next(name for name in names if ranking(0, [before.owner, before.backup, name])[0] == name)
+        held_up.clear()
+        pushed = push(worker, 3, 0, before.owner)
+        assert not is_done(pushed)
+        master.add(joins)
+        with master.changed:
+            assert not master.changed.wait_for(lambda: master.map.places[0].owner == joins, 0.5)
+        held_up.set()
+        with master.changed:
+            assert master.changed.wait_for(lambda: master.map.places[0].owner == joins, WAIT_SECONDS)
+            backup = master.servers[master.map.places[0].backup].holdings
+        master.settled()
+        assert TaskName(DATASET, 0, 3) in backup.others[0].record.applied
 
 
 def test_a_snapshot_is_written_once_the_backup_has_what_is_in_it(

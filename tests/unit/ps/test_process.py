@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,9 +23,11 @@ from elastane.slots.wire import pad
 from elastane.tables.spec_proto import to_proto
 from elastane_proto.rendezvous import group_secret
 from elastane_proto.v1 import ps_pb2, ps_pb2_grpc
+from slow import slow_except
 from unit.tables.models import initial, small
 
 SPEC = small(slots=2)
+HALTING = Path(__file__).parents[2] / "integration" / "scripts" / "halting_ps.py"
 DIGEST = b"d" * 32
 WAIT_SECONDS = 60.0
 
@@ -85,7 +89,7 @@ Start = Callable[..., subprocess.Popen[str]]
 def start(master: tuple[Master, str]) -> Iterator[Start]:
     started = []
 
-    def begin(**variables: str) -> subprocess.Popen[str]:
+    def begin(*command: str, **variables: str) -> subprocess.Popen[str]:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")},
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
@@ -96,7 +100,10 @@ def start(master: tuple[Master, str]) -> Iterator[Start]:
             **variables,
         }
         process = subprocess.Popen(
-            [sys.executable, "-m", "elastane_ps"], env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, *(command or ("-m", "elastane_ps"))],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         return process
@@ -213,6 +220,51 @@ def test_a_fault_ends_it_at_once(master: tuple[Master, str], start: Start) -> No
     welcome(master[0], "", places())  # served, and not here
     assert process.wait(WAIT_SECONDS) == 1
     assert process.stderr is not None and "cannot go on" in process.stderr.read()
+
+
+def test_what_it_cannot_take_of_the_master_ends_it_at_once(master: tuple[Master, str], start: Start) -> None:
+    """Else it would serve on by its old map, and never leave."""
+    process = start()
+    master[0].hears("hello")
+    master[0].say(model=to_proto(SPEC, dense_digest=DIGEST))  # before the settings
+    assert process.wait(WAIT_SECONDS) == 1
+    assert process.stderr is not None and "cannot go on" in process.stderr.read()
+
+
+@pytest.mark.parametrize("state", slow_except(["reads", "saves", "moves"], further=["reads", "moves"]))
+def test_it_leaves_within_its_notice_whatever_it_waits_for(
+    master: tuple[Master, str], start: Start, tmp_path: Path, state: str
+) -> None:
+    """The storage hangs; or another process hangs that a slot, which is frozen, moves to."""
+    halted = tmp_path / "halted"
+    variables = {
+        "HALT_FILE": str(halted),
+        "ELASTANE_NOTICE_SECONDS": "1",
+        "ELASTANE_NOTICE_FILE": str(halted),
+    }
+    process = start(str(HALTING), HALT_AT={"reads": "read", "saves": "snapshot"}.get(state, ""), **variables)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        slots = places(generation=2, restoring=state == "reads")
+        slots.processes.add(ps_id="ps-0", address="127.0.0.1:1")
+        slots.processes.add(ps_id="ps-1", address=f"127.0.0.1:{silent.getsockname()[1]}", secret=DIGEST)
+        if state == "reads":
+            master[0].hears("hello")
+            welcome(master[0], str(tmp_path), slots)
+        else:
+            serving(master[0], str(tmp_path))
+            for number in range(3):
+                master[0].say(save=ps_pb2.SaveSlots(request=f"r{number}", folder=f"f{number}"))
+            for place in slots.places:
+                place.target, place.begun = ("ps-1", 2) if state == "moves" else ("", 0)
+            master[0].say(map=slots)
+            if state == "moves":
+                silent.accept()
+                halted.write_text("null")  # a notice file that says nothing
+        until = time.monotonic() + WAIT_SECONDS
+        while not halted.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_SECONDS / 3) == 1
 
 
 def test_a_refusal_ends_it_with_its_code(master: tuple[Master, str], start: Start) -> None:

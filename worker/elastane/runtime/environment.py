@@ -128,7 +128,7 @@ class WorkerEnvironment(BaseSettings):
             notice = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
             announced = notice.get("workers", {}).get(self.worker_id, notice)
             return max(0.1, float(announced["at"]) - time.time()), str(announced["reason"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return self.notice_seconds, "SIGTERM"
 
     def capacity_type(self) -> common_pb2.CapacityType:

@@ -1,9 +1,10 @@
 """Checkpoints of all slots, and the way back to one.
 
 At a checkpoint nothing is in flight: fresh tasks are not leased until those that are leased are over, or for
-as long as a lease. Then every owner saves its slots, what is DONE is compared with what they have applied,
-and the owner of slot 0 writes the manifest. `in_flight` does not wait: what is DONE is taken before the slots
-are saved, so they have all of it, and what they have beside it is listed.
+as long as a lease. Tasks that were given back are not waited for so long; their leases are fenced out, so
+that nobody pushes them while slots are saved. Then every owner saves its slots, what is DONE is compared with
+what they have applied, and the owner of slot 0 writes the manifest. `in_flight` does not wait: what is DONE
+is taken before the slots are saved, so they have all of it, and what they have beside it is listed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from elastane_master.decisions.slot_book import (
     SlotCheckpointInFlight,
     StoredDone,
 )
-from elastane_master.decisions.slot_effects import SaveManifest, SaveSlots, SendPs
+from elastane_master.decisions.slot_effects import SaveManifest, SaveSlots, SendMap, SendPs
 from elastane_master.decisions.slot_events import (
     SavedPart,
     SlotsCheckpointRequested,
@@ -79,7 +80,6 @@ def requested(ctx: DecisionContext, event: SlotsCheckpointRequested) -> None:
         -1,
     )
     ctx.result = book.checkpoint.checkpoint
-    look(ctx)
 
 
 def name_of(book: SlotBook, request_id: str) -> str:
@@ -105,6 +105,10 @@ def look(ctx: DecisionContext) -> None:
             return
         ctx.touch()
         flight.stage = "saving"
+        if book.gate.returned:
+            # Before anything is saved: workers that lost these tasks may still push them.
+            leasing.fence(ctx)
+            ctx.emit(SendMap(processes.told_map(book)))
     if flight.lives_sum != book.map.lives_sum:
         # What is DONE now is what the slots of these lives have applied.
         ctx.touch()

@@ -62,13 +62,14 @@ def _can_fence(book: SlotBook) -> bool:
     return gate.room() == 0 and not _drains(book) and bool(gate.forgettable(gate.fence(book.leases)))
 
 
-def _fence(ctx: DecisionContext) -> None:
-    """Have slots refuse all leases that have ended, so that their tasks take no room any more."""
+def fence(ctx: DecisionContext) -> None:
+    """Have slots refuse all leases from before those that are outstanding: tasks of which they were the last
+    take no room any more."""
     book = ctx.state.slots
     assert book.map is not None
-    fence = book.gate.fence(book.leases)
-    book.map = book.map.fenced(fence)
-    book.gate.fenced(fence)
+    last = book.gate.fence(book.leases)
+    book.map = book.map.fenced(last)
+    book.gate.fenced(last)
 
 
 def fresh_max(book: SlotBook) -> int | None:
@@ -108,7 +109,7 @@ def lease(
     if blocked(book) or book.map is None:
         return ()
     if _can_fence(book) and not _has_returned(book, dataset):
-        _fence(ctx)
+        fence(ctx)
 
     def returned(epoch: int, index: int) -> bool:
         return TaskName(dataset, epoch, index) in book.gate.returned

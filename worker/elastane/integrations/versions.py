@@ -10,7 +10,11 @@ from packaging.specifiers import SpecifierSet
 from elastane_common.errors import EXIT_REFUSED, ElastaneError
 
 #: As in pyproject.toml: what an integration overrides is not all part of the library's promises.
-TESTED: Final = {"accelerate": ">=1.15,<1.16", "transformers": ">=5.24,<5.25"}
+TESTED: Final = {
+    "accelerate": ">=1.15,<1.16",
+    "lightning": ">=2.6,<2.7",
+    "transformers": ">=5.24,<5.25",
+}
 
 
 class LibraryVersionError(ElastaneError):

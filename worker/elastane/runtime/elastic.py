@@ -17,7 +17,7 @@ from elastane.runtime.asked import how_asked
 from elastane.runtime.assembly import build_trainer
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_values import EpochValues
-from elastane.runtime.job import Job, checked_max_steps, prepared_already
+from elastane.runtime.job import Job, TurnPlace, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipeline_assembly import build_pipeline_trainer
@@ -151,6 +151,19 @@ class ElasticJob(Job):
             rank = self._running_rank(trainer)
             return 0 if trainer.is_leader and rank == 0 else None
         return trainer.place
+
+    def _place(self) -> TurnPlace | None:
+        turn = self._trainer.steps.est_step if self._trainer is not None else None
+        if turn is None:
+            return None
+        return TurnPlace(turn.step, turn.micro, turn.rank, first=turn.slot == 0 and turn.guest is None)
+
+    def _leads(self) -> bool:
+        return self._trainer is not None and self._trainer.joined and self._trainer.is_leader
+
+    def _end_after_epoch(self) -> None:
+        assert self._trainer is not None
+        self._trainer.end_after_epoch()
 
     def _ring_changes(self) -> bool:
         return self._trainer is not None and self._trainer.ring_changes

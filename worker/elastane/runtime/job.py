@@ -29,6 +29,21 @@ from elastane_common.errors import StepError
 if TYPE_CHECKING:
     from elastane.runtime.prepared_objects import PreparedObjects
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TurnPlace:
+    """Where the loop body is.
+
+    step: the global step. micro: index of the mini-batch in it. rank: virtual rank. first: the turn is of the
+    first EST that this process hosts, and not run for a comparison only.
+    """
+
+    step: int
+    micro: int
+    rank: int
+    first: bool
+
+
 _log = structlog.get_logger(__name__)
 
 
@@ -256,6 +271,21 @@ class Job(abc.ABC):
     def _upload_turn(self) -> int | None:
         """Return 0 in the process that uploads the model, n in the n-th to do so if it fails, else None."""
         return 0 if self.is_leader else None
+
+    # Hooks for elastane.integrations, which run a loop in the script's place. Unlike what a script reads, the
+    # answers do not influence what it draws, and are not noted.
+
+    @abc.abstractmethod
+    def _place(self) -> TurnPlace | None:
+        """Return the place of the running turn; None between loader loops."""
+
+    @abc.abstractmethod
+    def _leads(self) -> bool:
+        """True in the process that hosts EST 0; False before it is known which one does."""
+
+    @abc.abstractmethod
+    def _end_after_epoch(self) -> None:
+        """End training when `epochs` is next asked for one, as a `break` out of its loop would."""
 
     def _ring_changes(self) -> bool:
         """True if the processes that train with this one change, so that the leader may be lost."""

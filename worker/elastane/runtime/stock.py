@@ -25,7 +25,7 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
-from elastane.runtime.job import Job, checked_max_steps, prepared_already
+from elastane.runtime.job import Job, TurnPlace, checked_max_steps, prepared_already
 from elastane.runtime.loop_exit import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.pipelines.arguments import PipelineArguments
@@ -91,6 +91,8 @@ class LocalJob(Job):
         self._steps_per_epoch = 0
         self._steps_max = environment.steps_max
         self.step = 0
+        self._micro: int | None = None
+        self._ends_early = False
         #: Why a pipeline may not be evaluated now, as in a ring; empty: it may.
         self._refusal = "before job.epochs"
         self._is_pipeline = self._warned_of_late_log = False
@@ -102,7 +104,16 @@ class LocalJob(Job):
 
     @property
     def _over(self) -> bool:
-        return 0 < self._steps_max <= self.step
+        return self._ends_early or 0 < self._steps_max <= self.step
+
+    def _place(self) -> TurnPlace | None:
+        return None if self._micro is None else TurnPlace(self.step, self._micro, self.rank, first=True)
+
+    def _leads(self) -> bool:
+        return self.is_leader
+
+    def _end_after_epoch(self) -> None:
+        self._ends_early = True
 
     def log(self, **values: Any) -> None:
         """Keep the values for the report of the run, by step.
@@ -134,8 +145,9 @@ class LocalJob(Job):
                 parts = generators.capture() | self._registry.capture()
                 trace.mini_batch_began(self.step, self.rank, micro, batch, parts)
             self._refusal = f"in the loader loop, in step {self.step}"
+            self._micro = micro
             yield batch
-            self._refusal = ""
+            self._refusal, self._micro = "", None
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
                 trace.mini_batch_ended(self.step, self.rank, micro, parts, self._pending)

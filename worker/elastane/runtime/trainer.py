@@ -227,6 +227,10 @@ class Trainer:
             self._state.load(self._closed_elsewhere)
             self._closed_elsewhere = None
 
+    def end_after_epoch(self) -> None:
+        """Let `ended_early` be true from now on: the script, between epochs, wants to train no further."""
+        self._closed_epochs.ended = True
+
     def end_early(self, place: str) -> bool:
         """Report that the script left its loop over epochs at `place`, and wait until all other workers' did
         so too.

@@ -1,0 +1,80 @@
+"""What Lightning's callbacks keep, as part of the job's state, and the files they write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+
+class CallbackStates:
+    """State of all callbacks, and the values they may monitor: an object that `prepare` takes.
+
+    A worker that joins receives it with the weights.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._metrics: dict[str, torch.Tensor] = {}
+
+    def validated(self, names: Iterable[str]) -> None:
+        """Note the values that a validation has logged."""
+        found = self._trainer.callback_metrics
+        self._metrics = self._metrics | {name: found[name] for name in names if name in found}
+
+    def state_dict(self) -> dict[str, Any]:
+        kept = {one.state_key: one.state_dict() for one in self._trainer.callbacks}
+        return {"callbacks": {key: state for key, state in kept.items() if state}, "metrics": self._metrics}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for callback in self._trainer.callbacks:
+            kept = state["callbacks"].get(callback.state_key)
+            if kept is not None:
+                callback.load_state_dict(kept)
+                if isinstance(callback, ModelCheckpoint):
+                    vars(callback).update(kept)  # load_state_dict takes only a part
+        self._metrics = dict(state["metrics"])
+        self._trainer._logger_connector._callback_metrics.update(self._metrics)
+
+
+def same_in_every_worker(trainer: Trainer, job: str) -> None:
+    """Let the names of checkpoint files not depend on which worker chooses them, and when.
+
+    They go to `default_root_dir/checkpoints/JOB` by default: the folder of a logger's version is another one
+    in each worker. A file that another run has left is written over.
+    """
+    for callback in trainer.callbacks:
+        if isinstance(callback, ModelCheckpoint):
+            if callback.dirpath is None:
+                callback.dirpath = str(Path(trainer.default_root_dir) / "checkpoints" / job)
+            callback.file_exists = _is_own(callback)
+
+
+def _is_own(callback: ModelCheckpoint) -> Any:
+    return lambda filepath, trainer: str(filepath) in callback.best_k_models
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Writes a checkpoint whole or not at all: a worker may be killed while it does."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with beside.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        finally:
+            beside.unlink(missing_ok=True)

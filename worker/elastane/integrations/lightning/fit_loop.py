@@ -1,0 +1,182 @@
+"""Lightning's loops over epochs and mini-batches, driven by the job.
+
+A worker runs a turn of the loop body for each of its ranks, and again in a replay. In every turn: the hooks
+up to backward, training_step, and the call of the optimizer's step, which takes effect in the last one. Once
+a step, in that turn: schedulers, on_train_batch_end, loggers, with what the first of the worker's ranks gave.
+What Lightning counts follows from the job's step, so a worker may begin anywhere.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+
+from elastane.integrations.lightning.evaluation import ElasticEvaluationLoop
+from elastane.integrations.lightning.refusals import refused
+from elastane.runtime.job import TurnPlace
+
+if TYPE_CHECKING:
+    from elastane.integrations.lightning.strategy import ElastaneStrategy
+
+
+class ElasticFitLoop(_FitLoop):
+    """The loop over epochs."""
+
+    strategy: ElastaneStrategy
+    epoch_loop: ElasticEpochLoop
+
+    def take_data(self, loader: Any, batches: int) -> None:
+        """Take the training loader. batches: of a rank in an epoch."""
+        self._combined_loader = CombinedLoader(loader, "max_size_cycle")
+        self.max_batches = self.trainer.val_check_batch = batches
+
+    def setup_data(self) -> None:
+        """Nothing: `take_data` was called when the strategy was set up."""
+
+    def run(self) -> None:
+        if self.skip:
+            return
+        self.reset()
+        epochs = self.strategy.epochs(self.max_epochs, self.max_steps)
+        epoch = next(epochs, None)  # joins the ring
+        self.strategy.enter()
+        self.on_run_start()
+        while epoch is not None:
+            for tracker in (self.epoch_progress.total, self.epoch_progress.current):
+                tracker.load_state_dict(dict.fromkeys(("ready", "started", "processed", "completed"), epoch))
+            self.on_advance_start()
+            self.epoch_loop.run_epoch(epoch)
+            self.on_advance_end()
+            if self.trainer.should_stop and self._can_stop_early:
+                self.strategy.job._end_after_epoch()
+            epoch = next(epochs, None)
+        self.strategy.enter()
+        self.on_run_end()
+
+
+class ElasticEpochLoop(_TrainingEpochLoop):
+    """The loop over an epoch's mini-batches."""
+
+    strategy: ElastaneStrategy
+    val_loop: ElasticEvaluationLoop
+    _epoch: int
+    #: Of the first rank here, by mini-batch of the running step: outputs, batch, values of `self.log`.
+    _first: dict[int, tuple[Any, Any, dict[str, Any]]]
+
+    def run_epoch(self, epoch: int) -> None:
+        """Run the turns of an epoch, and validate after it."""
+        strategy, self._epoch, self._first = self.strategy, epoch, {}
+        self.reset()
+        for batch in strategy.turns():
+            self._turn(batch)
+        strategy.enter()
+        batches = self.strategy.job.step * self.trainer.accumulate_grad_batches
+        batches = min(batches - epoch * self._batches_per_epoch, int(self.trainer.num_training_batches))
+        self._count(batches - 1, self.strategy.job.step - 1, ended=True)
+        strategy.sums.put(self._results, epoch)
+        if self._num_ready_batches_reached() and self._should_check_val_epoch():
+            self._validate()
+        if self._num_ready_batches_reached():
+            self._end_batch()
+        self._batches_that_stepped = strategy.job.step
+
+    @property
+    def _batches_per_epoch(self) -> int:
+        """Mini-batches of an epoch in which every step, the last too, has all of its mini-batches."""
+        accumulated = self.trainer.accumulate_grad_batches
+        return -(-int(self.trainer.num_training_batches) // accumulated) * accumulated
+
+    def _turn(self, batch: Any) -> None:
+        trainer, strategy = self.trainer, self.strategy
+        place = strategy.begin_turn()
+        first = place.step * trainer.accumulate_grad_batches - self._epoch * self._batches_per_epoch
+        batch_idx = first + place.micro
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        self._count(batch_idx, place.step)
+        strategy.sums.begin(self._results)
+        trainer._logger_connector.on_batch_start(batch)
+        call._call_callback_hooks(trainer, "on_train_batch_start", batch, batch_idx)
+        if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
+            raise refused(
+                "on_train_batch_start returned -1", "return None: an epoch has all its mini-batches"
+            )
+        arguments = self._build_kwargs(OrderedDict(), batch, batch_idx)
+        outputs = self.automatic_optimization.run(trainer.optimizers[0], batch_idx, arguments)
+        if place.first:
+            if place.micro == 0:
+                self._first = {}
+            logged = {key: one._forward_cache for key, one in self._results.items() if not one.has_reset}
+            self._first[batch_idx] = outputs, batch, logged
+        if strategy.job.stepped:
+            self._stepped(place)
+
+    def _stepped(self, place: TurnPlace) -> None:
+        """Run what ranks of DDP do after a mini-batch, once, for those of the step."""
+        trainer, last = self.trainer, max(self._first)
+        self.strategy.enter()
+        for batch_idx, (outputs, batch, logged) in self._first.items():
+            self._count(batch_idx, place.step + (batch_idx == last), logging_step=place.step)
+            for key, value in logged.items():
+                self._results[key]._forward_cache, self._results[key].has_reset = value, False
+            self.batch_progress.increment_processed()
+            self.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if self._num_ready_batches_reached():
+                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+            call._call_callback_hooks(trainer, "on_train_batch_end", outputs, batch, batch_idx)
+            call._call_lightning_module_hook(trainer, "on_train_batch_end", outputs, batch, batch_idx)
+            trainer._logger_connector.on_batch_end()
+            self.batch_progress.increment_completed()
+            trainer._logger_connector.update_train_step_metrics()
+            if not self._num_ready_batches_reached():
+                self._end_batch()
+        if trainer.should_stop and trainer.fit_loop._can_stop_early:
+            raise refused(
+                "trainer.should_stop in the middle of an epoch",
+                "set it in a hook of validation or of an epoch",
+            )
+
+    def _end_batch(self) -> None:
+        self.update_lr_schedulers("step", update_plateau_schedulers=True)
+        self._save_loggers_on_train_batch_end()
+
+    def _count(
+        self, batch_idx: int, steps: int, *, ended: bool = False, logging_step: int | None = None
+    ) -> None:
+        """Set Lightning's counters. steps: of the optimizer. ended: the mini-batch is over."""
+        before = self._epoch * int(self.trainer.num_training_batches)
+        for tracker, base in ((self.batch_progress.current, 0), (self.batch_progress.total, before)):
+            now = base + batch_idx + 1
+            done = now if ended else now - 1
+            tracker.load_state_dict({"ready": now, "started": now, "processed": done, "completed": done})
+        self.batch_progress.is_last_batch = batch_idx + 1 == self.trainer.num_training_batches
+        step = self.automatic_optimization.optim_progress.optimizer.step
+        step.total.load_state_dict(dict.fromkeys(("ready", "completed"), steps + ended))
+        self._batches_that_stepped = steps if logging_step is None else logging_step
+
+    def _validate(self) -> None:
+        trainer, connector = self.trainer, self.trainer._logger_connector
+        trainer.validating = True
+        first = connector._first_loop_iter
+        call._call_lightning_module_hook(trainer, "on_validation_model_zero_grad")
+        self.val_loop.run()
+        trainer.training = True
+        connector._first_loop_iter = first
+
+
+def take_over(trainer: Any, strategy: ElastaneStrategy) -> ElasticFitLoop:
+    """Make the trainer's loops those of this module; they keep what the Trainer has given them."""
+    loop: Any = trainer.fit_loop
+    for one, kind in (
+        (loop, ElasticFitLoop),
+        (loop.epoch_loop, ElasticEpochLoop),
+        (loop.epoch_loop.val_loop, ElasticEvaluationLoop),
+    ):
+        one.__class__, one.strategy = kind, strategy
+    return loop

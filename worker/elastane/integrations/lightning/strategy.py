@@ -1,0 +1,265 @@
+"""What Lightning asks of a rank, answered by a worker that stands for several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.utilities import _log_hyperparams
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+import elastane
+from elastane.integrations.lightning.callbacks import CallbackStates, WholeFiles, same_in_every_worker
+from elastane.integrations.lightning.evaluation import with_sampler
+from elastane.integrations.lightning.fit_loop import take_over
+from elastane.integrations.lightning.metrics import TrainingSums, monitored, names_of, step_values, unequal
+from elastane.integrations.lightning.refusals import (
+    check_loader,
+    check_optimizer,
+    check_trainer,
+    refused,
+)
+from elastane.runtime import distributed_calls, launcher_variables
+from elastane.runtime.job import Job, TurnPlace
+
+
+class _Wrapped(nn.Module):
+    """The module as the job trains it: as under DDP, its forward is training_step."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
+class ElastaneStrategy(Strategy):
+    """Train a LightningModule in a job, with the bits of `strategy="ddp"` over gloo.
+
+        trainer = Trainer(max_epochs=10, strategy=ElastaneStrategy())
+        trainer.fit(LitClassifier(), loader, val_loader)
+
+    `elastane run --ests N` decides the number of ranks, in place of `devices=`. Without a master the script
+    trains in one process. One fit in a job; `test` and `validate` after it run the whole set in each worker.
+
+    Attributes: job (see `elastane.init`).
+
+    Args:
+        job: of a script that has called `elastane.init` itself.
+        options: find_unused_parameters, static_graph, gradient_as_bucket_view, bucket_cap_mb, as of
+            `job.prepare`.
+    Raises:
+        LightningError: from `fit`, for what would change the bits, by name.
+    """
+
+    def __init__(self, job: Job | None = None, **options: Any) -> None:
+        super().__init__(checkpoint_io=WholeFiles())
+        self.job = elastane.init() if job is None else job
+        for package in ("lightning", "lightning_fabric", "lightning_utilities", "torchmetrics"):
+            distributed_calls.know(package)
+            launcher_variables.know(package)
+        self._options = options
+        self.sums = TrainingSums()
+        self.callback_states: CallbackStates = None  # type: ignore[assignment]
+        self._wrapped: _Wrapped | None = None
+        self._loader: Iterable[Any] = ()
+        self._training_metrics: list[tuple[str, Metric]] = []
+        #: The last turn of rank 0 whose rank-zero functions have run: step, mini-batch.
+        self._shown = (-1, -1)
+        self._rank = 0
+        #: A rank's validation_step is running.
+        self.validates = False
+        self.enter()
+
+    # ------------------------------------------------------------------ ranks
+
+    @property
+    def root_device(self) -> torch.device:
+        on_gpu = self.accelerator is not None and "CUDA" in type(self.accelerator).__name__
+        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    @property
+    def world_size(self) -> int:
+        return self.job.num_ests
+
+    @property
+    def is_distributed(self) -> bool:
+        """Without it Lightning ignores `sync_dist`."""
+        return self.world_size > 1
+
+    @property
+    def global_rank(self) -> int:
+        """In a turn its virtual rank. Elsewhere 0 in the worker that leads, else 1."""
+        return self._rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self._rank == 0
+
+    def enter(self) -> None:
+        """Go on with code that is no rank's turn: rank-zero functions run in the worker that leads."""
+        self._rank = rank_zero_only.rank = 0 if self.job._leads() else 1
+
+    def begin_turn(self) -> TurnPlace:
+        """Go on as the rank whose turn it is; a repeated turn prints and logs nothing."""
+        place = self.job._place()
+        assert place is not None
+        self._rank = rank_zero_only.rank = place.rank
+        if place.rank == 0:
+            rank_zero_only.rank = int((place.step, place.micro) <= self._shown)
+            self._shown = max(self._shown, (place.step, place.micro))
+        return place
+
+    @property
+    def _trainer(self) -> Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    # ------------------------------------------------------------------ set up
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        reset_seed()  # as DDPStrategy does
+        same_in_every_worker(self._trainer, self.job._environment.job)
+
+    def setup(self, trainer: Trainer) -> None:
+        fits, module = trainer.state.fn == TrainerFn.FITTING, self.lightning_module
+        assert module is not None
+        if fits:
+            if self._wrapped is not None:
+                raise refused(
+                    "a second fit", "train all epochs in one fit; a second phase is a job of its own"
+                )
+            if self.job._environment.resolved_mode() == "ddp":
+                raise refused("ELASTANE_MODE=ddp", 'the stock run is the script with strategy="ddp"')
+            check_trainer(trainer, module)
+            loop = take_over(trainer, self)
+            loader = check_loader("train_dataloader", _request_dataloader(loop._data_source))
+            loader = with_sampler(loader, self.world_size, shuffle=True)
+            loop.take_data(loader, len(loader))  # configure_optimizers may ask for the number of steps
+            trainer._accelerator_connector.use_distributed_sampler = (
+                False  # `with_sampler` does what it would
+            )
+        super().setup(trainer)
+        if fits:
+            check_optimizer(trainer.optimizers[0])
+            self._prepare(trainer, module, loader)
+
+    def _prepare(self, trainer: Trainer, module: LightningModule, loader: DataLoader[Any]) -> None:
+        self.callback_states = CallbackStates(trainer)
+        self._training_metrics = [(n, m) for n, m in module.named_modules() if isinstance(m, Metric)]
+        self._wrapped = _Wrapped(module)
+        optimizer = trainer.optimizers[0]
+        optimizer.register_step_pre_hook(self._before_step)
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self.job.register("lightning.log", self.sums)
+        steps = {"accumulation_steps": trainer.accumulate_grad_batches}
+        given = (self._wrapped, optimizer, loader, self.callback_states, *schedulers)
+        self._loader = self.job.prepare(*given, **steps, **self._options)[2]
+
+    def epochs(self, count: int | None, max_steps: int) -> Iterator[int]:
+        """Yield the epochs still to be trained. Called by the fit loop, with the Trainer's limits."""
+        steps = max_steps if max_steps != -1 else None
+        if count is None or count == -1:
+            assert steps is not None
+            accumulated = self._trainer.accumulate_grad_batches
+            count = -(-steps // self.job.steps_per_epoch(self._loader, accumulation_steps=accumulated))
+        bar = self._trainer.progress_bar_callback is not None
+        joined = False
+        for epoch in self.job.epochs(count, max_steps=steps, progress=bar and self.world_size > 1):
+            if not joined:
+                joined = True
+                self.enter()
+                if self.world_size > 1:  # nobody was rank 0 when the Trainer did
+                    _log_hyperparams(self._trainer)
+            yield epoch
+
+    def turns(self) -> Iterable[Any]:
+        """Return the running epoch's mini-batches, of all ranks of this worker."""
+        return self._loader
+
+    # ------------------------------------------------------------------ a step
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._wrapped is not None and self.lightning_module is not None
+        with self.precision_plugin.train_step_context():
+            return self._forward_redirection(
+                self._wrapped, self.lightning_module, "training_step", *args, **kwargs
+            )
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Put what training_step has logged into the rank's context and the job's history."""
+        trainer = self._trainer
+        results = trainer.fit_loop.epoch_loop._results
+        if self.world_size > 1:
+            self._check_logged(trainer, results)
+        self.sums.take(results, trainer.current_epoch)
+        self.job.log(**{"loss": closure_loss, **step_values(results.values())})
+
+    def _check_logged(self, trainer: Trainer, results: Any) -> None:
+        decides = monitored(trainer)
+        for metric in results.values():
+            if names_of(metric) & decides:
+                raise unequal(metric.meta.name)
+            if metric.meta.sync.should:
+                raise _no_sum(metric.meta.name)
+        for name, part in self._training_metrics:
+            if part._update_count:
+                raise refused(
+                    f"the torchmetric {name} is updated in training_step: its state is no rank's own",
+                    "log a number; torchmetrics in validation are reduced over the ranks",
+                )
+
+    def optimizer_step(
+        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        # Not optimizer.step(closure): a step takes effect once the gradients of all ranks are there.
+        result = closure()
+        optimizer.step(**kwargs)
+        return result
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Clip the averaged gradients, after the hooks on_before_optimizer_step."""
+        self.enter()
+        assert self.lightning_module is not None
+        self.precision_plugin._after_closure(self.lightning_module, optimizer)
+
+    # ------------------------------------------------------------------ between ranks
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        if self.world_size > 1 and (self.validates or self.job._place() is not None):
+            raise _no_sum("a value")
+        return tensor
+
+    def barrier(self, name: str | None = None) -> None:
+        """Nothing: workers meet at every step."""
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        return obj
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        if self.world_size > 1:
+            raise refused("all_gather", "log values with self.log, or use a torchmetric in validation")
+        return tensor
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+
+def _no_sum(name: str) -> Exception:
+    return refused(
+        f"self.log({name!r}, ..., sync_dist=True) in training: inside a step there is no value of all ranks",
+        "leave sync_dist out: rank 0's value is logged, and the job's trackers (job.log_to, ELASTANE_LOG_TO)"
+        " write the mean over all ranks",
+    )

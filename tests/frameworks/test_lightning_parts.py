@@ -66,6 +66,11 @@ class Skips(Line):
         return -1
 
 
+class Draws(Line):
+    def on_train_epoch_start(self):
+        torch.rand(1)
+
+
 class Normed(Line):
     def __init__(self) -> None:
         super().__init__()
@@ -119,6 +124,7 @@ REFUSED: dict[str, tuple[Line, dict[str, Any]]] = {
     "EMAWeightAveraging": (Line(), {"callbacks": [callbacks.EMAWeightAveraging()]}),
     "train_time_interval": (Line(), checkpointing(train_time_interval=timedelta(seconds=1))),
     "module with buffers": (Normed(), checkpointing(every_n_train_steps=1)),
+    "on_train_epoch_start": (Draws(), {}),
     "MetricCollection": (Collected(), {}),
     "train_dataloader gives a Stream": (Line(), {"loader": DataLoader(Stream(), 2)}),
     "train_dataloader gives a list": (Line(), {"loader": [DataLoader(DATA)] * 2}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler, _parse_num_batches
@@ -19,11 +19,9 @@ from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from elastane.integrations.lightning.metrics import RankSums, monitored, names_of
+from elastane.integrations.lightning.ranks import Ranks
 from elastane.integrations.lightning.refusals import check_loader, refused
 from elastane.rng import Generators
-
-if TYPE_CHECKING:
-    from elastane.integrations.lightning.strategy import ElastaneStrategy
 
 
 class RanksInTurn:
@@ -35,7 +33,7 @@ class RanksInTurn:
     def __init__(self, loader: DataLoader[Any], batches: int, loop: ElasticEvaluationLoop) -> None:
         self._loader, self._loop, self.batches = loader, loop, batches
         self.sampler: Any = loader.sampler
-        self._generators = Generators(loop.strategy.root_device)
+        self._generators = Generators(loop.trainer.strategy.root_device)
         self._iterator: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
@@ -69,7 +67,7 @@ class RanksInTurn:
 class ElasticEvaluationLoop(_EvaluationLoop):
     """Lightning's loop of validation, over the batches of all ranks."""
 
-    strategy: ElastaneStrategy
+    ranks: Ranks
     _ranks: RanksInTurn
     _sums: RankSums | None = None
 
@@ -78,18 +76,18 @@ class ElasticEvaluationLoop(_EvaluationLoop):
             return
         super().setup_data()
         found: CombinedLoader | None = self._combined_loader
-        if found is None or self.strategy.world_size == 1:
+        if found is None or self.ranks.count == 1:
             return
         if len(found.flattened) != 1:
             raise refused(f"{len(found.flattened)} loaders of validation", "concatenate their data sets")
-        loader = with_sampler(check_loader("val_dataloader", found.flattened[0]), self.strategy.world_size)
+        loader = with_sampler(check_loader("val_dataloader", found.flattened[0]), self.ranks.count)
         batches = _parse_num_batches(RunningStage.VALIDATING, len(loader), self.trainer.limit_val_batches)
         self._ranks = RanksInTurn(loader, int(batches), self)
         found.flattened = [self._ranks]
         self._max_batches = [len(self._ranks)]
 
     def on_run_start(self) -> None:
-        if self.strategy.world_size > 1:
+        if self.ranks.count > 1:
             self._sums = RankSums(self._results, self.trainer.lightning_module)
         super().on_run_start()
 
@@ -101,9 +99,9 @@ class ElasticEvaluationLoop(_EvaluationLoop):
     def _evaluation_step(self, batch: Any, batch_idx: int, *others: Any) -> None:
         if self._sums is not None:
             batch_idx %= self._ranks.batches
-        self.strategy.validates = self._sums is not None
+        self.ranks.validates = self._sums is not None
         super()._evaluation_step(batch, batch_idx, *others)
-        self.strategy.validates = False
+        self.ranks.validates = False
 
     def _store_dataloader_outputs(self) -> None:
         if self._sums is not None and not self.trainer.sanity_checking:
@@ -116,7 +114,7 @@ class ElasticEvaluationLoop(_EvaluationLoop):
         outputs = super().on_run_end()
         if not self.trainer.sanity_checking:
             names = [name for metric in self._results.values() for name in names_of(metric)]
-            self.strategy.callback_states.validated(names)
+            self.ranks.states.validated(names)
         return outputs
 
 

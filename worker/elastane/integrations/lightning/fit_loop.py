@@ -9,25 +9,26 @@ What Lightning counts follows from the job's step, so a worker may begin anywher
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+import torch
+from lightning.pytorch.loggers.utilities import _log_hyperparams
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from elastane.integrations.lightning.evaluation import ElasticEvaluationLoop
+from elastane.integrations.lightning.ranks import Ranks
 from elastane.integrations.lightning.refusals import refused
 from elastane.runtime.job import TurnPlace
-
-if TYPE_CHECKING:
-    from elastane.integrations.lightning.strategy import ElastaneStrategy
 
 
 class ElasticFitLoop(_FitLoop):
     """The loop over epochs."""
 
-    strategy: ElastaneStrategy
+    ranks: Ranks
     epoch_loop: ElasticEpochLoop
 
     def take_data(self, loader: Any, batches: int) -> None:
@@ -42,27 +43,48 @@ class ElasticFitLoop(_FitLoop):
         if self.skip:
             return
         self.reset()
-        epochs = self.strategy.epochs(self.max_epochs, self.max_steps)
+        epochs = self._epochs()
         epoch = next(epochs, None)  # joins the ring
-        self.strategy.enter()
+        self.ranks.enter()
+        if self.ranks.count > 1:  # nobody was rank 0 when the Trainer did
+            _log_hyperparams(self.trainer)
+        drawn: torch.Tensor | None = torch.get_rng_state()
         self.on_run_start()
         while epoch is not None:
             for tracker in (self.epoch_progress.total, self.epoch_progress.current):
                 tracker.load_state_dict(dict.fromkeys(("ready", "started", "processed", "completed"), epoch))
             self.on_advance_start()
+            if epoch == 0 and drawn is not None and not torch.equal(torch.get_rng_state(), drawn):
+                # DDP begins the first epoch's loader, which draws a seed, before these hooks
+                raise refused(
+                    "on_train_start, or on_train_epoch_start of the first epoch, draws random numbers",
+                    "draw them in on_fit_start",
+                )
+            drawn = None
             self.epoch_loop.run_epoch(epoch)
             self.on_advance_end()
             if self.trainer.should_stop and self._can_stop_early:
-                self.strategy.job._end_after_epoch()
+                self.ranks.job._end_after_epoch()
             epoch = next(epochs, None)
-        self.strategy.enter()
+        self.ranks.enter()
         self.on_run_end()
+
+    def _epochs(self) -> Iterator[int]:
+        """Yield the epochs still to be trained, within the Trainer's limits."""
+        job, steps = self.ranks.job, self.max_steps if self.max_steps != -1 else None
+        count = self.max_epochs
+        if count is None or count == -1:
+            assert steps is not None
+            accumulated = self.trainer.accumulate_grad_batches
+            count = -(-steps // job.steps_per_epoch(self.ranks.loader, accumulation_steps=accumulated))
+        bar = self.trainer.progress_bar_callback is not None and self.ranks.count > 1
+        return job.epochs(count, max_steps=steps, progress=bar)
 
 
 class ElasticEpochLoop(_TrainingEpochLoop):
     """The loop over an epoch's mini-batches."""
 
-    strategy: ElastaneStrategy
+    ranks: Ranks
     val_loop: ElasticEvaluationLoop
     _epoch: int
     #: Of the first rank here, by mini-batch of the running step: outputs, batch, values of `self.log`.
@@ -70,20 +92,20 @@ class ElasticEpochLoop(_TrainingEpochLoop):
 
     def run_epoch(self, epoch: int) -> None:
         """Run the turns of an epoch, and validate after it."""
-        strategy, self._epoch, self._first = self.strategy, epoch, {}
+        ranks, self._epoch, self._first = self.ranks, epoch, {}
         self.reset()
-        for batch in strategy.turns():
+        for batch in ranks.loader:
             self._turn(batch)
-        strategy.enter()
-        batches = self.strategy.job.step * self.trainer.accumulate_grad_batches
+        ranks.enter()
+        batches = self.ranks.job.step * self.trainer.accumulate_grad_batches
         batches = min(batches - epoch * self._batches_per_epoch, int(self.trainer.num_training_batches))
-        self._count(batches - 1, self.strategy.job.step - 1, ended=True)
-        strategy.sums.put(self._results, epoch)
+        self._count(batches - 1, self.ranks.job.step - 1, ended=True)
+        ranks.sums.put(self._results, epoch)
         if self._num_ready_batches_reached() and self._should_check_val_epoch():
             self._validate()
         if self._num_ready_batches_reached():
             self._end_batch()
-        self._batches_that_stepped = strategy.job.step
+        self._batches_that_stepped = ranks.job.step
 
     @property
     def _batches_per_epoch(self) -> int:
@@ -92,15 +114,15 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         return -(-int(self.trainer.num_training_batches) // accumulated) * accumulated
 
     def _turn(self, batch: Any) -> None:
-        trainer, strategy = self.trainer, self.strategy
-        place = strategy.begin_turn()
+        trainer, ranks = self.trainer, self.ranks
+        place = ranks.begin_turn()
         first = place.step * trainer.accumulate_grad_batches - self._epoch * self._batches_per_epoch
         batch_idx = first + place.micro
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         self._count(batch_idx, place.step)
-        strategy.sums.begin(self._results)
+        ranks.sums.begin(self._results)
         trainer._logger_connector.on_batch_start(batch)
         call._call_callback_hooks(trainer, "on_train_batch_start", batch, batch_idx)
         if call._call_lightning_module_hook(trainer, "on_train_batch_start", batch, batch_idx) == -1:
@@ -114,13 +136,13 @@ class ElasticEpochLoop(_TrainingEpochLoop):
                 self._first = {}
             logged = {key: one._forward_cache for key, one in self._results.items() if not one.has_reset}
             self._first[batch_idx] = outputs, batch, logged
-        if strategy.job.stepped:
+        if ranks.job.stepped:
             self._stepped(place)
 
     def _stepped(self, place: TurnPlace) -> None:
         """Run what ranks of DDP do after a mini-batch, once, for those of the step."""
         trainer, last = self.trainer, max(self._first)
-        self.strategy.enter()
+        self.ranks.enter()
         for batch_idx, (outputs, batch, logged) in self._first.items():
             self._count(batch_idx, place.step + (batch_idx == last), logging_step=place.step)
             for key, value in logged.items():
@@ -170,7 +192,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):
         connector._first_loop_iter = first
 
 
-def take_over(trainer: Any, strategy: ElastaneStrategy) -> ElasticFitLoop:
+def take_over(trainer: Any, ranks: Ranks) -> ElasticFitLoop:
     """Make the trainer's loops those of this module; they keep what the Trainer has given them."""
     loop: Any = trainer.fit_loop
     for one, kind in (
@@ -178,5 +200,5 @@ def take_over(trainer: Any, strategy: ElastaneStrategy) -> ElasticFitLoop:
         (loop.epoch_loop, ElasticEpochLoop),
         (loop.epoch_loop.val_loop, ElasticEvaluationLoop),
     ):
-        one.__class__, one.strategy = kind, strategy
+        one.__class__, one.ranks = kind, ranks
     return loop

@@ -70,7 +70,7 @@ def check_trainer(trainer: Trainer, module: LightningModule) -> None:
         if not fits:
             raise refused(f"{argument}={given!r}", hint)
     for callback in trainer.callbacks:
-        _check_callback(callback, any(True for _ in module.buffers()))
+        _check_callback(callback)
     if collections := [name for name, part in module.named_modules() if isinstance(part, MetricCollection)]:
         raise refused(
             f"{collections[0]} is a MetricCollection", "make each metric an attribute of the module"
@@ -82,20 +82,13 @@ def _is_whole(share: float) -> bool:
     return isinstance(share, float) and share == 1.0
 
 
-def _check_callback(callback: Any, has_buffers: bool) -> None:
+def _check_callback(callback: Any) -> None:
     name = type(callback).__name__
     for kind, why in _CALLBACKS.items():
         if isinstance(callback, kind):
             raise refused(f"the callback {name}: {why}", "leave it out")
-    if isinstance(callback, callbacks.ModelCheckpoint):
-        if callback._train_time_interval is not None:
-            raise refused(f"{name}(train_time_interval=...): {_EACH_WORKER}", "give it every_n_epochs=")
-        if callback._every_n_train_steps and has_buffers:
-            raise refused(
-                f"{name}(every_n_train_steps=...) of a module with buffers: in the middle of an epoch a"
-                " worker has those of its last rank",
-                "give it every_n_epochs=; elastane run --checkpoint saves in the middle of an epoch",
-            )
+    if isinstance(callback, callbacks.ModelCheckpoint) and callback._train_time_interval is not None:
+        raise refused(f"{name}(train_time_interval=...): {_EACH_WORKER}", "give it every_n_epochs=")
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers.utilities import _log_hyperparams
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors.data_connector import _request_dataloader
 from lightning.pytorch.trainer.states import TrainerFn
@@ -21,7 +19,8 @@ import elastane
 from elastane.integrations.lightning.callbacks import CallbackStates, WholeFiles, same_in_every_worker
 from elastane.integrations.lightning.evaluation import with_sampler
 from elastane.integrations.lightning.fit_loop import take_over
-from elastane.integrations.lightning.metrics import TrainingSums, monitored, names_of, step_values, unequal
+from elastane.integrations.lightning.metrics import monitored, names_of, step_values, unequal
+from elastane.integrations.lightning.ranks import Ranks
 from elastane.integrations.lightning.refusals import (
     check_loader,
     check_optimizer,
@@ -29,7 +28,7 @@ from elastane.integrations.lightning.refusals import (
     refused,
 )
 from elastane.runtime import distributed_calls, launcher_variables
-from elastane.runtime.job import Job, TurnPlace
+from elastane.runtime.job import Job
 
 
 class _Wrapped(nn.Module):
@@ -69,17 +68,9 @@ class ElastaneStrategy(Strategy):
             distributed_calls.know(package)
             launcher_variables.know(package)
         self._options = options
-        self.sums = TrainingSums()
-        self.callback_states: CallbackStates = None  # type: ignore[assignment]
+        self.ranks = Ranks(self.job)
         self._wrapped: _Wrapped | None = None
-        self._loader: Iterable[Any] = ()
         self._training_metrics: list[tuple[str, Metric]] = []
-        #: The last turn of rank 0 whose rank-zero functions have run: step, mini-batch.
-        self._shown = (-1, -1)
-        self._rank = 0
-        #: A rank's validation_step is running.
-        self.validates = False
-        self.enter()
 
     # ------------------------------------------------------------------ ranks
 
@@ -99,31 +90,20 @@ class ElastaneStrategy(Strategy):
 
     @property
     def global_rank(self) -> int:
-        """In a turn its virtual rank. Elsewhere 0 in the worker that leads, else 1."""
-        return self._rank
+        return self.ranks.rank
 
     @property
     def is_global_zero(self) -> bool:
-        return self._rank == 0
+        return self.ranks.rank == 0
 
-    def enter(self) -> None:
-        """Go on with code that is no rank's turn: rank-zero functions run in the worker that leads."""
-        self._rank = rank_zero_only.rank = 0 if self.job._leads() else 1
-
-    def begin_turn(self) -> TurnPlace:
-        """Go on as the rank whose turn it is; a repeated turn prints and logs nothing."""
-        place = self.job._place()
-        assert place is not None
-        self._rank = rank_zero_only.rank = place.rank
-        if place.rank == 0:
-            rank_zero_only.rank = int((place.step, place.micro) <= self._shown)
-            self._shown = max(self._shown, (place.step, place.micro))
-        return place
+    @property
+    def _module(self) -> LightningModule:
+        assert self.lightning_module is not None
+        return self.lightning_module
 
     @property
     def _trainer(self) -> Trainer:
-        assert self.lightning_module is not None
-        return self.lightning_module.trainer
+        return self._module.trainer
 
     # ------------------------------------------------------------------ set up
 
@@ -133,8 +113,7 @@ class ElastaneStrategy(Strategy):
         same_in_every_worker(self._trainer, self.job._environment.job)
 
     def setup(self, trainer: Trainer) -> None:
-        fits, module = trainer.state.fn == TrainerFn.FITTING, self.lightning_module
-        assert module is not None
+        fits, module = trainer.state.fn == TrainerFn.FITTING, self._module
         if fits:
             if self._wrapped is not None:
                 raise refused(
@@ -143,7 +122,7 @@ class ElastaneStrategy(Strategy):
             if self.job._environment.resolved_mode() == "ddp":
                 raise refused("ELASTANE_MODE=ddp", 'the stock run is the script with strategy="ddp"')
             check_trainer(trainer, module)
-            loop = take_over(trainer, self)
+            loop = take_over(trainer, self.ranks)
             loader = check_loader("train_dataloader", _request_dataloader(loop._data_source))
             loader = with_sampler(loader, self.world_size, shuffle=True)
             loop.take_data(loader, len(loader))  # configure_optimizers may ask for the number of steps
@@ -156,46 +135,23 @@ class ElastaneStrategy(Strategy):
             self._prepare(trainer, module, loader)
 
     def _prepare(self, trainer: Trainer, module: LightningModule, loader: DataLoader[Any]) -> None:
-        self.callback_states = CallbackStates(trainer)
+        self.ranks.states = CallbackStates(trainer)
         self._training_metrics = [(n, m) for n, m in module.named_modules() if isinstance(m, Metric)]
         self._wrapped = _Wrapped(module)
         optimizer = trainer.optimizers[0]
         optimizer.register_step_pre_hook(self._before_step)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-        self.job.register("lightning.log", self.sums)
+        self.job.register("lightning.log", self.ranks.sums)
         steps = {"accumulation_steps": trainer.accumulate_grad_batches}
-        given = (self._wrapped, optimizer, loader, self.callback_states, *schedulers)
-        self._loader = self.job.prepare(*given, **steps, **self._options)[2]
-
-    def epochs(self, count: int | None, max_steps: int) -> Iterator[int]:
-        """Yield the epochs still to be trained. Called by the fit loop, with the Trainer's limits."""
-        steps = max_steps if max_steps != -1 else None
-        if count is None or count == -1:
-            assert steps is not None
-            accumulated = self._trainer.accumulate_grad_batches
-            count = -(-steps // self.job.steps_per_epoch(self._loader, accumulation_steps=accumulated))
-        bar = self._trainer.progress_bar_callback is not None
-        joined = False
-        for epoch in self.job.epochs(count, max_steps=steps, progress=bar and self.world_size > 1):
-            if not joined:
-                joined = True
-                self.enter()
-                if self.world_size > 1:  # nobody was rank 0 when the Trainer did
-                    _log_hyperparams(self._trainer)
-            yield epoch
-
-    def turns(self) -> Iterable[Any]:
-        """Return the running epoch's mini-batches, of all ranks of this worker."""
-        return self._loader
+        given = (self._wrapped, optimizer, loader, self.ranks.states, *schedulers)
+        self.ranks.loader = self.job.prepare(*given, **steps, **self._options)[2]
 
     # ------------------------------------------------------------------ a step
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        assert self._wrapped is not None and self.lightning_module is not None
+        assert self._wrapped is not None
         with self.precision_plugin.train_step_context():
-            return self._forward_redirection(
-                self._wrapped, self.lightning_module, "training_step", *args, **kwargs
-            )
+            return self._forward_redirection(self._wrapped, self._module, "training_step", *args, **kwargs)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Put what training_step has logged into the rank's context and the job's history."""
@@ -203,7 +159,7 @@ class ElastaneStrategy(Strategy):
         results = trainer.fit_loop.epoch_loop._results
         if self.world_size > 1:
             self._check_logged(trainer, results)
-        self.sums.take(results, trainer.current_epoch)
+        self.ranks.sums.take(results, trainer.current_epoch)
         self.job.log(**{"loss": closure_loss, **step_values(results.values())})
 
     def _check_logged(self, trainer: Trainer, results: Any) -> None:
@@ -230,14 +186,27 @@ class ElastaneStrategy(Strategy):
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Clip the averaged gradients, after the hooks on_before_optimizer_step."""
-        self.enter()
-        assert self.lightning_module is not None
-        self.precision_plugin._after_closure(self.lightning_module, optimizer)
+        self.ranks.enter()
+        self.precision_plugin._after_closure(self._module, optimizer)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write a file in the worker that leads. Raises LightningError where buffers are not rank 0's."""
+        if (
+            self.world_size > 1
+            and self.job._place() is not None
+            and any(True for _ in self._module.buffers())
+        ):
+            raise refused(
+                "a checkpoint in the middle of an epoch of a module with buffers: a worker has those of its"
+                " last rank",
+                "save at the end of epochs: ModelCheckpoint(every_n_epochs=...)",
+            )
+        super().save_checkpoint(checkpoint, filepath, storage_options)
 
     # ------------------------------------------------------------------ between ranks
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        if self.world_size > 1 and (self.validates or self.job._place() is not None):
+        if self.world_size > 1 and (self.ranks.validates or self.job._place() is not None):
             raise _no_sum("a value")
         return tensor
 

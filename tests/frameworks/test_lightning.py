@@ -1,43 +1,36 @@
-"""Lightning's own DDP over gloo beside the same module with ElastaneStrategy, under kills."""
+"""Lightning's own DDP over gloo beside the same script with ElastaneStrategy, under kills."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from elastane_cli.verify.reference import parse_reference
-from elastane_cli.verify.run import run_verify
-from integration.forkserver import ForkServers
+from frameworks.beside import run_beside
 
-SCRIPT = str(Path(__file__).parent / "lightning_digits.py")
+CHANGES = {
+    "from lightning.pytorch.strategies import DDPStrategy": (
+        "from elastane.integrations.lightning import ElastaneStrategy"
+    ),
+    '    strategy = DDPStrategy(process_group_backend="gloo")': "    strategy = ElastaneStrategy()",
+}
 CASES = {
-    "the classifier of the tutorial": [],
-    "accumulated and clipped": [
-        "--schedule", "epoch",
-        "--trainer", '{"accumulate_grad_batches": 3, "gradient_clip_val": 0.05}',
-    ],
-    "stops early": ["--schedule", "plateau", "--patience", "1", "--trainer", '{"max_epochs": 6}'],
-    "a number of steps": ["--trainer", '{"max_epochs": -1, "max_steps": 26, "num_sanity_val_steps": 0}'],
-}  # fmt: skip
+    "a schedule of steps": [],
+    "accumulated and clipped": ["--schedule=epoch", "--accumulate=3", "--clip=0.05"],
+    "stops early": ["--schedule=plateau", "--patience=1", "--epochs=6"],
+    "a number of steps": ["--epochs=-1", "--steps=26"],
+}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_lightning_module_has_the_bits_of_ddp(case: str, tmp_path: Path, servers: ForkServers) -> None:
-    arguments = [*CASES[case], "--out", "trained.json"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
-    original = parse_reference(
-        " ".join(f"'{word}'" for word in [*torchrun, SCRIPT, "--strategy", "ddp", *arguments])
-    )
-    result = run_verify(
-        tmp_path, [SCRIPT, *arguments], original=original, runs=1, kills=2, seed=4, launch=servers.launch
-    )
+def test_a_lightning_module_has_the_bits_of_ddp(case: str, tmp_path: Path) -> None:
+    result = run_beside("lightning_digits.py", CHANGES, tmp_path, *CASES[case])
     assert result.equal, result.as_json()
     stock, elastic = (
-        json.loads((tmp_path / run / "work" / "trained.json").read_text()) for run in ("reference", "run-1")
+        json.loads((tmp_path / "proof" / run / "work" / "trained.json").read_text())
+        for run in ("reference", "run-1")
     )
     for name in ("weights", "optimizer", "rates", "best", "saved"):
         assert elastic[name] == stock[name], name

@@ -8,7 +8,7 @@ that a million epochs take no more than one. What costs memory is tasks in fligh
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -17,6 +17,8 @@ from elastane_shards.intervals import IntervalSet
 from elastane_slots.tasks import TaskName, TaskRun
 
 VERSION = 1
+#: Sets may have become equal: it is looked whether they have, each time that they have so many names more.
+_SHARE_COUNTS = 256
 
 
 class _Even(msgspec.Struct, frozen=True, array_like=True):
@@ -91,39 +93,18 @@ class _Epochs:
         return _StoredDataset(name, _joined([*self.even, *even]), rest)
 
 
-class AppliedSet:
-    """A mutable set of task names, of any number of datasets."""
+class _Names:
+    """What equal sets share. holders: at least the number of sets that have it."""
 
-    __slots__ = ("_count", "_datasets")
+    __slots__ = ("count", "datasets", "holders")
 
     def __init__(self) -> None:
-        self._datasets: dict[str, _Epochs] = {}
-        self._count = 0
+        self.datasets: dict[str, _Epochs] = {}
+        self.count = 0
+        self.holders = 1
 
-    def add(self, name: TaskName) -> bool:
-        """Add a name; True if it was new. Raises InvalidRequest for a negative epoch or index."""
-        return self.add_run(TaskRun(name.dataset, name.epoch, name.task, name.task + 1)) == 1
-
-    def add_run(self, run: TaskRun) -> int:
-        """Add the names of a run and return how many were new. Raises InvalidRequest."""
-        dataset, epoch, start, end = run
-        if epoch < 0 or not 0 <= start <= end:
-            raise InvalidRequest(
-                f"there are no tasks {start}..{end - 1} of epoch {epoch}", dataset=dataset, epoch=epoch
-            )
-        if start == end:
-            return 0
-        epochs = self._datasets.get(dataset)
-        if epochs is None:
-            epochs = self._datasets[dataset] = _Epochs()
-        elif epoch not in epochs.open and epochs.tasks(epoch).covers(start, end):
-            return 0  # nothing to open
-        new = epochs.opened(epoch).add(start, end)
-        self._count += new
-        return new
-
-    def __contains__(self, name: TaskName) -> bool:
-        epochs = self._datasets.get(name.dataset)
+    def has(self, name: TaskName) -> bool:
+        epochs = self.datasets.get(name.dataset)
         if epochs is None:
             return False
         tasks = epochs.open.get(name.epoch)
@@ -132,8 +113,60 @@ class AppliedSet:
         place = epochs.even_of(name.epoch)
         return place >= 0 and 0 <= name.task < epochs.even[place].count
 
+    def add(self, run: TaskRun) -> int:
+        dataset, epoch, start, end = run
+        epochs = self.datasets.get(dataset)
+        if epochs is None:
+            epochs = self.datasets[dataset] = _Epochs()
+        elif epoch not in epochs.open and epochs.tasks(epoch).covers(start, end):
+            return 0  # nothing to open
+        new = epochs.opened(epoch).add(start, end)
+        self.count += new
+        return new
+
+    def left(self, leaving: int) -> _Names:
+        """Return a copy for so many holders, which leave this."""
+        # Of two threads that count at once one may be lost: it is a holder too many then, never one too few.
+        self.holders -= leaving
+        copied = _Names()
+        copied.count, copied.holders = self.count, leaving
+        for dataset, epochs in self.datasets.items():
+            copied.datasets[dataset] = found = _Epochs()
+            found.even, found.newest = list(epochs.even), epochs.newest
+            found.open = {epoch: IntervalSet(tasks.intervals()) for epoch, tasks in epochs.open.items()}
+        return copied
+
+
+class AppliedSet:
+    """A mutable set of task names, of any number of datasets.
+
+    Sets that `add_to_all` has made equal share their names until one of them is changed without the others.
+    So sets that are changed in different threads need a lock each, and `add_to_all` all of theirs.
+    """
+
+    __slots__ = ("_names",)
+
+    def __init__(self) -> None:
+        self._names = _Names()
+
+    def add(self, name: TaskName) -> bool:
+        """Add a name; True if it was new. Raises InvalidRequest for a negative epoch or index."""
+        return self.add_run(TaskRun(name.dataset, name.epoch, name.task, name.task + 1)) == 1
+
+    def add_run(self, run: TaskRun) -> int:
+        """Add the names of a run and return how many were new. Raises InvalidRequest."""
+        _check(run)
+        if run.start == run.end:
+            return 0
+        if self._names.holders > 1:
+            self._names = self._names.left(1)
+        return self._names.add(run)
+
+    def __contains__(self, name: TaskName) -> bool:
+        return self._names.has(name)
+
     def __len__(self) -> int:
-        return self._count
+        return self._names.count
 
     def __eq__(self, other: object) -> bool:
         return self.encode() == other.encode() if isinstance(other, AppliedSet) else NotImplemented
@@ -141,31 +174,31 @@ class AppliedSet:
     __hash__ = None  # type: ignore[assignment] # mutable
 
     def __repr__(self) -> str:
-        return f"AppliedSet({self._count} tasks of {self.datasets()})"
+        return f"AppliedSet({self._names.count} tasks of {self.datasets()})"
 
     @property
     def count(self) -> int:
         """Number of names."""
-        return self._count
+        return self._names.count
 
     def datasets(self) -> list[str]:
         """Datasets of which there are names, sorted."""
-        return sorted(self._datasets)
+        return sorted(self._names.datasets)
 
     def newest_epoch(self, dataset: str) -> int:
         """The highest epoch of which there is a name; -1 without any."""
-        epochs = self._datasets.get(dataset)
+        epochs = self._names.datasets.get(dataset)
         return epochs.newest if epochs is not None else -1
 
     def tasks(self, dataset: str, epoch: int) -> IntervalSet:
         """Return the indices of an epoch's names; to be read only."""
-        epochs = self._datasets.get(dataset)
+        epochs = self._names.datasets.get(dataset)
         return epochs.tasks(epoch) if epochs is not None else IntervalSet()
 
     def even_until(self, dataset: str, epoch: int, count: int) -> int:
         """Return the end of the epochs from `epoch` on of which exactly the tasks [0, count) are known to be
         here, without a look at each; `epoch` itself if that one has to be looked at."""
-        epochs = self._datasets.get(dataset)
+        epochs = self._names.datasets.get(dataset)
         place = epochs.even_of(epoch) if epochs is not None else -1
         if epochs is None or place < 0 or epochs.even[place].count != count:
             return epoch
@@ -174,7 +207,7 @@ class AppliedSet:
     def runs(self) -> Iterator[TaskRun]:
         """Yield all names as runs, by dataset, epoch and index. Do not add while iterating."""
         for dataset in self.datasets():
-            epochs = self._datasets[dataset]
+            epochs = self._names.datasets[dataset]
             parts = [(entry.start, entry) for entry in epochs.even] + [(epoch, None) for epoch in epochs.open]
             for first, entry in sorted(parts, key=lambda part: part[0]):
                 if entry is not None:
@@ -184,7 +217,7 @@ class AppliedSet:
 
     def encode(self) -> bytes:
         """Serialise as MessagePack. Equal sets have equal bytes."""
-        datasets = [self._datasets[name].stored(name) for name in self.datasets()]
+        datasets = [self._names.datasets[name].stored(name) for name in self.datasets()]
         return msgspec.msgpack.encode(_Stored(VERSION, datasets))
 
     @classmethod
@@ -199,10 +232,10 @@ class AppliedSet:
         result = cls()
         try:
             for dataset in decoded.datasets:
-                if dataset.name in result._datasets:
+                if dataset.name in result._names.datasets:
                     raise InvariantViolated(f"dataset {dataset.name!r} stands twice in a set of tasks")
-                result._datasets[dataset.name] = _restored(dataset)
-            result._count = result._counted()
+                result._names.datasets[dataset.name] = _restored(dataset)
+            result._names.count = result._counted()
             result.validate()
         except ShardsError as error:
             raise InvalidSnapshot(f"the set of tasks contradicts itself: {error}", **error.facts) from error
@@ -216,7 +249,7 @@ class AppliedSet:
 
     def validate(self) -> None:
         """Raise InvariantViolated if the set contradicts itself; for tests and after a restore."""
-        for name, epochs in self._datasets.items():
+        for name, epochs in self._names.datasets.items():
             end = 0
             for entry in epochs.even:
                 if not end <= entry.start < entry.end or entry.count <= 0:
@@ -228,15 +261,61 @@ class AppliedSet:
                     raise InvariantViolated("an epoch is empty, negative or there twice", dataset=name)
             if epochs.newest != max([end - 1, *epochs.open]):
                 raise InvariantViolated("the newest epoch is not the last", dataset=name)
-        if self._count != self._counted():
-            raise InvariantViolated("a set of tasks counts wrong", count=self._count)
+        if self._names.count != self._counted():
+            raise InvariantViolated("a set of tasks counts wrong", count=self._names.count)
 
     def _counted(self) -> int:
         return sum(
             sum((entry.end - entry.start) * entry.count for entry in epochs.even)
             + sum(tasks.count for tasks in epochs.open.values())
-            for epochs in self._datasets.values()
+            for epochs in self._names.datasets.values()
         )
+
+
+def add_to_all(sets: Sequence[AppliedSet], name: TaskName) -> bool:
+    """Add a name to different sets, once for all that share their names. False, and nothing is changed, if
+    one of them has it. Raises InvalidRequest as `add` does."""
+    groups: dict[int, list[AppliedSet]] = {}
+    for one in sets:
+        groups.setdefault(id(one._names), []).append(one)
+    run = TaskRun(name.dataset, name.epoch, name.task, name.task + 1)
+    _check(run)
+    if any(group[0]._names.has(name) for group in groups.values()):
+        return False
+    for group in groups.values():
+        if group[0]._names.holders > len(group):
+            names = group[0]._names.left(len(group))
+            for one in group:
+                one._names = names
+        group[0]._names.add(run)
+    if len(groups) > 1:  # nobody else holds any of these names now
+        _share([group for group in groups.values() if group[0].count % _SHARE_COUNTS == 1])
+    return True
+
+
+def _check(run: TaskRun) -> None:
+    dataset, epoch, start, end = run
+    if epoch < 0 or not 0 <= start <= end:
+        raise InvalidRequest(
+            f"there are no tasks {start}..{end - 1} of epoch {epoch}", dataset=dataset, epoch=epoch
+        )
+
+
+def _share(groups: Sequence[list[AppliedSet]]) -> None:
+    """Have equal sets share their names. groups: sets that do, all of each."""
+    found: dict[bytes, _Names] = {}
+    for group in groups:
+        own = group[0]._names
+        names = found.setdefault(group[0].encode(), own)
+        if names is not own:
+            names.holders += len(group)
+            for one in group:
+                one._names = names
+
+
+def names_of(applied: AppliedSet) -> int:
+    """A number that sets have in common that share their names: what is in one is in the others."""
+    return id(applied._names)
 
 
 def _is_even(tasks: IntervalSet) -> bool:

@@ -19,12 +19,12 @@ has happened meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSnapshot, InvariantViolated
-from elastane_slots.applied import AppliedSet
+from elastane_slots.applied import AppliedSet, add_to_all, names_of
 from elastane_slots.pushes import Answer, Pulled, Push, Verdict
 from elastane_slots.tasks import TaskName
 
@@ -173,32 +173,53 @@ class HeldSlots:
 
         Raises InvalidRequest for a slot, a name or numbers that no client sends.
         """
-        self._check(slot, push)
-        record = self._slots.get(slot)
-        if record is None:
-            absent = Verdict.NOT_YET if push.generation > self.generation else Verdict.MOVED
-            return Answer(absent, self.generation)
-        verdict, staleness = self._verdict(record, push)
-        version = record.version + (verdict is Verdict.APPLIED)
-        return Answer(verdict, self.generation, record.life, version, staleness)
+        return self.judge_all(push, [(slot, push.pulled)])[0]
+
+    def judge_all(self, push: Push, pulled: Sequence[tuple[int, Pulled | None]]) -> list[Answer]:
+        """Return `judge` of a push to several slots. pulled: of each slot, in the place of `push.pulled`."""
+        self._check(push)
+        name, applied, answers = push.name, dict[int, bool](), list[Answer]()
+        for slot, seen in pulled:
+            self._check_slot(slot)
+            if seen is not None and not (0 <= seen.life < _INTEGER_MAX and 0 <= seen.version < _INTEGER_MAX):
+                raise InvalidRequest("a push needs numbers that are not negative", slot=slot)
+            record = self._slots.get(slot)
+            if record is None:
+                absent = Verdict.NOT_YET if push.generation > self.generation else Verdict.MOVED
+                answers.append(Answer(absent, self.generation))
+                continue
+            names = names_of(record.applied)
+            if names not in applied:
+                applied[names] = name in record.applied
+            verdict, staleness = self._verdict(record, push, seen, applied[names])
+            version = record.version + (verdict is Verdict.APPLIED)
+            answers.append(Answer(verdict, self.generation, record.life, version, staleness))
+        return answers
 
     def record(self, slot: int, push: Push) -> None:
         """Note that a push judged as APPLIED was applied. Raises IllegalTransition if it may not be now."""
         answer = self.judge(slot, push)
         if answer.verdict is not Verdict.APPLIED:
             raise IllegalTransition(f"a push that is {answer.verdict} was applied", slot=slot)
-        self._slots[slot].applied.add(push.name)
+        self.record_all([slot], push)
 
-    def _verdict(self, record: SlotRecord, push: Push) -> tuple[Verdict, int]:
+    def record_all(self, slots: Sequence[int], push: Push) -> None:
+        """Note that a push was applied in several slots, by the same judgement. Raises IllegalTransition, and
+        notes it nowhere, if one of them has it."""
+        if not add_to_all([self._slots[slot].applied for slot in slots], push.name):
+            raise IllegalTransition("a push was applied twice", task=push.name.task)
+
+    def _verdict(
+        self, record: SlotRecord, push: Push, pulled: Pulled | None, applied: bool
+    ) -> tuple[Verdict, int]:
         if push.generation < record.since:
             return Verdict.OLD_GENERATION, 0
-        if push.name in record.applied:
+        if applied:
             return Verdict.APPLIED_BEFORE, 0
-        if push.name in record.closed:
+        if record.closed.count and push.name in record.closed:
             return Verdict.CLOSED, 0
         if record.frozen:
             return Verdict.FROZEN, 0
-        pulled = push.pulled
         if push.lease <= record.fence or (pulled is not None and pulled.life != record.life):
             return Verdict.RESTORED, 0
         if pulled is None:
@@ -219,11 +240,10 @@ class HeldSlots:
                 slot=slot,
             )
 
-    def _check(self, slot: int, push: Push) -> None:
-        self._check_slot(slot)
-        pulled = push.pulled or Pulled(0, 0)
-        numbers = (push.name.epoch, push.name.task, push.generation, pulled.life, pulled.version)
-        if not push.name.dataset or push.lease < 1 or not all(0 <= n < _INTEGER_MAX for n in numbers):
+    def _check(self, push: Push) -> None:
+        name = push.name
+        numbers = (name.epoch, name.task, push.generation)
+        if not name.dataset or push.lease < 1 or not all(0 <= n < _INTEGER_MAX for n in numbers):
             raise InvalidRequest(
-                "a push needs a data set, and numbers that are not negative", slot=slot, lease=push.lease
+                "a push needs a data set, and numbers that are not negative", lease=push.lease
             )

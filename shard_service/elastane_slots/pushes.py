@@ -9,7 +9,7 @@ import msgspec
 from elastane_slots.tasks import TaskName
 
 
-class Pulled(msgspec.Struct, frozen=True, array_like=True):
+class Pulled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Which state of a slot a worker has pulled: its life, and the number of tasks applied by then.
 
     Of several pulls for one task the first counts.
@@ -66,7 +66,7 @@ RETURNED_VERDICTS = frozenset({Verdict.RESTORED, Verdict.TOO_OLD})
 AGAIN_VERDICTS = frozenset({Verdict.FROZEN, Verdict.MOVED, Verdict.OLD_GENERATION, Verdict.NOT_YET})
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """A slot's answer to a push.
 
     life, version: of the slot, after the push if it is applied; -1 where the slot is not held. staleness:

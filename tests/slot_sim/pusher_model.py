@@ -248,7 +248,7 @@ class PusherModel(Caller):
                 )
                 if isinstance(told, Answer):
                     code = CODES[told.verdict]
-                    state.answered(slot, code, told.life, told.version, told.staleness, told.generation)
+                    state.answered([slot], code, told.life, told.version, told.staleness, told.generation)
                 if state.outcome is not None:
                     break
             else:

@@ -39,7 +39,7 @@ Told = Callable[[int, str, int, int], None]
 
 
 class Sending:
-    """Copies of this process's slots to others, a thread each.
+    """Copies of this process's slots to others, a thread each; to one process one after the other.
 
     copied: called with (slot, process, begun, version) of a backup that is complete. broken: with (slot,
     process, begun, error).
@@ -67,6 +67,12 @@ class Sending:
         ).start()
 
     def _run(self, held: HeldSlot, link: PeerLink, begun: int, move: bool) -> None:
+        with link.turn:
+            self._copy(held, link, begun, move)
+        if link.error is not None:
+            self._broken(held.slot, link.ps_id, begun, str(link.error))
+
+    def _copy(self, held: HeldSlot, link: PeerLink, begun: int, move: bool) -> None:
         def answered(answer: Header | None) -> None:
             self._answered(held.slot, link, begun, move, answer)
 
@@ -107,8 +113,6 @@ class Sending:
         for end, barrier in ends:
             if held.wait(barrier) and self._wanted(held.slot, link.ps_id, begun):
                 link.send(end, (), answered)
-        if link.error is not None:
-            self._broken(held.slot, link.ps_id, begun, str(link.error))
 
     def _wanted(self, slot: int, process: str, begun: int) -> bool:
         place = self._holdings.map.places[slot]

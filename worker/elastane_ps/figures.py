@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 
+from elastane.slots.frames import CODE_UNINITIALISED, VERDICTS
 from elastane_proto.v1 import ps_pb2
 from elastane_ps.held import Holdings
+from elastane_slots.pushes import Verdict
 from elastane_slots.staleness_counts import COUNTS, place_of
 
 
@@ -24,13 +27,17 @@ class Figures:
         self.bytes_sent = 0
         self.non_finite = 0
 
-    def answered(self, verdict: str, staleness: int) -> None:
-        """Count the answer of one slot."""
+    def answered(self, answers: Iterable[tuple[int, int]]) -> None:
+        """Count answers of slots, by code and staleness; not those that lack initial values."""
         with self._lock:
-            self._verdicts[verdict] += 1
-            if verdict == "applied":
-                self._staleness[place_of(staleness)] += 1
-                self._staleness_sum += staleness
+            for (code, staleness), count in Counter(answers).items():
+                if code == CODE_UNINITIALISED:
+                    continue
+                verdict = VERDICTS[code - 1]
+                self._verdicts[verdict.value] += count
+                if verdict is Verdict.APPLIED:
+                    self._staleness[place_of(staleness)] += count
+                    self._staleness_sum += count * staleness
 
     def frame(self, kind: str, seconds: float, received: int, sent: int) -> None:
         """Count a request. kind: "pull" or "push"."""

@@ -60,6 +60,8 @@ class HeldSlot:
 
     def barrier(self) -> Barrier:
         """Return what an answer that shows the slot's present state waits for."""
+        if not self.copies:
+            return ()
         return [(name, copy, copy.sent) for name, copy in self.copies.items() if copy.acked < copy.sent]
 
     def wait(self, barrier: Barrier) -> bool:

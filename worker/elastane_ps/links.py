@@ -23,8 +23,8 @@ from elastane_common.errors import ElastaneError
 
 _log = structlog.get_logger(__name__)
 
-#: Of copies under way on one link.
-ROOM_BYTES: Final = 64 * 2**20
+#: Of a copy under way on one link: a slot that is frozen waits for no more than this.
+ROOM_BYTES: Final = 16 * 2**20
 
 #: Where a process listens, and its secret; None if the map does not say.
 Address = Callable[[str], tuple[str, bytes] | None]
@@ -44,6 +44,8 @@ class PeerLink:
 
     def __init__(self, ps_id: str, address: Address, broken: Callable[[PeerLink, Exception], None]) -> None:
         self.ps_id = ps_id
+        #: Held by the copy under way: a slot is frozen while its own rest is sent, and not those of others.
+        self.turn = threading.Lock()
         self._address, self._broken = address, broken
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._state = threading.Condition()

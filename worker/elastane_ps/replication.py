@@ -33,7 +33,7 @@ class Replication:
         layout = spec.layout(header.slot)
         if isinstance(header, Replicate):
             rates_module.check(spec.rules, header.rates)
-            return padded_sum(layout.push_sections(header.blocks, header.rows))
+            return layout.push_bytes(header.blocks, header.rows)
         return padded_sum(layout.initial_sections) if isinstance(header, ReplicateInit) else 0
 
     def do(self, header: Message, body: memoryview) -> Header:

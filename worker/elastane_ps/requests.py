@@ -1,5 +1,6 @@
-"""Pulls, pushes and initial values: read, checked as a whole, then done slot by slot.
+"""Pulls, pushes and initial values: read, checked as a whole, then done.
 
+What is pulled is read slot by slot; rows of a push are updated in one step, under the locks of all its slots.
 A frame is checked completely before its first slot is judged. What no client sends raises SlotFrameError or
 InvalidRequest, and its connection is closed. Each request has two steps: `do`, in the order in which frames
 come, and `answer`, which waits for the copies of the slots and may be called later.
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from operator import itemgetter, lt
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from elastane.slots.frames import (
     PullSlot,
     Push,
     Pushed,
-    PushedSlot,
+    PushedSlots,
     PushSlot,
     Replicate,
     ReplicateInit,
@@ -42,18 +44,25 @@ from elastane.slots.frames import (
 from elastane.slots.wire import Piece, pad
 from elastane.tables import rates as rates_module
 from elastane.tables.journal_records import Record
-from elastane.tables.layout import Ids, NonFiniteGradient, PushPart, cut, padded_sum
+from elastane.tables.layout import NonFiniteGradient, PushPart, check_parts, cut, padded_sum
+from elastane.tables.slot_weights import apply_all, prepare_all
 from elastane.tables.spec import ModelSpec
 from elastane_ps.figures import Figures
 from elastane_ps.held import Barrier, HeldSlot, Holdings
 from elastane_ps.journal import entry_of
 from elastane_ps.memory import Room
+from elastane_ps.pulled_rows import PulledRows
 from elastane_slots import pushes
 from elastane_slots.pushes import DONE_VERDICTS, Verdict
 from elastane_slots.pushes import Pulled as Seen
 from elastane_slots.tasks import TaskName
 
+#: Code, life, version and staleness of a slot's answer.
+Said = tuple[int, int, int, int]
 _MOVED: Final = CODES[Verdict.MOVED]
+_DONE: Final = frozenset(CODES[verdict] for verdict in DONE_VERDICTS)
+#: What of a push is applied under one hold of its slots' locks; more if one slot has more.
+BATCH_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,16 @@ class Answer:
 
     make: Callable[[], tuple[Header, Sequence[Piece]]]
     waits: bool = False
+
+
+class _SlotPush(NamedTuple):
+    """A push for one slot. told: None for a name alone. sections: as they came, for copies and journal."""
+
+    slot: int
+    told: PushSlot | None = None
+    seen: Seen | None = None
+    part: PushPart = PushPart()
+    sections: Sequence[memoryview] = ()
 
 
 class PsFault(Exception):  # noqa: N818 - not an error of a request: the process must end
@@ -97,7 +116,8 @@ class Requests:
         """Return the length that the body must have. Raises SlotFrameError, InvalidRequest."""
         if isinstance(header, Pull):
             self._check_slots([told.slot for told in header.slots])
-            return sum(padded_sum(self.spec.layout(t.slot).pull_sections(t.rows)) for t in header.slots)
+            layouts = self.spec.layouts
+            return sum(layouts[told.slot].pull_bytes(told.rows) for told in header.slots if told.rows)
         if isinstance(header, Push):
             return self._push_bytes(header)
         if isinstance(header, Init):
@@ -124,34 +144,29 @@ class Requests:
     # ------------------------------------------------------------------ pulls
 
     def _pull(self, header: Pull, body: memoryview) -> Answer:
-        asked = []
-        for told in header.slots:
-            layout = self.spec.layout(told.slot)
-            sections = layout.pull_sections(told.rows)
-            ids = [np.frombuffer(part, np.int64) for part in cut(body, sections)]
-            for (table, _), own in zip(told.rows, ids, strict=True):
-                layout.check_ids(table, own, ascending=False)
-            asked.append((told, ids))
-            body = body[padded_sum(sections) :]
-        parts = [self._pull_slot(header, told, ids) for told, ids in asked]
+        rows = PulledRows(self.spec, header.slots, body)
+        parts = [self._pull_slot(header, told, number, rows) for number, told in enumerate(header.slots)]
+        rows.complete()
 
         def answer() -> tuple[Header, Sequence[Piece]]:
-            slots, pieces = [], list[Piece]()
-            for entry, values, held, barrier in parts:
+            slots, sections = [], list[memoryview]()
+            for number, (entry, dense, held, barrier) in enumerate(parts):
                 if held is not None and not held.wait(barrier):
-                    entry, values = PulledSlot(entry.slot, _MOVED), []
+                    entry = PulledSlot(entry.slot, _MOVED)
+                elif held is not None:
+                    sections += dense
+                    sections += rows.sections(number)
                 slots.append(entry)
-                pieces += pad(values)
-            return Pulled(self._holdings.map.generation, slots), pieces
+            return Pulled(self._holdings.map.generation, slots), pad(sections)
 
         return Answer(answer, any(barrier for *_, barrier in parts))
 
     def _pull_slot(
-        self, header: Pull, told: PullSlot, ids: Sequence[Ids]
-    ) -> tuple[PulledSlot, list[memoryview], HeldSlot | None, Barrier]:
+        self, header: Pull, told: PullSlot, number: int, rows: PulledRows
+    ) -> tuple[PulledSlot, Sequence[memoryview], HeldSlot | None, Barrier]:
         held = self._holdings.owned.get(told.slot)
         if held is None:
-            return PulledSlot(told.slot, self._absent(header.generation)), [], None, ()
+            return PulledSlot(told.slot, self._absent(header.generation)), (), None, ()
         with held.lock:
             if held.gone:
                 return PulledSlot(told.slot, self._absent(header.generation)), [], None, ()
@@ -160,17 +175,15 @@ class Requests:
             if refused is not None or not weights.initialised:
                 code = CODES[refused] if refused is not None else CODE_UNINITIALISED
                 return PulledSlot(told.slot, code), [], None, ()
-            sizes = weights.layout.pulled_sections(told.dense, told.rows)
-            values = [np.empty(size, np.uint8).data for size in sizes]
-            blocks = len(weights.layout.blocks) if told.dense else 0
-            if blocks:
-                weights.pull_dense(values[:blocks])
-            for (table, _), own, part in zip(told.rows, ids, values[blocks:], strict=True):
-                weights.pull_rows(table, own, part)
+            layout, dense = weights.layout, list[memoryview]()
+            if told.dense and layout.blocks:
+                dense = [np.empty(size, np.uint8).data for size in layout.pulled_sections(True, ())]
+                weights.pull_dense(dense)
+            rows.read(number, weights)
             held.pulls += 1
-            seen = held.record.pulled()
-            entry = PulledSlot(told.slot, CODE_OK, seen.life, seen.version, padded_sum(sizes))
-            return entry, values, held, held.barrier()
+            size = layout.pulled_bytes(told.dense, told.rows)
+            entry = PulledSlot(told.slot, CODE_OK, held.record.life, held.record.version, size)
+            return entry, dense, held, held.barrier()
 
     def _absent(self, generation: int) -> int:
         return CODES[Verdict.NOT_YET] if generation > self._holdings.judge.generation else _MOVED
@@ -179,9 +192,10 @@ class Requests:
 
     def _push_bytes(self, header: Push) -> int:
         self._check_slots([told.slot for told in header.slots])
+        self._check_slots(header.names)
         total = 0
         for told in header.slots:
-            size = padded_sum(self.spec.layout(told.slot).push_sections(told.blocks, told.rows))
+            size = self.spec.layouts[told.slot].push_bytes(told.blocks, told.rows)
             if size != told.size:
                 raise SlotFrameError(f"a push of {told.size} bytes to slot {told.slot}, which are {size}")
             total += size
@@ -191,32 +205,41 @@ class Requests:
         return total
 
     def _push(self, header: Push, body: memoryview) -> Answer:
-        checked = []
+        layouts, at = self.spec.layouts, 0
+        name = TaskName(header.dataset, header.epoch, header.task)
+        push = pushes.Push(name, header.lease, header.generation)
+        parts = []
         for told in header.slots:
-            layout = self.spec.layout(told.slot)
-            sizes = layout.push_sections(told.blocks, told.rows)
-            sections = cut(body, sizes)
+            layout = layouts[told.slot]
+            sections = cut(body[at : at + told.size], layout.push_sections(told.blocks, told.rows))
+            at += told.size
             part = layout.push_part(told.blocks, told.rows, sections)
-            try:
-                layout.check_part(part)
-            except NonFiniteGradient:
-                self._figures.non_finite += 1
-                raise
-            checked.append((told, part, sections))
-            body = body[padded_sum(sizes) :]
-        self._require_room([(told.slot, part) for told, part, _ in checked if part.rows])
+            seen = Seen(told.life, told.version) if told.life >= 0 else None
+            parts.append(_SlotPush(told.slot, told, seen, part, sections))
+        try:
+            check_parts([(layouts[one.slot], one.part) for one in parts])
+        except NonFiniteGradient:
+            self._figures.non_finite += 1
+            raise
+        self._require_room([(one.slot, one.part) for one in parts if one.part.rows])
         self._holdings.lease_seen = max(self._holdings.lease_seen, header.lease)
-        parts = [self._push_slot(header, *entry) for entry in checked]
+        parts += [_SlotPush(slot) for slot in header.names]
+        parts.sort(key=itemgetter(0))
+        if not all(one.slot < after.slot for one, after in pairwise(parts)):
+            raise SlotFrameError("a push names a slot twice")
+        answers = [answer for batch in _batches(parts) for answer in self._push_slots(header, push, batch)]
 
         def answer() -> tuple[Header, Sequence[Piece]]:
-            slots = []
-            for entry, held, barrier in parts:
+            said: dict[Said, list[int]] = {}
+            for slot, what, held, barrier in answers:
                 if held is not None and not held.wait(barrier):
-                    entry = PushedSlot(entry.slot, _MOVED)
-                slots.append(entry)
-            return Pushed(self._holdings.map.generation, slots), ()
+                    what = (_MOVED, -1, -1, 0)
+                said.setdefault(what, []).append(slot)
+            return Pushed(
+                self._holdings.map.generation, [PushedSlots(slots, *what) for what, slots in said.items()]
+            ), ()
 
-        return Answer(answer, any(barrier for *_, barrier in parts))
+        return Answer(answer, any(barrier for *_, barrier in answers))
 
     def _require_room(self, parts: Sequence[tuple[int, PushPart]]) -> None:
         """Raise PsMemoryError if new rows would not fit."""
@@ -238,45 +261,71 @@ class Requests:
                 bytes=needed.total(),
             )
 
-    def _push_slot(
-        self, header: Push, told: PushSlot, part: PushPart, sections: Sequence[memoryview]
-    ) -> tuple[PushedSlot, HeldSlot | None, Barrier]:
-        seen = Seen(told.life, told.version) if told.life >= 0 else None
-        name = TaskName(header.dataset, header.epoch, header.task)
-        push = pushes.Push(name, header.lease, header.generation, seen)
-        held = self._holdings.owned.get(told.slot)
-        if held is None:
-            return self._answered(told.slot, self._holdings.judge.judge(told.slot, push)), None, ()
-        with held.lock:
-            if held.gone:
-                return PushedSlot(told.slot, self._absent(header.generation)), None, ()
-            answer = self._holdings.judge.judge(told.slot, push)
+    def _push_slots(
+        self, header: Push, push: pushes.Push, batch: Sequence[_SlotPush]
+    ) -> list[tuple[int, Said, HeldSlot | None, Barrier]]:
+        """Judge and apply a push at several slots, under all their locks: these are taken in ascending order,
+        and nobody else takes a second one."""
+        owned, locked = self._holdings.owned, list[HeldSlot]()
+        try:
+            for one in batch:
+                if (held := owned.get(one.slot)) is not None:
+                    held.lock.acquire()
+                    locked.append(held)
+            return self._push_locked(header, push, batch, {h.slot: h for h in locked if not h.gone})
+        finally:
+            for held in locked:
+                held.lock.release()
+
+    def _push_locked(
+        self, header: Push, push: pushes.Push, batch: Sequence[_SlotPush], there: dict[int, HeldSlot]
+    ) -> list[tuple[int, Said, HeldSlot | None, Barrier]]:
+        asked = [(one.slot, one.seen) for one in batch if one.slot in there]
+        judged = iter(self._holdings.judge.judge_all(push, asked))
+        absent: Said = (self._absent(header.generation), -1, -1, 0)
+        said: list[tuple[int, Said, HeldSlot | None]] = []
+        applied: dict[float, list[tuple[_SlotPush, HeldSlot]]] = {}
+        for one in batch:
+            held = there.get(one.slot)
+            if held is None:
+                said.append((one.slot, absent, None))
+                continue
+            answer = next(judged)
+            what = (CODES[answer.verdict], answer.life, answer.version, answer.staleness)
             if answer.verdict is Verdict.APPLIED:
-                if not held.weights.initialised:
-                    return PushedSlot(told.slot, CODE_UNINITIALISED), None, ()
-                self._apply(held, header, told, push, part, sections, answer.staleness)
-            entry = self._answered(told.slot, answer)
-            return entry, held, held.barrier() if answer.verdict in DONE_VERDICTS else ()
+                if held.weights.initialised:
+                    scale = 1 / (1 + answer.staleness) if self._settings.scale_by_staleness else 1.0
+                    applied.setdefault(scale, []).append((one, held))
+                else:
+                    what = (CODE_UNINITIALISED, -1, -1, 0)
+            said.append((one.slot, what, held))
+        for scale, parts in applied.items():
+            self._apply(header, push, parts, scale)
+        self._figures.answered([(code, staleness) for _, (code, _, _, staleness), _ in said])
+        return [
+            (slot, what, held, held.barrier() if held is not None and what[0] in _DONE else ())
+            for slot, what, held in said
+        ]
 
     def _apply(
-        self,
-        held: HeldSlot,
-        header: Push,
-        told: PushSlot,
-        push: pushes.Push,
-        part: PushPart,
-        sections: Sequence[memoryview],
-        staleness: int,
+        self, header: Push, push: pushes.Push, parts: Sequence[tuple[_SlotPush, HeldSlot]], scale: float
     ) -> None:
-        scale = 1 / (1 + staleness) if self._settings.scale_by_staleness else 1.0
+        changed = [(held.weights, one.part) for one, held in parts if one.told is not None]
         try:
-            held.weights.apply(held.weights.prepare(part, header.rates), header.rates, scale)
-            self._holdings.judge.record(told.slot, push)
+            if changed:
+                apply_all(prepare_all(changed, header.rates), header.rates, scale)
+            self._holdings.judge.record_all([held.slot for _, held in parts], push)
         except BaseException as error:
-            raise PsFault(f"a push to slot {told.slot} could not be applied: {error!r}") from error
-        held.pushes += 1
-        if not held.copies and self._settings.journal is None:
-            return
+            slots = [one.slot for one, _ in parts]
+            raise PsFault(f"a push to slots {slots} could not be applied: {error!r}") from error
+        for one, held in parts:
+            held.pushes += 1
+            if held.copies or self._settings.journal is not None:
+                self._pass_on(header, one, held, scale)
+
+    def _pass_on(self, header: Push, one: _SlotPush, held: HeldSlot, scale: float) -> None:
+        """Tell the copies of a slot, and the journal, what was applied."""
+        told = one.told or PushSlot(one.slot, -1, -1)
         message = Replicate(
             generation=self._holdings.map.generation,
             sender=self._holdings.ps_id,
@@ -296,13 +345,9 @@ class Requests:
             later=header.later,
         )
         if held.copies:
-            held.send_to_copies(message, pad(sections))
+            held.send_to_copies(message, pad(one.sections))
         if self._settings.journal is not None:
-            self._settings.journal(entry_of(message, sections))
-
-    def _answered(self, slot: int, answer: pushes.Answer) -> PushedSlot:
-        self._figures.answered(answer.verdict.value, answer.staleness)
-        return PushedSlot(slot, CODES[answer.verdict], answer.life, answer.version, answer.staleness)
+            self._settings.journal(entry_of(message, one.sections))
 
     # ------------------------------------------------------------------ initial values, audits
 
@@ -355,10 +400,23 @@ class Requests:
         return Answer(answer, bool(barrier))
 
     def _check_slots(self, slots: Sequence[int]) -> None:
-        if any(not 0 <= slot < self.spec.slots for slot in slots):
-            raise SlotFrameError(f"the model has {self.spec.slots} slots", hint="it is fixed with the job")
-        if any(a >= b for a, b in pairwise(slots)):
+        if not all(map(lt, slots, slots[1:])):
             raise SlotFrameError("slots of a request are not ascending")
+        if slots and not 0 <= slots[0] <= slots[-1] < self.spec.slots:
+            raise SlotFrameError(f"the model has {self.spec.slots} slots", hint="it is fixed with the job")
+
+
+def _batches(parts: Sequence[_SlotPush]) -> Iterator[Sequence[_SlotPush]]:
+    """Divide a push into what is applied under one hold of the slots' locks."""
+    start, size = 0, 0
+    for number, one in enumerate(parts):
+        own = one.told.size if one.told is not None else 0
+        if number > start and size + own > BATCH_BYTES:
+            yield parts[start:number]
+            start, size = number, 0
+        size += own
+    if start < len(parts):
+        yield parts[start:]
 
 
 def timed(figures: Figures, header: Header, began: float, received: int, sent: int) -> None:

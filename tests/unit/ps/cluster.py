@@ -370,12 +370,12 @@ class Worker:
             body = [piece for slot in own for piece in pad(made[slot])]
             reply = connection.send(header, body).result(WAIT_SECONDS)
             assert isinstance(reply.header, Pushed)
-            for entry in reply.header.slots:
+            for entry in reply.header.answers:
                 if entry.code in RETURNED:
                     raise Returned
                 if entry.code in DONE:
-                    lives[entry.slot] = entry.life
-            return {entry.slot: entry.code in DONE for entry in reply.header.slots}
+                    lives.update(dict.fromkeys(entry.slots, entry.life))
+            return {slot: entry.code in DONE for entry in reply.header.answers for slot in entry.slots}
 
         self.each(list(pulled) if slots is None else slots, ask)
         return sum(lives.values())

@@ -116,7 +116,7 @@ def test_a_copy_is_waited_for_before_the_master_hears_of_it() -> None:
         worker.refresh()
         for slot in copied:
             answer = push(worker, 4, slot, "ps-0").result(WAIT_SECONDS).header
-            assert isinstance(answer, Pushed) and answer.slots[0].code == CODES[Verdict.APPLIED]
+            assert isinstance(answer, Pushed) and answer.answers[0].code == CODES[Verdict.APPLIED]
             assert TaskName(DATASET, 0, 4) in joining.holdings.others[slot].record.applied
         for ps_id, note in late:
             with master.changed:
@@ -142,7 +142,7 @@ def test_a_frozen_slot_answers_pulls_and_what_is_applied_and_nothing_else() -> N
         for task in (5, 0):
             answer = push(worker, task, slot, "ps-0").result(WAIT_SECONDS).header
             assert isinstance(answer, Pushed)
-            codes.append(answer.slots[0].code)
+            codes.append(answer.answers[0].code)
         assert codes == [CODES[Verdict.FROZEN], CODES[Verdict.APPLIED_BEFORE]]
         for ps_id, note in told:  # type: ignore[misc]
             with master.changed:

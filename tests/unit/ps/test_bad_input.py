@@ -91,6 +91,9 @@ BAD: dict[str, Bad] = {
     "a body that is too long": lambda w: (push(w)[0], [*push(w)[1], bytes(64)]),
     "a body that is too short": lambda w: (push(w)[0], push(w)[1][:-2]),
     "a wrong size": lambda w: push(w, slots=[msgspec.structs.replace(push(w)[0].slots[0], size=64)]),
+    "a name where gradients are": lambda w: push(w, names=[SLOT]),
+    "a name for a slot twice": lambda w: (push(w, slots=[], names=[1, 1])[0], []),
+    "a name for a slot that is not there": lambda w: (push(w, slots=[], names=[99])[0], []),
     "a bitmap of too many blocks": lambda w: push(w, slots=[PushSlot(SLOT, 0, 0, b"\xff" * 9)]),
     "rates of other groups": lambda w: push(w, rates=[[0.1]]),
     "infinite rates": lambda w: push(w, rates=[[float("inf"), *r[1:]] for r in rates(SPEC)]),
@@ -121,7 +124,7 @@ def test_it_is_refused_and_changes_nothing(running: tuple[FakeMaster, Worker], w
 def code_of(future: Future[Reply]) -> int:
     header = future.result(10).header
     assert isinstance(header, Pushed)
-    return header.slots[0].code
+    return header.answers[0].code
 
 
 def test_one_push_sent_twice_at_once_is_applied_once(running: tuple[FakeMaster, Worker]) -> None:

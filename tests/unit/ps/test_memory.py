@@ -27,7 +27,7 @@ def pushed(worker: Worker, ids: list[int], task: int) -> int:
         worker.connection("ps-0").send(msgspec.structs.replace(header, task=task), body).result(10).header
     )
     assert isinstance(answer, Pushed)
-    return answer.slots[0].code
+    return answer.answers[0].code
 
 
 def test_new_rows_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from elastane.slots.frames import CODES, Push, Pushed
 from elastane.slots.wire import pad
 from elastane.tables.journal_file import JournalReading
 from elastane.tables.journal_records import JournalEntry, JournalError, LifeBegun
+from elastane.tables.sections import Section
+from elastane.tables.slot_weights import SlotWeights, load_all
 from elastane.tables.snapshot_file import SlotSnapshotError
 from elastane.tables.snapshots import names
 from elastane.tables.spec_proto import to_proto
@@ -19,13 +24,17 @@ from elastane_common.storage import Folder
 from elastane_proto.v1 import ps_pb2
 from elastane_ps import app, copying, reading, saving
 from elastane_ps.app import PsServer
+from elastane_ps.held import HeldSlot
+from elastane_ps.links import PeerLink
+from elastane_ps.reading import read_slot
 from elastane_slots.applied import AppliedSet
+from elastane_slots.held_slots import SlotRecord
 from elastane_slots.pushes import Verdict
 from elastane_slots.slot_map import SlotMap
 from elastane_slots.tasks import TaskName
 from unit.ps.cluster import DATASET, WAIT_SECONDS, FakeMaster, cluster
 from unit.ps.test_serving import SPEC, serial
-from unit.tables.models import rates, small
+from unit.tables.models import part_of, push, rates, small, weights_of
 
 
 def saved(master: FakeMaster, request: str, folder: str) -> dict[int, ps_pb2.SavedSlot]:
@@ -152,7 +161,7 @@ def test_closed_tasks_are_applied_nowhere_any_more(copies: int) -> None:
         told = worker.push_slot(9, 5, pulled[5])
         header = Push(worker.map.generation, 99, 1, DATASET, 0, 9, rates(SPEC), [told])
         reply = connection.send(header, pad(worker.gradients(9, 5, pulled[5][2]))).result(10).header
-        assert isinstance(reply, Pushed) and reply.slots[0].code == CODES[Verdict.CLOSED]
+        assert isinstance(reply, Pushed) and reply.answers[0].code == CODES[Verdict.CLOSED]
 
 
 def test_the_journal_has_every_push_once_whoever_applied_it(tmp_path: Path) -> None:
@@ -207,6 +216,56 @@ def test_a_slot_that_is_copied_in_many_rounds_is_equal(monkeypatch: pytest.Monke
         master.settled()
         trained.result()
         assert worker.digests() == serial()
+
+
+def test_slots_go_to_a_process_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that is frozen waits for what is on the way before it: that is nothing of another's."""
+    spec, seen = small(slots=8), list[tuple[str, int]]()
+    receiving = copying.Receiving.do
+
+    def do(self: copying.Receiving, header: Any, body: memoryview) -> Any:
+        seen.append((type(header).__name__, header.slot))
+        return receiving(self, header, body)
+
+    room = PeerLink.wait_for_room
+
+    def wait_for_room(self: PeerLink) -> bool:
+        time.sleep(0.005)  # others would go first
+        return room(self)
+
+    monkeypatch.setattr(copying.Receiving, "do", do)
+    monkeypatch.setattr(PeerLink, "wait_for_room", wait_for_room)
+    monkeypatch.setattr(reading, "LAST_BYTES", 1000)
+    with cluster(spec, 1) as (master, worker):
+        worker.run(range(2))
+        before = worker.digests()
+        master.add("ps-1")
+        master.settled()
+        worker.refresh()
+        assert worker.digests() == before
+    ends = [number for number, (kind, _) in enumerate(seen) if kind == "CopyEnd"]
+    assert len(ends) > 1
+    for start, end in pairwise([-1, *ends]):
+        assert len({slot for _, slot in seen[start + 1 : end + 1]}) == 1 and seen[start + 1][0] == "CopyBegin"
+
+
+def test_a_slot_of_which_all_is_touched_is_not_read_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LAST_BYTES", 1000)
+    spec = small(slots=1)
+    held = HeldSlot(0, SlotRecord(), weights_of(spec, 0))
+    generator, taken = torch.Generator().manual_seed(1), list[Section]()
+
+    def take(section: Section) -> bool:
+        taken.append(section)
+        push(spec, held.weights, part_of(spec, 0, generator, rows=2))  # touches all blocks
+        return True
+
+    assert read_slot(held, take, lambda rest, mark: taken.extend(rest))
+    everything = len(list(held.weights.sections()))
+    assert len(taken) <= 2 * everything
+    copy = SlotWeights(spec, 0)
+    load_all(copy, taken)
+    assert copy.digest() == held.weights.digest()
 
 
 def test_a_damaged_copy_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from elastane.slots.frames import (
 )
 from elastane_slots.pushes import Verdict
 
-PUSH = Push(7, 3, 1, "clicks", 0, 9, [[0.1, 0.0]], [PushSlot(1, 0, 4, b"\x03", [(0, 2)], 192)], [(0, 4)])
+PUSH = Push(7, 3, 1, "clicks", 0, 9, [[0.1, 0.0]], [PushSlot(1, 0, 4, b"\x03", [(0, 2)], 192)], [5], [(0, 4)])
 
 
 def read(data: bytes) -> Header:

@@ -10,7 +10,7 @@ from elastane_slots.pushes import AGAIN_VERDICTS, Verdict
 
 
 def said(state: PushState, slot: int, verdict: Verdict, life: int = 0, staleness: int = 0) -> None:
-    state.answered(slot, CODES[verdict], life, 5, staleness)
+    state.answered([slot], CODES[verdict], life, 5, staleness)
 
 
 def test_done_when_every_slot_has_it_with_the_sum_of_the_lives_in_these_answers() -> None:
@@ -58,14 +58,14 @@ def test_a_closed_task_is_over_whatever_others_say() -> None:
 
 def test_a_slot_without_values_gets_them_first() -> None:
     state = PushState(range(1))
-    state.answered(0, CODE_UNINITIALISED, -1, -1, 0)
+    state.answered([0], CODE_UNINITIALISED, -1, -1, 0)
     assert state.uninitialised == {0} and state.open == {0} and state.outcome is None
 
 
 @pytest.mark.parametrize("code", [CODE_OK, CODE_INVALID, 77, -1])
 def test_other_numbers_are_no_answers(code: int) -> None:
     with pytest.raises(SlotFrameError):
-        PushState(range(1)).answered(0, code, 0, 0, 0)
+        PushState(range(1)).answered([0], code, 0, 0, 0)
 
 
 def test_pauses_grow_to_a_limit() -> None:

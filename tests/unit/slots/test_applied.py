@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastane_shards.errors import InvalidRequest, InvalidSnapshot
-from elastane_slots.applied import AppliedSet
+from elastane_slots import applied as applied_module
+from elastane_slots.applied import AppliedSet, add_to_all, names_of
 from elastane_slots.tasks import TaskName, TaskRun
 
 MIB = 2**20
@@ -162,3 +163,49 @@ def test_without_failed_tasks_they_take_little_memory_too() -> None:
     stored, in_memory = bytes_of(0)
     assert stored < MIB / 4
     assert in_memory < 2 * MIB
+
+
+SETS = st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(SETS, RUNS, st.booleans()), max_size=30), st.integers(1, 4))
+def test_sets_that_share_their_names_are_sets_of_their_own(
+    steps: list[tuple[list[int], TaskRun, bool]], every: int
+) -> None:
+    """together: by `add_to_all`, else one by one. A set that is left alone is dropped, and begins anew."""
+    sets, models = [AppliedSet() for _ in range(5)], [set[TaskName]() for _ in range(5)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(applied_module, "_SHARE_COUNTS", every)
+        for chosen, run, together in steps:
+            name = TaskName(run.dataset, run.epoch, run.start)
+            if together:
+                is_new = all(name not in models[number] for number in chosen)
+                assert add_to_all([sets[number] for number in chosen], name) == is_new
+                if not is_new:
+                    continue
+            elif len(chosen) == 5:
+                sets[chosen[0]], models[chosen[0]] = AppliedSet(), set()
+            for number in chosen:
+                if not together:
+                    sets[number].add(name)
+                models[number].add(name)
+            for one, model in zip(sets, models, strict=True):
+                one.validate()
+                assert {n for run in one.runs() for n in names(run)} == model and one.count == len(model)
+
+
+def test_slots_that_apply_the_same_share_one_set() -> None:
+    sets = [AppliedSet() for _ in range(64)]
+    for task in range(10):
+        assert add_to_all(sets, TaskName("a", 0, task))
+    assert len({names_of(one) for one in sets}) == 1
+    sets[3].add(TaskName("a", 0, 50))
+    assert sets[3].count == 11 and {one.count for one in sets if one is not sets[3]} == {10}
+    with pytest.raises(InvalidRequest):
+        add_to_all(sets, TaskName("a", -1, 0))
+    assert not add_to_all(sets, TaskName("a", 0, 50)) and sets[0].count == 10
+    add_to_all([*sets[:3], *sets[4:]], TaskName("a", 0, 50))
+    for task in range(100, 100 + 256):
+        add_to_all(sets, TaskName("a", 0, task))
+    assert len({names_of(one) for one in sets}) == 1  # equal again, and found to be

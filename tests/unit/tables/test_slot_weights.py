@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from elastane.tables import rates as rates_module
-from elastane.tables.layout import NonFiniteGradient, PushPart, RowGradients, cut, padded, padded_sum
+from elastane.tables.layout import (
+    NonFiniteGradient,
+    PushPart,
+    RowGradients,
+    check_parts,
+    cut,
+    padded,
+    padded_sum,
+)
 from elastane.tables.sections import Section, SectionHeader
-from elastane.tables.slot_weights import SlotWeights, load_all
+from elastane.tables.slot_weights import SlotWeights, apply_all, load_all, prepare_all
 from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSnapshot, ShardsError
 from unit.tables.models import ids_of, initial, part_of, push, rates, small, weights_of
 
@@ -52,6 +62,57 @@ def test_a_copy_in_rounds_while_training_goes_on_is_equal(dense: str, row: str) 
             push(spec, weights, part_of(spec, SLOT, generator, rows=3))  # meanwhile
     load_all(copy, weights.sections(weights.changed_since(mark)))
     assert copy.digest() == weights.digest()
+
+
+@pytest.mark.parametrize("row", ["row_sgd", "rowwise_adagrad", "lazy_adam"])
+def test_slots_that_are_applied_together_have_the_bits_of_one_by_one(row: str) -> None:
+    spec = small(row=row, slots=4)
+    together, single = ([weights_of(spec, slot) for slot in range(4)] for _ in range(2))
+    generator = torch.Generator().manual_seed(4)
+    for rows in (20, 0, 1, 37, 20):
+        parts = [part_of(spec, slot, generator, rows=rows + slot if rows else 0) for slot in range(4)]
+        check_parts([(weights.layout, part) for weights, part in zip(together, parts, strict=True)])
+        pushes = list(zip(together, parts, strict=True))
+        apply_all(prepare_all(pushes, rates(spec)), rates(spec), 0.5)
+        for weights, part in zip(single, parts, strict=True):
+            push(spec, weights, part, 0.5)
+        assert [weights.digest() for weights in together] == [weights.digest() for weights in single]
+        assert [weights.changed_since(0).bytes for weights in together] == [
+            weights.changed_since(0).bytes for weights in single
+        ]
+
+
+def rows_of(slot: int, table: int = 0, ids: list[int] | None = None, value: float = 1.0) -> PushPart:
+    own = ids_of(SPEC, table, slot, 3) if ids is None else np.array(ids, np.int64)
+    return PushPart({}, (RowGradients(table, own, torch.full((len(own), SPEC.tables[table].width), value)),))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (lambda: rows_of(2, ids=[-1]), InvalidRequest),
+        (lambda: rows_of(2, ids=[10**6]), InvalidRequest),
+        (lambda: rows_of(2, ids=ids_of(SPEC, 0, 2, 2)[::-1].tolist()), InvalidRequest),
+        (lambda: rows_of(2, ids=ids_of(SPEC, 0, 2, 1).tolist() * 2), InvalidRequest),
+        (lambda: rows_of(2, ids=ids_of(SPEC, 0, 1, 2).tolist()), InvalidRequest),
+        (lambda: rows_of(2, 1, [5]), InvalidRequest),  # padding, of its slot or not
+        (lambda: rows_of(2, value=float("nan")), NonFiniteGradient),
+        (lambda: rows_of(2, value=float("inf")), NonFiniteGradient),
+        (lambda: PushPart({}, (RowGradients(0, ids_of(SPEC, 0, 2, 2), torch.ones(2, 3)),)), InvalidRequest),
+        (lambda: PushPart({99: torch.ones(2)}), InvalidRequest),
+    ],
+)
+def test_one_wrong_part_of_several_is_refused_as_it_is_alone(
+    wrong: Callable[[], PushPart], error: type[Exception]
+) -> None:
+    layouts = [SPEC.layout(slot) for slot in range(3)]
+    parts = [(layouts[0], rows_of(0)), (layouts[1], rows_of(1))]
+    check_parts([*parts, (layouts[2], rows_of(2))])
+    with pytest.raises(error) as together:
+        check_parts([*parts, (layouts[2], wrong())])
+    with pytest.raises(error) as alone:
+        layouts[2].check_part(wrong())
+    assert str(together.value) == str(alone.value)
 
 
 def test_marks_tell_what_was_touched_and_old_ones_everything() -> None:

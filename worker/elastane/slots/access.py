@@ -38,7 +38,7 @@ class PulledSlots:
 class PushedTask:
     """A task's gradients for all slots; the same bytes whenever it is sent again.
 
-    parts: of all slots; an empty one is a name alone. seen: by slot, as first pulled for the task. later: of
+    parts: by slot; to others the name goes alone. seen: by slot, as first pulled for the task. later: of
     each request for weights after the first, (slot, life, version). rates: by group of the optimizer.
     """
 

@@ -84,7 +84,7 @@ VERDICTS: Final = (
 CODES: Final = {verdict: number for number, verdict in enumerate(VERDICTS, 1)}
 
 
-class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class _Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     pass
 
 
@@ -133,7 +133,8 @@ class PushSlot(_Header):
 
 
 class Push(_Header):
-    """Body: for each slot the gradients. rates: by group. pulls, later: with a journal (JournalEntry)."""
+    """Body: for each slot the gradients. rates: by group. names: slots to which the name goes alone. pulls,
+    later: with a journal (JournalEntry)."""
 
     generation: int
     lease: int
@@ -143,14 +144,15 @@ class Push(_Header):
     task: int
     rates: list[list[float]]
     slots: list[PushSlot]
+    names: list[int] = []
     pulls: list[tuple[int, int]] = []
     later: list[list[tuple[int, int, int]]] = []
 
 
-class PushedSlot(_Header):
-    """code: number of a verdict, CODE_UNINITIALISED or CODE_INVALID."""
+class PushedSlots(_Header):
+    """What several slots say. code: number of a verdict, CODE_UNINITIALISED or CODE_INVALID."""
 
-    slot: int
+    slots: list[int]
     code: int
     life: int = -1
     version: int = -1
@@ -158,10 +160,10 @@ class PushedSlot(_Header):
 
 
 class Pushed(_Header):
-    """Answers of the slots, in the order of the push."""
+    """Answers of all slots of the push, each once."""
 
     generation: int
-    slots: list[PushedSlot]
+    answers: list[PushedSlots]
 
 
 class Init(_Header):

@@ -7,7 +7,7 @@ slot's answer is not final.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from elastane.slots.access import PushOutcome
@@ -71,26 +71,28 @@ class PushState:
         return PushOutcome("done", "", lives, self._staleness, versions, generations)
 
     def answered(
-        self, slot: int, code: int, life: int, version: int, staleness: int, generation: int = 0
+        self, slots: Sequence[int], code: int, life: int, version: int, staleness: int, generation: int = 0
     ) -> None:
-        """Take a slot's answer. generation: of the map that it was given by.
+        """Take the answer of slots. generation: of the map that it was given by.
 
         Raises SlotFrameError for one that no parameter server gives.
         """
         if code == CODE_UNINITIALISED:
-            self.uninitialised.add(slot)
+            self.uninitialised.update(slots)
             return
         verdict = verdict_of(code)
         if verdict is None:
             raise SlotFrameError(f"a push was answered with {code}")
-        if verdict in AGAIN_VERDICTS or slot not in self.open:
+        new = self.open.intersection(slots)
+        if verdict in AGAIN_VERDICTS or not new:
             return
         if verdict in DONE_VERDICTS:
-            self.open.discard(slot)
-            self._lives[slot], self._versions[slot] = life, version
+            self.open -= new
+            self._lives.update(dict.fromkeys(new, life))
+            self._versions.update(dict.fromkeys(new, version))
             self._generations.add(generation)
             self._staleness = max(self._staleness, staleness)
         elif verdict in RETURNED_VERDICTS:
-            self._returned = self._returned or REASONS[verdict].format(slot)
+            self._returned = self._returned or REASONS[verdict].format(min(new))
         else:
             self._closed = True

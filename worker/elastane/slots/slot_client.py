@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import structlog
@@ -283,17 +284,20 @@ class _Pulling(_Conversation):
     def __init__(self, spec: ModelSpec, lease: int, wanted: Mapping[int, Wanted]) -> None:
         self._spec, self._lease, self._wanted = spec, lease, wanted
         self.open = set(wanted)
+        self._rows = {slot: [(table, len(ids)) for table, ids in one.rows] for slot, one in wanted.items()}
+        self._answer_bytes = {
+            slot: spec.layouts[slot].pulled_bytes(one.dense, self._rows[slot]) for slot, one in wanted.items()
+        }
         self.uninitialised: set[int] = set()
         self.found: dict[int, PulledSlot] = {}
         self.returned = ""
 
     def size(self, slot: int) -> int:
-        layout, wanted, rows = self._spec.layout(slot), self._wanted[slot], self._rows(slot)
-        return padded_sum(layout.pull_sections(rows)) + padded_sum(layout.pulled_sections(wanted.dense, rows))
+        return max(self._spec.layouts[slot].pull_bytes(self._rows[slot]), self._answer_bytes[slot])
 
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
-        asked = [PullSlot(slot, self._wanted[slot].dense, self._rows(slot)) for slot in slots]
-        body = [part for slot in slots for part in pad([bytes_of(ids) for _, ids in self._wanted[slot].rows])]
+        asked = [PullSlot(slot, self._wanted[slot].dense, self._rows[slot]) for slot in slots]
+        body = pad([bytes_of(ids) for slot in slots for _, ids in self._wanted[slot].rows])
         return Pull(generation, 0 if self.returned else self._lease, asked), body
 
     def answered(self, slots: list[int], reply: Reply) -> None:
@@ -308,30 +312,29 @@ class _Pulling(_Conversation):
                 if verdict in RETURNED_VERDICTS:
                     self.returned = REASONS[verdict].format(entry.slot)
             else:
-                sizes = self._spec.layout(entry.slot).pulled_sections(
-                    self._wanted[entry.slot].dense, self._rows(entry.slot)
-                )
-                taken = padded_sum(sizes)
+                taken = self._answer_bytes[entry.slot]
                 if taken > len(rest) or entry.life < 0 or entry.version < 0:
                     raise SlotFrameError(f"slot {entry.slot} was answered with {len(rest)} bytes")
                 if entry.slot in self.open:
-                    seen = Seen(entry.life, entry.version)
-                    self.found[entry.slot] = PulledSlot(seen, cut(rest, sizes))
+                    sizes = self._spec.layouts[entry.slot].pulled_sections(
+                        self._wanted[entry.slot].dense, self._rows[entry.slot]
+                    )
+                    self.found[entry.slot] = PulledSlot(Seen(entry.life, entry.version), cut(rest, sizes))
                     self.open.discard(entry.slot)
                 rest = rest[taken:]
-
-    def _rows(self, slot: int) -> list[tuple[int, int]]:
-        return [(table, len(ids)) for table, ids in self._wanted[slot].rows]
 
 
 class _Pushing(_Conversation):
     def __init__(self, spec: ModelSpec, task: PushedTask, *, journal: bool) -> None:
         self._spec, self._task = spec, task
         self.state = PushState(range(spec.slots))
-        self._slots = {slot: self._slot(slot, task.parts.get(slot, PushPart())) for slot in range(spec.slots)}
-        nothing = Seen(-1, -1)
-        seen = [task.seen.get(slot, nothing) for slot in range(spec.slots)]
-        self._pulls = [(one.life, one.version) for one in seen] if journal else []
+        parts = {slot: part for slot, part in task.parts.items() if part.blocks or part.rows}
+        self._slots = {slot: self._slot(slot, part) for slot, part in parts.items()}
+        self._pulls = list[tuple[int, int]]()
+        if journal:
+            nothing = Seen(-1, -1)
+            seen = [task.seen.get(slot, nothing) for slot in range(spec.slots)]
+            self._pulls = [(one.life, one.version) for one in seen]
         self._later = task.later if journal else []
 
     @property
@@ -343,7 +346,7 @@ class _Pushing(_Conversation):
         return self.state.uninitialised
 
     def size(self, slot: int) -> int:
-        return self._slots[slot][0].size
+        return self._slots[slot][0].size if slot in self._slots else 0
 
     def request(self, generation: int, slots: list[int]) -> tuple[Header, Body]:
         task = self._task
@@ -355,27 +358,24 @@ class _Pushing(_Conversation):
             task.epoch,
             task.index,
             task.rates,
-            [self._slots[slot][0] for slot in slots],
+            [self._slots[slot][0] for slot in slots if slot in self._slots],
+            [slot for slot in slots if slot not in self._slots],
             self._pulls,
             self._later,
         )
-        return header, [piece for slot in slots for piece in self._slots[slot][1]]
+        return header, [piece for slot in slots if slot in self._slots for piece in self._slots[slot][1]]
 
     def answered(self, slots: list[int], reply: Reply) -> None:
-        if not isinstance(reply.header, Pushed) or [entry.slot for entry in reply.header.slots] != slots:
+        header = reply.header
+        if not isinstance(header, Pushed) or sorted(chain(*(one.slots for one in header.answers))) != slots:
             raise SlotFrameError("a push was answered with something else")
-        for entry in reply.header.slots:
-            self.state.answered(
-                entry.slot, entry.code, entry.life, entry.version, entry.staleness, reply.header.generation
-            )
+        for one in header.answers:
+            self.state.answered(one.slots, one.code, one.life, one.version, one.staleness, header.generation)
 
     def _slot(self, slot: int, part: PushPart) -> tuple[PushSlot, Body]:
-        layout = self._spec.layout(slot)
-        if not part.blocks and not part.rows:
-            return PushSlot(slot, -1, -1), ()
         seen = self._task.seen[slot]
-        bitmap, rows, sections = layout.push_message(part)
-        size = padded_sum(layout.push_sections(bitmap, rows))
+        bitmap, rows, sections = self._spec.layouts[slot].push_message(part)
+        size = padded_sum(map(len, sections))
         return PushSlot(slot, seen.life, seen.version, bitmap, rows, size), pad(sections)
 
 

@@ -41,10 +41,12 @@ class BlockState:
 
     def step(self, rule: str, gradient: Tensor, numbers: Sequence[float]) -> None:
         """Apply a gradient. numbers: as `rates.NAMES` has them."""
-        steps = torch.tensor(float(self.steps))
         if rule == "sgd":
             self._sgd(gradient, numbers)
-        elif rule == "adagrad":
+            self.steps += 1
+            return
+        steps = torch.tensor(float(self.steps))
+        if rule == "adagrad":
             adagrad(
                 [self.values],
                 [gradient],

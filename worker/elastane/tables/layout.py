@@ -11,11 +11,12 @@ slot's blocks and then of the tables:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ ROWS_MAX: Final = 2**27
 
 Ids = NDArray[np.int64]
 Values = torch.Tensor
+#: (table, number of rows), tables ascending.
+Rows = Sequence[tuple[int, int]]
 
 
 class NonFiniteGradient(InvalidRequest):
@@ -53,8 +56,7 @@ class SlotTable:
         return self.width * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class RowGradients:
+class RowGradients(msgspec.Struct, frozen=True):
     """Gradients of rows of one table: ids, ascending, and values of shape (rows, width)."""
 
     table: int
@@ -62,12 +64,14 @@ class RowGradients:
     values: Values
 
 
-@dataclass(frozen=True)
-class PushPart:
+class PushPart(msgspec.Struct, frozen=True):
     """A task's gradients for one slot. blocks: by position in the slot, 1-D tensors. Empty: a name alone."""
 
-    blocks: dict[int, Values] = field(default_factory=dict)
+    blocks: dict[int, Values] = {}
     rows: tuple[RowGradients, ...] = ()
+
+
+NAME_ALONE: Final = PushPart()
 
 
 @dataclass(frozen=True)
@@ -106,21 +110,38 @@ class SlotLayout:
             for block, dtype in zip(self.blocks, self.dtypes, strict=True)
         ]
 
-    def pull_sections(self, rows: Iterable[tuple[int, int]]) -> list[int]:
+    def pull_sections(self, rows: Rows) -> list[int]:
         """Bytes of the sections of a pull's ids, given (table, count). Raises InvalidRequest."""
         return [count * ID_BYTES for _, count in self._tables_asked(rows)]
 
-    def pulled_sections(self, dense: bool, rows: Iterable[tuple[int, int]]) -> list[int]:
+    def pulled_sections(self, dense: bool, rows: Rows) -> list[int]:
         """Bytes of the sections of what is pulled. Raises InvalidRequest."""
-        values = [count * self._wire_row(table) for table, count in self._tables_asked(rows)]
+        values = [count * self.wire_rows[table] for table, count in self._tables_asked(rows)]
         return [*(self._wire_blocks if dense else ()), *values]
 
-    def push_sections(self, bitmap: bytes, rows: Iterable[tuple[int, int]]) -> list[int]:
+    def pull_bytes(self, rows: Rows) -> int:
+        """Bytes of the ids of a pull, each section padded. Raises InvalidRequest."""
+        return sum(padded(count * ID_BYTES) for _, count in self._tables_asked(rows))
+
+    def pulled_bytes(self, dense: bool, rows: Rows) -> int:
+        """Bytes of what is pulled, each section padded. Raises InvalidRequest."""
+        values = sum(padded(count * self.wire_rows[table]) for table, count in self._tables_asked(rows))
+        return values + (self._padded_blocks if dense else 0)
+
+    def push_bytes(self, bitmap: bytes, rows: Rows) -> int:
+        """Bytes of a push, each section padded. Raises InvalidRequest."""
+        sizes = self._wire_blocks
+        total = padded_sum(sizes[position] for position in self.positions(bitmap))
+        for table, count in self._tables_asked(rows):
+            total += padded(count * ID_BYTES) + padded(count * self.wire_rows[table])
+        return total
+
+    def push_sections(self, bitmap: bytes, rows: Rows) -> list[int]:
         """Bytes of the sections of a push. Raises InvalidRequest."""
         sizes = self._wire_blocks
         sections = [sizes[position] for position in self.positions(bitmap)]
         for table, count in self._tables_asked(rows):
-            sections += [count * ID_BYTES, count * self._wire_row(table)]
+            sections += [count * ID_BYTES, count * self.wire_rows[table]]
         return sections
 
     def positions(self, bitmap: bytes) -> list[int]:
@@ -134,6 +155,8 @@ class SlotLayout:
 
     def bitmap(self, positions: Iterable[int]) -> bytes:
         """Inverse of `positions`."""
+        if not self.blocks:
+            return b""
         number = sum(1 << position for position in positions)
         return number.to_bytes(self.bitmap_bytes, "little") if number else b""
 
@@ -145,9 +168,7 @@ class SlotLayout:
         """Type of a table's values in messages."""
         return self._wire_dtype(self.tables[table].dtype)
 
-    def push_part(
-        self, bitmap: bytes, rows: Sequence[tuple[int, int]], sections: Sequence[memoryview]
-    ) -> PushPart:
+    def push_part(self, bitmap: bytes, rows: Rows, sections: Sequence[memoryview]) -> PushPart:
         """Read a push out of its sections, whose sizes are those of `push_sections`; values are not copied
         unless they travel in another type."""
         parts = iter(sections)
@@ -159,20 +180,28 @@ class SlotLayout:
         }
         found = []
         for table, count in rows:
-            ids = np.frombuffer(next(parts), np.int64)
-            width = self.tables[table].width
-            values = torch.frombuffer(next(parts), dtype=self.row_dtype(table)).to(self.tables[table].dtype)
-            found.append(RowGradients(table, ids, values.view(count, width)))
+            ids, values, told = next(parts), next(parts), self.tables[table]
+            found.append(
+                RowGradients(
+                    table,
+                    np.frombuffer(ids, np.int64),
+                    torch.frombuffer(values, dtype=self.row_dtype(table))
+                    .to(told.dtype)
+                    .view(count, told.width)
+                    if count
+                    else torch.empty(0, told.width, dtype=told.dtype),
+                )
+            )
         return PushPart(blocks, tuple(found))
 
     def push_message(self, part: PushPart) -> tuple[bytes, list[tuple[int, int]], list[memoryview]]:
         """Inverse of `push_part`: bitmap, rows and sections, values in the type in which they travel."""
         rows = [(one.table, len(one.ids)) for one in part.rows]
         sections = [
-            _values_of(values, self.block_dtype(position)) for position, values in sorted(part.blocks.items())
+            values_of(values, self.block_dtype(position)) for position, values in sorted(part.blocks.items())
         ]
         for one in part.rows:
-            sections += [bytes_of(one.ids), _values_of(one.values, self.row_dtype(one.table))]
+            sections += [bytes_of(one.ids), values_of(one.values, self.row_dtype(one.table))]
         return self.bitmap(part.blocks), rows, sections
 
     def check_part(self, part: PushPart, *, finite: bool = True) -> None:
@@ -228,13 +257,13 @@ class SlotLayout:
                 name = self.tables[rows.table].name
                 raise NonFiniteGradient(f"a gradient of {name!r} is not finite", table=name)
 
-    def _tables_asked(self, rows: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    def _tables_asked(self, rows: Rows) -> Rows:
         before = -1
         for table, count in rows:
             if not before < table < len(self.tables) or not 0 <= count <= ROWS_MAX:
                 raise InvalidRequest(f"{count} rows of table {table}", table=table, rows=count)
             before = table
-            yield table, count
+        return rows
 
     def _wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.bfloat16 if self.wire == "bfloat16" and dtype == torch.float32 else dtype
@@ -246,8 +275,54 @@ class SlotLayout:
             for block, dtype in zip(self.blocks, self.dtypes, strict=True)
         ]
 
-    def _wire_row(self, table: int) -> int:
-        return self.tables[table].width * self.row_dtype(table).itemsize
+    @cached_property
+    def _padded_blocks(self) -> int:
+        return padded_sum(self._wire_blocks)
+
+    @cached_property
+    def wire_rows(self) -> list[int]:
+        """Bytes of a row of each table in messages."""
+        return [table.width * self._wire_dtype(table.dtype).itemsize for table in self.tables]
+
+
+def check_parts(parts: Sequence[tuple[SlotLayout, PushPart]]) -> None:
+    """`SlotLayout.check_part` of several slots, at once for the rows of all."""
+    if not _are_rows([(layout, one) for layout, part in parts for one in part.rows]):
+        for layout, part in parts:
+            layout.check_part(part)  # says what is wrong
+    for layout, part in parts:
+        if part.blocks:
+            layout.check_part(PushPart(part.blocks))
+
+
+def _are_rows(parts: Sequence[tuple[SlotLayout, RowGradients]]) -> bool:
+    tables: dict[int, list[tuple[int, RowGradients]]] = {}
+    for layout, one in parts:
+        told = layout.tables[one.table]
+        if one.values.shape != (len(one.ids), told.width) or one.values.dtype != told.dtype:
+            return False
+        tables.setdefault(one.table, []).append((layout.slot, one))
+    for table, found in tables.items():
+        told = parts[0][0].tables[table]
+        ids = np.concatenate([one.ids for _, one in found])
+        slots = np.repeat([slot for slot, _ in found], [len(one.ids) for _, one in found])
+        if not (
+            are_ids(told, slots, ids)
+            and bool(((ids[1:] > ids[:-1]) | (slots[1:] != slots[:-1])).all())
+            and (told.padding_row is None or not bool((ids == told.padding_row).any()))
+            and is_finite(torch.cat([one.values for _, one in found]))
+        ):
+            return False
+    return True
+
+
+def are_ids(table: SlotTable, slots: NDArray[np.int64], ids: Ids) -> bool:
+    """True if these are ids of the table, each in its slot."""
+    if not len(ids):
+        return True
+    if int(ids.min()) < 0 or int(ids.max()) >= table.rows:
+        return False
+    return bool((slots_of(table.placement, ids) == slots).all())
 
 
 def slots_of(placement: RowPlacement, ids: Ids) -> NDArray[np.int64]:
@@ -276,11 +351,13 @@ def bytes_of(ids: Ids) -> memoryview:
     return np.ascontiguousarray(ids).data.cast("B") if len(ids) else memoryview(b"")
 
 
-def _values_of(values: Values, dtype: torch.dtype) -> memoryview:
+def values_of(values: Values, dtype: torch.dtype) -> memoryview:
     """The bytes of values in a type; not copied if it is theirs."""
     if not values.numel():
         return memoryview(b"")
-    return values.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+    if values.dtype != dtype or dtype == torch.bfloat16:
+        values = values.to(dtype).contiguous().view(torch.uint8)  # numpy has no bfloat16
+    return np.ascontiguousarray(values.numpy()).reshape(-1).view(np.uint8).data
 
 
 def is_finite(values: torch.Tensor) -> bool:
@@ -293,7 +370,7 @@ def is_finite(values: torch.Tensor) -> bool:
 
 def padded(size: int) -> int:
     """Return the next multiple of the alignment."""
-    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return size + -size % ALIGNMENT_BYTES
 
 
 def padded_sum(sections: Iterable[int]) -> int:

@@ -38,11 +38,11 @@ class RowIndex:
 
     def find(self, ids: Ids) -> Places:
         """Return the places of ids, in any order; -1 for those that have none."""
+        if not self._most.count:
+            return self._rest.find(ids)
         places = self._most.find(ids)
-        if self._rest.count:
-            missing = np.flatnonzero(places < 0)
-            if len(missing):
-                places[missing] = self._rest.find(ids[missing])
+        if self._rest.count and len(missing := (places < 0).nonzero()[0]):
+            places[missing] = self._rest.find(ids[missing])
         return places
 
     def add(self, ids: Ids) -> Places:
@@ -82,12 +82,13 @@ class _Sorted:
         return self._ids.array[: self.count], self._places.array[: self.count]
 
     def find(self, ids: Ids) -> Places:
-        known, places = self.entries()
-        if not len(known):
+        if not self.count:
             return np.full(len(ids), -1, np.int64)
-        at = np.searchsorted(known, ids)
-        np.minimum(at, len(known) - 1, out=at)
-        return np.where(known[at] == ids, places[at], -1).astype(np.int64)
+        known, places = self.entries()
+        at = known.searchsorted(ids)
+        found = places.take(at, mode="clip").astype(np.int64)
+        found[known.take(at, mode="clip") != ids] = -1
+        return found
 
     def merge(self, ids: NDArray[np.int64], places: NDArray[np.int32]) -> None:
         """Add entries with other ids, ascending. Raises MemoryError, and has the same entries then."""

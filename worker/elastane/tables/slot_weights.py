@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from elastane.tables import table_rows
 from elastane.tables.dense_rules import STATES, BlockState
-from elastane.tables.layout import Ids, PushPart, SlotLayout
+from elastane.tables.layout import Ids, PushPart, RowGradients, SlotLayout, SlotTable
 from elastane.tables.rates import Rates, scaled
 from elastane.tables.row_index import Places
 from elastane.tables.sections import Section, SectionHeader
 from elastane.tables.spec import ModelSpec
-from elastane.tables.table_rows import TableRows
+from elastane.tables.table_rows import TableRows, fill_absent
 from elastane_shards.errors import IllegalTransition, InvalidSnapshot
 
 #: About the size of a piece of rows.
@@ -68,10 +69,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class PreparedPush:
-    """A push whose rows are there."""
+    """Pushes to slots, whose rows are there. rows: by table the parts of the slots, and their gradients."""
 
-    part: PushPart
-    places: tuple[Places, ...]
+    pushes: Sequence[tuple[SlotWeights, PushPart]]
+    rows: dict[int, tuple[list[tuple[TableRows, Places, int]], torch.Tensor]]
 
 
 class SlotWeights:
@@ -91,7 +92,7 @@ class SlotWeights:
     @property
     def initialised(self) -> bool:
         """True once all blocks have values."""
-        return all(block is not None for block in self._blocks)
+        return None not in self._blocks
 
     @property
     def bytes(self) -> SlotBytes:
@@ -136,38 +137,24 @@ class SlotWeights:
     def pull_rows(self, table: int, ids: Ids, into: memoryview) -> None:
         """Copy rows into memory, in the order of ids, in the type in which they travel."""
         if len(ids):
-            values = torch.from_numpy(self._rows[table].read(ids))
+            told = self.layout.tables[table]
+            rows, absent = empty_rows(told, len(ids))
+            self.read_rows(table, ids, rows, absent)
+            fill_absent(told, self._spec.initial_rows(table), ids, rows, absent)
+            values = torch.from_numpy(rows)
             torch.frombuffer(into, dtype=self.layout.row_dtype(table)).copy_(values.view(-1))
 
+    def read_rows(self, table: int, ids: Ids, rows: NDArray[Any], absent: NDArray[np.bool_]) -> None:
+        """As `TableRows.read`."""
+        self._rows[table].read(ids, rows, absent)
+
     def prepare(self, part: PushPart, rates: Rates) -> PreparedPush:
-        """Have all rows and states that a push needs. Call `layout.check_part` and `rates.check` before.
+        """`prepare_all` of one slot."""
+        return prepare_all([(self, part)], rates)
 
-        Raises MemoryError, and nothing that can be seen has changed then.
-        """
-        for position in part.blocks:
-            block = self._blocks[position]
-            assert block is not None
-            block.prepare(*self._block_rule(position, rates))
-        places = tuple(
-            self._rows[rows.table].born(rows.ids, rates[self._spec.tables[rows.table].group], self._mark)
-            for rows in part.rows
-        )
-        return PreparedPush(part, places)
-
-    @torch.no_grad()
     def apply(self, prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
-        """Apply a push. scale: of learning rates. An exception leaves the slot unusable."""
-        rates = scaled(rates, scale)
-        for position, gradient in prepared.part.blocks.items():
-            block = self._blocks[position]
-            assert block is not None
-            rule, numbers = self._block_rule(position, rates)
-            block.step(rule, gradient, numbers)
-            self._block_marks[position] = self._mark
-        for rows, places in zip(prepared.part.rows, prepared.places, strict=True):
-            if len(places):
-                numbers = rates[self._spec.tables[rows.table].group]
-                self._rows[rows.table].step(places, rows.values.numpy(), numbers, self._mark)
+        """`apply_all` of one slot."""
+        apply_all(prepared, rates, scale)
 
     # ------------------------------------------------------------------ copies
 
@@ -263,6 +250,54 @@ class SlotWeights:
     def _block_rule(self, position: int, rates: Rates) -> tuple[str, Sequence[float]]:
         tensor = self._spec.tensors[self.layout.tensors[position]]
         return tensor.rule, rates[tensor.group]
+
+
+def prepare_all(pushes: Sequence[tuple[SlotWeights, PushPart]], rates: Rates) -> PreparedPush:
+    """Have all rows and states that pushes to different slots need. Call `layout.check_part` and
+    `rates.check` before.
+
+    Raises MemoryError, and nothing that can be seen has changed then.
+    """
+    found: dict[int, list[tuple[SlotWeights, RowGradients]]] = {}
+    for weights, part in pushes:
+        for position in part.blocks:
+            block = weights._blocks[position]
+            assert block is not None
+            block.prepare(*weights._block_rule(position, rates))
+        for rows in part.rows:
+            if len(rows.ids):
+                found.setdefault(rows.table, []).append((weights, rows))
+    steps = {}
+    for table, parts in found.items():
+        numbers = rates[parts[0][0]._spec.tables[table].group]
+        asked = [(weights._rows[table], rows.ids, weights._mark) for weights, rows in parts]
+        places = table_rows.born(asked, numbers)
+        there = [(of, at, mark) for (of, _, mark), at in zip(asked, places, strict=True)]
+        steps[table] = there, torch.cat([rows.values for _, rows in parts])
+    return PreparedPush(pushes, steps)
+
+
+@torch.no_grad()
+def apply_all(prepared: PreparedPush, rates: Rates, scale: float = 1.0) -> None:
+    """Apply pushes to slots; each table's rows in one step. scale: of learning rates. An exception leaves the
+    slots unusable."""
+    rates = scaled(rates, scale)
+    for weights, part in prepared.pushes:
+        for position, gradient in part.blocks.items():
+            block = weights._blocks[position]
+            assert block is not None
+            rule, numbers = weights._block_rule(position, rates)
+            block.step(rule, gradient, numbers)
+            weights._block_marks[position] = weights._mark
+    for table, (parts, gradients) in prepared.rows.items():
+        numbers = rates[prepared.pushes[0][0]._spec.tables[table].group]
+        table_rows.step(parts, gradients.numpy(), numbers)
+
+
+def empty_rows(table: SlotTable, count: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return memory for so many rows, and for which of them are absent: none."""
+    dtype = str(table.dtype).removeprefix("torch.")
+    return np.empty((count, table.width), dtype), np.zeros(count, np.bool_)
 
 
 def load_all(weights: SlotWeights, sections: Iterable[Section]) -> None:

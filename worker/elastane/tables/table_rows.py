@@ -68,39 +68,13 @@ class TableRows:
         """Number of ids, all different, that have no row yet."""
         return int(np.count_nonzero(self._index.find(ids) < 0))
 
-    def read(self, ids: Ids) -> NDArray[Any]:
-        """Return a copy of the rows of these ids, which may be none of the slot's; any order, repeats too."""
+    def read(self, ids: Ids, rows: NDArray[Any], absent: NDArray[np.bool_]) -> None:
+        """Copy the rows of these ids, in any order, into `rows`; `absent` says which are not there: those are
+        filled by `fill_absent`."""
         places = self._index.find(ids)
-        absent = places < 0
+        np.less(places, 0, out=absent)
         if self._columns[0].length:
-            rows = self._columns[0].array[places]  # absent ones: any row
-        else:
-            rows = np.empty((len(ids), self._table.width), self._dtype)
-        if absent.any():
-            rows[absent] = initial_rows(self._initial, ids[absent], self._table.width)
-        padding = self._table.padding_row
-        if padding is not None:
-            rows[ids == padding] = 0
-        return rows
-
-    def born(self, ids: Ids, numbers: Sequence[float], mark: int) -> Places:
-        """Return the places of ids, ascending; rows that are not there are born. numbers: the group's rates.
-
-        Raises MemoryError, and changes nothing then that could be seen.
-        """
-        places = self._index.find(ids)
-        new = places < 0
-        if new.any():
-            places[new] = self._add(ids[new], numbers, mark)
-        return places
-
-    def step(self, places: Places, gradients: NDArray[Any], numbers: Sequence[float], mark: int) -> None:
-        """Apply gradients to rows, each at most once."""
-        rows = [column.array[places] for column in self._columns]
-        rows = list(row_rules.updated(self._rule, rows, gradients, numbers))
-        for column, updated in zip(self._columns, rows, strict=True):
-            column.array[places] = updated
-        self._stamps.array[places] = self._stamp(mark)
+            self._columns[0].array.take(places, 0, rows, "clip")  # absent ones: any row
 
     def touched(self, since: int) -> tuple[Ids, Places]:
         """Return the rows touched at mark `since` or later, by id; all of them where that is not known."""
@@ -126,8 +100,7 @@ class TableRows:
             column.array[places] = values.reshape(len(ids), *column.array.shape[1:])
         self._stamps.array[places] = self._stamp(mark)
 
-    def _add(self, ids: Ids, numbers: Sequence[float], mark: int) -> Places:
-        values = initial_rows(self._initial, ids, self._table.width)
+    def _add(self, ids: Ids, values: NDArray[Any], numbers: Sequence[float], mark: int) -> Places:
         self._extend(len(ids))
         places = self._index.add(ids)
         self._columns[0].array[places] = values
@@ -151,3 +124,52 @@ class TableRows:
             stamps[:] = np.maximum(stamps.astype(np.int64) - (base - self._base), 0)
             self._base = base
         return mark - self._base
+
+
+def fill_absent(
+    table: SlotTable, initial: InitialRows, ids: Ids, rows: NDArray[Any], absent: NDArray[np.bool_]
+) -> None:
+    """Complete what `TableRows.read` has read, of any slots: rows that are not there, and the padding row."""
+    if absent.any():
+        rows[absent] = initial_rows(initial, ids[absent], table.width)
+    if table.padding_row is not None:
+        rows[ids == table.padding_row] = 0
+
+
+def born(parts: Sequence[tuple[TableRows, Ids, int]], numbers: Sequence[float]) -> list[Places]:
+    """Return the places of ids, ascending, in the parts that slots have of one table, given with their marks;
+    rows that are not there are born. numbers: the group's rates.
+
+    Raises MemoryError, and changes nothing then that could be seen.
+    """
+    places = [rows._index.find(ids) for rows, ids, _ in parts]
+    new = [found < 0 for found in places]
+    if not np.concatenate(new).any():
+        return places
+    fresh = [(number, ids[new[number]]) for number, (_, ids, _) in enumerate(parts) if new[number].any()]
+    first = parts[0][0]
+    values = initial_rows(first._initial, np.concatenate([ids for _, ids in fresh]), first._table.width)
+    end = 0
+    for number, ids in fresh:
+        rows, _, mark = parts[number]
+        start, end = end, end + len(ids)
+        places[number][new[number]] = rows._add(ids, values[start:end], numbers, mark)
+    return places
+
+
+def step(
+    parts: Sequence[tuple[TableRows, Places, int]], gradients: NDArray[Any], numbers: Sequence[float]
+) -> None:
+    """Apply gradients, of all parts one after the other, to rows, each at most once: one step for all."""
+    first = parts[0][0]
+    columns = [
+        np.concatenate([rows._columns[number].array[places] for rows, places, _ in parts])
+        for number in range(len(first._columns))
+    ]
+    updated = row_rules.updated(first._rule, columns, gradients, numbers)
+    end = 0
+    for rows, places, mark in parts:
+        start, end = end, end + len(places)
+        for column, values in zip(rows._columns, updated, strict=True):
+            column.array[places] = values[start:end]
+        rows._stamps.array[places] = rows._stamp(mark)

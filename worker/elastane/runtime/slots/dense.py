@@ -40,6 +40,8 @@ class DenseMemory:
     def set(self, slot: int, sections: Sequence[memoryview]) -> None:
         """Write pulled blocks into the parameters."""
         layout = self._spec.layout(slot)
+        if not layout.blocks:
+            return
         flat = [_in_memory(p.detach()) for p in self._parameters]
         for position, (part, section) in enumerate(zip(self._cut(slot, flat), sections, strict=False)):
             part.copy_(torch.frombuffer(section, dtype=layout.block_dtype(position)))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from elastane.runtime.slots.dense import DenseMemory
-from elastane.runtime.slots.pulls import by_slot
+from elastane.runtime.slots.pulls import BySlot
 from elastane.tables.layout import Ids, PushPart, RowGradients, Values, is_finite
 from elastane.tables.spec import ModelSpec
 
@@ -50,14 +50,14 @@ def parts_of(
     memory: DenseMemory,
     dense: Sequence[Values | None],
     tables: Mapping[int, tuple[Ids, Values]],
+    divided: Callable[[int, Ids], BySlot],
 ) -> dict[int, PushPart]:
-    """Divide gradients into the parts of all slots."""
-    rows: dict[int, list[RowGradients]] = {}
+    """Divide gradients into the parts of slots; those without any are left out. divided: of a table's ids."""
+    rows: dict[int, list[RowGradients]] = {slot: [] for slot in memory.slots}
     for table in sorted(tables):
         ids, values = tables[table]
-        for slot, own in by_slot(spec, table, ids).items():
-            places = torch.from_numpy(np.searchsorted(ids, own))
-            rows.setdefault(slot, []).append(RowGradients(table, own, values[places]))
-    return {
-        slot: PushPart(memory.blocks(slot, dense), tuple(rows.get(slot, ()))) for slot in range(spec.slots)
-    }
+        found = divided(table, ids)
+        ids, values = ids[found.order], values[torch.from_numpy(found.order)]
+        for slot, start, end in found.parts:
+            rows.setdefault(slot, []).append(RowGradients(table, ids[start:end], values[start:end]))
+    return {slot: PushPart(memory.blocks(slot, dense), tuple(own)) for slot, own in rows.items()}

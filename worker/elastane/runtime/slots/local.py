@@ -56,7 +56,7 @@ class LocalSlots:
             for slot, part in task.parts.items():
                 apply(self._weights[slot], part, task.rates)
         self._version += 1
-        return PushOutcome("done", versions=dict.fromkeys(task.parts, self._version))
+        return PushOutcome("done", versions=dict.fromkeys(range(self.spec.slots), self._version))
 
 
 @contextmanager

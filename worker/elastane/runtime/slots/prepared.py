@@ -245,7 +245,7 @@ class PreparedPs:
             return self._end
         if wrong:
             _log.warning("a task has a gradient that is not finite: skipped", task=task.index, name=wrong)
-        parts = {} if wrong else parts_of(spec, self._memory, dense, tables)
+        parts = {} if wrong else parts_of(spec, self._memory, dense, tables, pulls.divided)
         self._end = self._send(self._pushed(task, parts, pulls))
         return self._end
 

@@ -15,14 +15,19 @@ from elastane.tables.spec import DTYPES, ModelSpec
 from elastane_slots.pushes import Pulled
 
 
-def by_slot(spec: ModelSpec, table: int, ids: Ids) -> dict[int, Ids]:
-    """Divide ids of a table into slots, keeping their order."""
-    if not len(ids):
-        return {}
-    slots = slots_of(spec.layouts[0].tables[table].placement, ids)
-    order = np.argsort(slots, kind="stable")
-    found, starts = np.unique(slots[order], return_index=True)
-    return dict(zip(found.tolist(), np.split(ids[order], starts[1:]), strict=True))
+class BySlot:
+    """Ids of a table divided into slots. ids: as given. order: their places, by slot, those of a slot as they
+    were given. parts: (slot, its start, its end) among these."""
+
+    def __init__(self, spec: ModelSpec, table: int, ids: Ids) -> None:
+        slots = slots_of(spec.layouts[0].tables[table].placement, ids).astype(np.uint16)
+        self.ids = ids
+        self.order = np.argsort(slots, kind="stable")
+        counts = np.bincount(slots, minlength=spec.slots)
+        ends = np.cumsum(counts)
+        found = counts.nonzero()[0]
+        starts = (ends - counts)[found]
+        self.parts = list(zip(found.tolist(), starts.tolist(), ends[found].tolist(), strict=True))
 
 
 class Pulls:
@@ -41,6 +46,7 @@ class Pulls:
         self.returned = ""
         #: By table, rows that were pulled: ids, ascending, and their values.
         self._rows: dict[int, tuple[Ids, Tensor]] = {}
+        self._divided: dict[int, BySlot] = {}
 
     def dense(self, memory: DenseMemory, rows: Mapping[int, Ids] | None = None) -> None:
         """Pull all dense parameters, and rows (ascending ids by table) in the same requests."""
@@ -58,6 +64,8 @@ class Pulls:
     def rows(self, table: int, ids: Ids) -> Tensor:
         """Return rows of ascending ids: those pulled before for this task as they were then."""
         known, values = self._rows.get(table, (np.empty(0, np.int64), None))
+        if values is not None and np.array_equal(known, ids):
+            return values.clone()
         missing = ids if values is None else ids[~np.isin(ids, known, assume_unique=True)]
         if len(missing):
             self._pull(self._wanted({table: missing}, ()))
@@ -67,11 +75,20 @@ class Pulls:
         known, values = self._rows[table]
         return values[torch.from_numpy(np.searchsorted(known, ids))]
 
+    def divided(self, table: int, ids: Ids) -> BySlot:
+        """Divide ids into slots, if that was not done for these ids last."""
+        found = self._divided.get(table)
+        if found is None or not np.array_equal(found.ids, ids):
+            found = self._divided[table] = BySlot(self._spec, table, ids)
+        return found
+
     def _wanted(self, rows: Mapping[int, Ids], dense: list[int] | tuple[()]) -> dict[int, Wanted]:
         parts: dict[int, list[tuple[int, Ids]]] = {slot: [] for slot in dense}
         for table in sorted(rows):
-            for slot, ids in by_slot(self._spec, table, rows[table]).items():
-                parts.setdefault(slot, []).append((table, ids))
+            divided = self.divided(table, rows[table])
+            ids = rows[table][divided.order]
+            for slot, start, end in divided.parts:
+                parts.setdefault(slot, []).append((table, ids[start:end]))
         whole = set(dense)
         return {slot: Wanted(slot in whole, tuple(part)) for slot, part in parts.items()}
 
@@ -83,23 +100,27 @@ class Pulls:
             seen = ((slot, one.seen.life, one.seen.version) for slot, one in pulled.slots.items())
             self.later.append(sorted(seen))
         self._requests += 1
-        fresh: dict[int, list[tuple[Ids, Tensor]]] = {}
+        fresh: dict[int, list[tuple[Ids, memoryview]]] = {}
         for slot, found in pulled.slots.items():
             self.seen.setdefault(slot, found.seen)
-            layout = self._spec.layout(slot)
-            blocks = len(layout.blocks) if wanted[slot].dense else 0
-            for (table, ids), section in zip(wanted[slot].rows, found.sections[blocks:], strict=True):
-                told = layout.tables[table]
-                values = torch.frombuffer(section, dtype=layout.row_dtype(table)).to(told.dtype)
-                fresh.setdefault(table, []).append((ids, values.view(len(ids), told.width)))
+            rows = wanted[slot].rows
+            blocks = len(found.sections) - len(rows)
+            for (table, ids), section in zip(rows, found.sections[blocks:], strict=True):
+                fresh.setdefault(table, []).append((ids, section))
         for table, parts in fresh.items():
             self._keep(table, parts)
         return pulled
 
-    def _keep(self, table: int, parts: list[tuple[Ids, Tensor]]) -> None:
+    def _keep(self, table: int, parts: list[tuple[Ids, memoryview]]) -> None:
+        layout = self._spec.layouts[0]
+        told, ids = layout.tables[table], np.concatenate([part for part, _ in parts])
+        # One tensor for all: a parameter server answers a slot at a time.
+        values = torch.frombuffer(
+            bytearray().join([part for _, part in parts]), dtype=layout.row_dtype(table)
+        )
+        values = values.to(told.dtype).view(len(ids), told.width)
         if table in self._rows:
-            parts = [self._rows[table], *parts]
-        ids = np.concatenate([part for part, _ in parts])
+            known, before = self._rows[table]
+            ids, values = np.concatenate([known, ids]), torch.cat([before, values])
         order = np.argsort(ids)
-        values = torch.cat([part for _, part in parts])[torch.from_numpy(order)]
-        self._rows[table] = (ids[order], values)
+        self._rows[table] = (ids[order], values[torch.from_numpy(order)])

@@ -1,0 +1,67 @@
+"""Rows that a pull asks for: read slot by slot, checked and completed for all slots together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from elastane.slots.frames import PullSlot
+from elastane.tables.layout import ID_BYTES, Ids, are_ids, padded, values_of
+from elastane.tables.slot_weights import SlotWeights, empty_rows
+from elastane.tables.spec import ModelSpec
+from elastane.tables.table_rows import fill_absent
+
+
+class PulledRows:
+    """asked: slots of the request. body: their ids. Raises InvalidRequest for ids that are none of theirs."""
+
+    def __init__(self, spec: ModelSpec, asked: Sequence[PullSlot], body: memoryview) -> None:
+        self._spec = spec
+        found: dict[int, list[tuple[int, Ids]]] = {}
+        at = 0
+        for number, told in enumerate(asked):
+            for table, count in told.rows:
+                size = count * ID_BYTES
+                found.setdefault(table, []).append((number, np.frombuffer(body[at : at + size], np.int64)))
+                at += padded(size)
+        #: By number of a slot: tables, and where its rows are among those of all.
+        self._parts: list[list[tuple[int, int, int]]] = [[] for _ in asked]
+        self._ids: dict[int, Ids] = {}
+        for table in sorted(found):
+            end = 0
+            for number, own in found[table]:
+                start, end = end, end + len(own)
+                self._parts[number].append((table, start, end))
+            ids = self._ids[table] = np.concatenate([own for _, own in found[table]])
+            slots = [asked[number].slot for number, _ in found[table]]
+            lengths = [len(own) for _, own in found[table]]
+            if not are_ids(spec.layouts[0].tables[table], np.repeat(slots, lengths), ids):
+                for slot, (_, own) in zip(slots, found[table], strict=True):
+                    spec.layouts[slot].check_ids(table, own, ascending=False)
+        self._rows = {
+            table: empty_rows(spec.layouts[0].tables[table], len(ids)) for table, ids in self._ids.items()
+        }
+        self._bytes: dict[int, memoryview] = {}
+
+    def read(self, number: int, weights: SlotWeights) -> None:
+        """Copy the rows of one slot, under its lock."""
+        for table, start, end in self._parts[number]:
+            rows, absent = self._rows[table]
+            weights.read_rows(table, self._ids[table][start:end], rows[start:end], absent[start:end])
+
+    def complete(self) -> None:
+        """All slots are read that will be."""
+        layout = self._spec.layouts[0]
+        for table, (rows, absent) in self._rows.items():
+            fill_absent(layout.tables[table], self._spec.initial_rows(table), self._ids[table], rows, absent)
+            self._bytes[table] = values_of(torch.from_numpy(rows), layout.row_dtype(table))
+
+    def sections(self, number: int) -> list[memoryview]:
+        """The sections of one slot, as `SlotLayout.pulled_sections` has them."""
+        found = []
+        for table, start, end in self._parts[number]:
+            row_bytes = self._spec.layouts[0].wire_rows[table]
+            found.append(self._bytes[table][start * row_bytes : end * row_bytes])
+        return found

@@ -1,4 +1,4 @@
-"""The settings of a job, each told once: type, unit, default, bounds, help, and its option of `elastane run`.
+"""The settings of a job, each defined once: type, unit, default, bounds, help, option of `elastane run`.
 
 The master's defaults and checks, the mapping to job.proto (by field name, see `message_codec`), the options
 and variables of `elastane run`, and the defaults of workers and of the ElasticJob are made of this table.
@@ -31,13 +31,13 @@ PRICE_MICROS_MAX: Final = 10**12
 
 #: Which workers may train together; jobs stored before there were levels have the default.
 Determinism = Literal["d0", "d1", "d2"]
-#: With how many workers a job trains: any number in its range, or only the full one.
+#: Numbers of workers with which a job trains: any in its range, or only the maximum.
 Recovery = Literal["elastic", "fixed"]
-#: What becomes of a job that has spent its budget.
+#: What happens to a job that has spent its budget.
 OverBudget = Literal["cheapest", "suspend"]
 #: How a deadline is met with workers that may be reclaimed.
 SpotPolicy = Literal["wide", "uniform"]
-#: What becomes of a push to parameter servers with a NaN or an infinity.
+#: What happens to a push to parameter servers with a NaN or an infinity.
 PsNonfinite = Literal["refuse", "skip", "fail"]
 #: How weights and gradients are sent between workers and parameter servers.
 PsWire = Literal["float32", "bfloat16"]

@@ -1,7 +1,7 @@
 """Events as people read them: one sentence each, and the facts beside it. Pure.
 
-The only place where prose is made of events. `facts_text` is the form of facts that clients older than the
-typed events read.
+The only place that turns events into prose. `facts_text` is the form of facts for clients older than the
+typed events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def describe(event: HistoryEvent) -> str:
 
 
 def _says(kind: type[Event]) -> Callable[[Callable[[Event], str]], Callable[[Event], str]]:
-    """Makes a function what `describe` says of this struct."""
+    """Register a function as the description of this struct."""
 
     def register(said: Callable[[Event], str]) -> Callable[[Event], str]:
         _SAID[kind] = said
@@ -518,7 +518,7 @@ def computed_wrongly(event: e.SentinelFaulty) -> str:
 
 @_says(e.SentinelUndecided)
 def _(event: e.SentinelUndecided) -> str:
-    # An event of before may not say who differs.
+    # Events of older releases may not name the workers that differ.
     both = ", ".join(event.workers[:-1]), *event.workers[-1:]
     names = " and ".join(filter(None, both)) or "workers"
     if event.third_missing:

@@ -107,7 +107,7 @@ def suspend(ctx: Reconciliation) -> None:
 
 
 def park(ctx: Reconciliation) -> None:
-    """Give all devices of the pool back: the master saves a checkpoint, then the pods are released."""
+    """Return all devices to the pool: the master saves a checkpoint, then the pods are released."""
     scheduling, job = ctx.status.scheduling, ctx.job
     why = "the pool has no devices for the job" if scheduling is None else scheduling.reason
     since = None if scheduling is None else scheduling.at
@@ -139,7 +139,7 @@ def delete(ctx: Reconciliation) -> None:
     elif ctx.spec.checkpoint.on_delete == "Save":
         _save_and_let_go(ctx)
     elif ctx.spec.master.per_job is not None:
-        _let_go(ctx)  # its master goes with it
+        _let_go(ctx)  # its master is deleted with it
     else:
         _cancel_and_let_go(ctx)
 
@@ -171,7 +171,7 @@ def _cancel_and_let_go(ctx: Reconciliation) -> None:
         )
         _let_go(ctx)
     elif job is not None:
-        # However late: whoever was to ask in time may have been away.
+        # However late, because the operator may have been down.
         ctx.ask("Cancel", "the ElasticJob is being deleted and checkpoint.onDelete is Skip")
         ctx.look_in(CANCEL_SECONDS)
     _release_all(ctx)
@@ -197,7 +197,7 @@ def _release_all(ctx: Reconciliation) -> None:
 
 
 def _still_save(ctx: Reconciliation) -> bool:
-    """True while parameter servers of a job that succeeded save their slots: a cancelled job needs none."""
+    """True while parameter servers of a succeeded job save their slots; a cancelled job needs no saving."""
     is_late = ctx.passed(ctx.status.completion_time, END_SECONDS + ctx.spec.checkpoint.timeout_seconds)
     return bool(ctx.servers) and ctx.status.phase == "Succeeded" and not is_late
 

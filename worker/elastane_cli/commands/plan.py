@@ -36,7 +36,7 @@ JOBS_ASKED_MAX: Final = 50
 
 
 _PIPELINE = "Plan a pipeline from a profile, without a master"
-#: Options that say nothing without another.
+#: Options that have no effect without another one.
 _NEEDS: Final = {
     "--bandwidth": "--devices",
     "--memory": "--devices",
@@ -261,7 +261,7 @@ def plan(
 
 
 def _write_cluster(found: job_pb2.Job, path: Path) -> str:
-    """Write a pipeline's workers and links as a cluster; returns what was written, in words."""
+    """Write a pipeline's workers and links as a cluster file; returns a description."""
     from elastane_cli.commands.plan_pipeline import write_file
     from elastane_cli.views.stages import cluster_of
 
@@ -276,7 +276,7 @@ def _write_cluster(found: job_pb2.Job, path: Path) -> str:
 
 
 def _given(context: typer.Context) -> set[str]:
-    """Return which options of pipelines the command line has."""
+    """Return the pipeline options on the command line."""
     return {
         parameter.opts[0]
         for parameter in context.command.params
@@ -294,9 +294,9 @@ def _is_bound(found: job_pb2.Job) -> bool:
 
 
 def _others(client: MasterClient, found: job_pb2.Job, made: JobPlan) -> list[Other]:
-    """Return the device types of the training service's runners, with this job's speed there; [] without one.
+    """Return the device types of runners, with this job's speed there; [] without a training service.
 
-    What other jobs have measured tells how fast a type is beside the job's own one.
+    Measurements of other jobs give the speed of a type relative to the job's own one.
     """
     from elastane_cli.views.plans import others_of
     from elastane_common.errors import ElastaneError
@@ -306,7 +306,7 @@ def _others(client: MasterClient, found: job_pb2.Job, made: JobPlan) -> list[Oth
         return []
     try:
         runners = TrainingClient(client).get_service().runners
-    except ElastaneError:  # a master of before, or a token that is not for it
+    except ElastaneError:  # an older master, or a token without this right
         return []
     names = {runner.device_type for runner in runners if runner.attends}
     if not names - {made.device.device_type}:
@@ -314,7 +314,7 @@ def _others(client: MasterClient, found: job_pb2.Job, made: JobPlan) -> list[Oth
     measured = []
     for job in itertools.islice(client.iter_jobs(), JOBS_ASKED_MAX):
         if job.name != found.name and job.workers:
-            with contextlib.suppress(ElastaneError):  # it has just been deleted
+            with contextlib.suppress(ElastaneError):  # deleted just now
                 measured.append(
                     list(client.worker_figures(job.name, [one.worker_id for one in job.workers]).values())
                 )

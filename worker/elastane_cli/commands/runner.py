@@ -46,7 +46,7 @@ HELP = "\n\n".join(
     )
 )
 
-#: Label that says how a runner's machines are billed, and its values.
+#: Label for the billing class of a runner's machines, and its values.
 CAPACITY_LABEL = "capacity"
 CAPACITIES = ("spot", "on-demand")
 
@@ -178,7 +178,7 @@ async def _serve(settings: RunnerSettings, make_engine: Callable[[], Engine], *,
     loop = asyncio.get_running_loop()
 
     def leave(number: signal.Signals) -> None:
-        if leaving:  # what is being stored is stored by the next runner
+        if leaving:  # the next runner completes uploads
             os._exit(128 + number)
         else:
             leaving.append(asyncio.create_task(serving.leave(f"ended by {number.name}", stops=stops)))
@@ -259,7 +259,7 @@ def _pod_engine(settings: RunnerSettings, options: PodOptions, choices: PodChoic
 
 
 def _gpus() -> tuple[str, ...] | None:
-    """Return the GPUs to give to ranks; None if there is nothing to choose from."""
+    """Return the GPUs to assign to ranks; None if there is no choice."""
     from elastane_common.gpus import VISIBLE, visible_gpus
 
     found = tuple(visible_gpus(os.environ))
@@ -273,7 +273,7 @@ def _pod_host(runner_id: str, namespace: str) -> Callable[[Unit, int], str]:
 
 
 def _asking(masters: str) -> AskRun:
-    """Return a function that asks the master for a run, and for what its job says if that is allowed."""
+    """Return a function that requests a run from the master, and its job's facts if permitted."""
     from elastane_common.client import MasterClient
     from elastane_common.client_errors import RequestRefusedError
     from elastane_common.record_writing import RunFacts
@@ -298,7 +298,7 @@ def _asking(masters: str) -> AskRun:
 
 
 def _registry(folder: Path) -> Outbox | None:
-    """Return the outbox of entries for MLflow, which are sent from now on; None if there is no MLflow."""
+    """Start sending entries to MLflow, and return their outbox; None without MLflow."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         return None
     from elastane_common.model_registry import MlflowRegistry
@@ -310,7 +310,7 @@ def _registry(folder: Path) -> Outbox | None:
 
 
 def rank_environ(environ: Any) -> dict[str, str]:
-    """Return the variables of which ranks get a few: programs beside this Python come first on the PATH."""
+    """Return the base environment of ranks, with this Python's folder first on the PATH."""
     own = str(Path(sys.executable).parent)
     return {**environ, "PATH": os.pathsep.join([own, environ.get("PATH", os.defpath)])}
 

@@ -1,4 +1,4 @@
-"""Options of `elastane runner` that say how its containers and pods are confined."""
+"""Options of `elastane runner` for its containers and pods."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ContainerChoices:
     ] = None
 
     def options(self) -> ContainerOptions:
-        """Return the options of all containers. Raises BadParameter for those that no engine takes."""
+        """Return the options of all containers. Raises BadParameter for invalid ones."""
         from elastane_runner.container_plan import ContainerOptions, check_options
         from elastane_runner.engine import EngineError
 
@@ -121,7 +121,7 @@ class ContainerChoices:
         return options
 
     def refuse_with_pods(self) -> None:
-        """Refuse choices that pods do not have. Raises BadParameter."""
+        """Refuse options that pods do not support. Raises BadParameter."""
         given = {
             "--container-engine": self.container_engine,
             "--network": self.network != "bridge",
@@ -208,7 +208,7 @@ class PodChoices:
     ] = 1800.0
 
     def options(self, containers: ContainerChoices) -> PodOptions:
-        """Return the options of all pods. Raises BadParameter for those that no cluster takes."""
+        """Return the options of all pods. Raises BadParameter for invalid ones."""
         from elastane_runner.engine import EngineError
         from elastane_runner.pod_plan import PodOptions, check_options
 
@@ -243,7 +243,7 @@ class PodChoices:
         return options
 
     def refuse_without_pods(self, kind: str) -> None:
-        """Refuse choices of pods that another kind would ignore. Raises BadParameter."""
+        """Refuse options for pods that another kind would ignore. Raises BadParameter."""
         for name, default in vars(PodChoices()).items():
             if getattr(self, name) != default and getattr(self, name) != []:
                 option = f"--{name.replace('_', '-')}"

@@ -246,7 +246,7 @@ def _read(
     artifact: bool,
     seed: int,
 ) -> Workload:
-    """Read or make the trace. Raises SchedulerError, and BadParameter for a file that cannot be read."""
+    """Read or generate the trace. Raises SchedulerError, and BadParameter for an unreadable file."""
     from elastane_scheduler.simulation.formats import ReadOptions, add_times, read_trace
     from elastane_scheduler.simulation.generated import generate
     from elastane_scheduler.simulation.times import StepTimes
@@ -277,7 +277,7 @@ def _densify(workload: Workload, dense: float) -> None:
 
 
 class _Runs:
-    """The trace, played through each policy."""
+    """Simulations of the trace, one for each policy."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class _Runs:
         self._outcomes: dict[str, Outcome] = {}
 
     def reports(self, names: Sequence[str]) -> list[Report]:
-        """Play every policy, and a fair share to compare with. Raises SchedulerError."""
+        """Simulate every policy, and a fair share for comparison. Raises SchedulerError."""
         from elastane_scheduler.policies.catalogue import make_policy
         from elastane_scheduler.simulation.report import report_of
 
@@ -334,7 +334,7 @@ class _Runs:
 
 @contextmanager
 def _bar(name: str, jobs: int) -> Iterator[Progress | None]:
-    """Show how many jobs are over, on a terminal, of a trace that takes long."""
+    """Show progress in finished jobs, on a terminal, for a long trace."""
     if jobs < _BAR_JOBS_MIN or not sys.stderr.isatty():
         yield None
         return

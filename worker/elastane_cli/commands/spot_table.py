@@ -16,7 +16,7 @@ GENERATED_TRACES, GENERATED_TICKS = 3, 4000
 
 
 def generated_traces(nodes: int, seed: int) -> list[Availability]:
-    """Return traces of our own, of about two weeks each."""
+    """Return generated traces, of about two weeks each."""
     from elastane_scheduler.simulation.availability import generate_availability
 
     return [
@@ -26,7 +26,7 @@ def generated_traces(nodes: int, seed: int) -> list[Availability]:
 
 
 def spot_rows(traces: Sequence[Availability], job: SpotJob, deadlines: Sequence[float]) -> list[SpotRow]:
-    """Play the job under both policies with each deadline. Raises SchedulerError."""
+    """Simulate the job under both policies with each deadline. Raises SchedulerError."""
     from elastane_scheduler.autoscaling.spot_deadline import UniformProgress, WideSpot
     from elastane_scheduler.simulation.spot_replay import replay_all
 

@@ -20,12 +20,12 @@ _QUEUE: Final = "Queue and limits"
 
 
 def _option(name: str, metavar: str | None, text: str, panel: str, default: str = "", **options: Any) -> Any:
-    """Declare an option. default: what applies if it is not given, in words."""
+    """Declare an option. default: description of the behaviour without it."""
     return option(name, metavar, text, panel, show_default=default or False, **options)
 
 
 def _positive(text: str) -> int:
-    """Parse a number from 1 on; "3.0" is none, unlike for typer. Raises BadParameter."""
+    """Parse a positive whole number; unlike typer, refuse "3.0". Raises BadParameter."""
     if text.isascii() and text.isdigit() and 0 < int(text) < 2**32:
         return int(text)
     raise typer.BadParameter(f"{text!r} is not a whole number from 1 on")

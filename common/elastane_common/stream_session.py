@@ -45,8 +45,7 @@ class Connect:
     """Wait, then open a stream.
 
     stays: connect to the same master; otherwise to `leader`, if it is one of the masters' addresses, or to
-    the
-    next one.
+    the next one.
     """
 
     wait_seconds: float = 0.0

@@ -79,8 +79,7 @@ class StalenessGate(msgspec.Struct, kw_only=True):
     def done(self, name: TaskName) -> None:
         """Record that a task became DONE: every slot has applied it.
 
-        A task that is not here was fenced and is already counted.
-        Raises IllegalTransition if it is FAILED.
+        A task that is not here was fenced and is already counted. Raises IllegalTransition if it is FAILED.
         """
         if name in self.outstanding or name in self.returned or name in self.closing:
             self._over(name, "DONE")

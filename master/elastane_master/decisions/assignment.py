@@ -136,8 +136,7 @@ def choose_members(
     most min(workers_max or ests, ests) members, plus one if the only holder of the state drains. With one EST
     there can be no extra member: the draining holder then trains on alone or, if planned, is left out,
     because the caller saves a checkpoint first. saves: it also does so if units of a pipeline cannot be
-    handed over. capacities: returns the capacity of each of these workers;
-    None if ranges should be even.
+    handed over. capacities: returns the capacity of each of these workers; None if ranges should be even.
     """
     limit = min(workers_max or ests, ests)
     free = [candidate for candidate in candidates if not candidate.held]

@@ -1,10 +1,9 @@
 """Balances ESTs over workers of different speed: when unequal ranges pay off, and whether they did.
 
 Workers measure how long an EST's part of a step takes on their device (`WorkerFigures`). Workers of one
-device type count as equally fast, so that noise moves no EST, unless one of them is far from the others, or
-a straggler (stragglers.py).
-If all are equally fast, or the speed of one is unknown, ranges are even. A ring that changes anyway gets the
-best ranges; only ranges are changed when
+device type count as equally fast, so that noise moves no EST, unless one of them is far from the others, or a
+straggler (stragglers.py). If all are equally fast, or the speed of one is unknown, ranges are even. A ring
+that changes anyway gets the best ranges; only ranges are changed when
 
     steps left x (T_old - T_new) > 2 x the time that a change takes
 

@@ -57,8 +57,8 @@ class NcclGroup:
         They follow the work that the current stream of the device has queued. Raises RuntimeError.
         """
         with self._posting:
-            # Coalesced even for a single message: otherwise the first message of each pair of members builds a
-            # communicator, in a call that a dead peer would block.
+            # Coalesced even for a single message: otherwise the first message of each pair of members builds
+            # a communicator, in a call that a dead peer would block.
             self._group._start_coalescing()
             for tensor, peer in sends:
                 self._group.send([tensor], peer, 0)

@@ -66,9 +66,8 @@ def transfers(
 ) -> tuple[Transfer, ...]:
     """Return the transfers of a change of plan, the same in every member.
 
-    Units with the same donors and receivers are one transfer.
-    donors, receivers: of the common part, from Go: members that have, or have not, entered a ring of this
-    job.
+    Units with the same donors and receivers are one transfer. donors, receivers: of the common part, from Go:
+    members that have, or have not, entered a ring of this job.
     """
     homes: dict[int, set[int]] = {}
     for stage in plan.stages:

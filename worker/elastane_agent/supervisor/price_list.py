@@ -113,8 +113,8 @@ def is_price_list(text: str) -> bool:
 def parse_price_list(text: str, *, zone: str = "", currency: str = "") -> PriceList:
     """Parse a list from JSON.
 
-    zone: to select; "": the only one of the list. currency: of the job; "": not checked.
-    Raises PriceTableError, which names the entry.
+    zone: to select; "": the only one of the list. currency: of the job; "": not checked. Raises
+    PriceTableError, which names the entry.
     """
     try:
         found = json.loads(text, parse_constant=_no_number)

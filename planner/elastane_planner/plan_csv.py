@@ -83,7 +83,7 @@ def read_schedule(text: str) -> dict[int, tuple[Block, ...]]:
         blocks.append(",".join(kept))
     if lost := sorted(sent ^ received):
         raise InvalidPlan(
-            f"a schedule has transfers with one end only: to {', '.join(lost)}", frames=", ".join(lost)
+            f"the schedule has transfers with only one end: to {', '.join(lost)}", frames=", ".join(lost)
         )
     return from_csv("".join(f"{row}\n" for row in blocks))
 

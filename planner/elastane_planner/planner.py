@@ -102,7 +102,7 @@ def make_plan(
             msgspec.structs.replace(unit, forward_seconds=1.0, backward_seconds=2.0) for unit in profile.units
         )
         known = Profile(tuple(units))
-        notes.append("no time of a unit is known: all were taken for equally long")
+        notes.append("no time of a unit is known: all are assumed to take equally long")
     ranking = _Ranking(cluster)
     if seconds is None and simulations_max is None:
         size = BLOCKS_OVERHEAD + 2 * micro_batches * min(high, len(profile.units))
@@ -337,14 +337,14 @@ class _Search:
         if keep is None:
             return None
         if not self._is_plan(keep) or isinstance(self._needs.fit(keep), Misfit):
-            self.notes.append("the plan that runs cannot go on: its devices, stages or memory are others now")
+            self.notes.append("the current plan no longer fits: its devices, stages or memory have changed")
             return None
         if copies_missing(keep, self._shadows) and not copies_missing(best.plan, self._shadows):
-            self.notes.append("the plan that runs has fewer copies of its units than are asked for")
+            self.notes.append("the current plan has fewer copies of its units than requested")
             return None
         running = step_seconds(self._costs, keep)
         if best.plan == keep:
-            self.notes.append("the plan that runs is the best that was found")
+            self.notes.append("the current plan is the best one found")
             return best
         costs = self._costs
         moving = migration(costs.profile, costs.cluster, self._held or {}, best.plan)

@@ -122,7 +122,7 @@ def linear(order: Order, plan: Plan, micro_batches: int) -> tuple[Block, ...]:
                 sequence.append(block)
                 progress = True
     if stuck := [str(own[-1]) for own in left.values() if own]:
-        raise InvalidPlan(f"an order never ends: {', '.join(stuck)} wait for later blocks, or for none")
+        raise InvalidPlan(f"the schedule never ends: {', '.join(stuck)} wait for later blocks, or for none")
     if len(done) != 2 * micro_batches * (last + 1):
         raise InvalidPlan(f"an order has {len(done)} of {2 * micro_batches * (last + 1)} blocks")
     return tuple(sequence)

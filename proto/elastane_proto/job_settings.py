@@ -295,7 +295,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     pipeline_stages_min: Annotated[
         int,
         Setting(
-            "Minimum number of stages of a pipeline, where there are as many workers and units.",
+            "Minimum number of stages of a pipeline, if there are enough workers and units.",
             at_least=1,
             at_most=ESTS_MAX,
             default_text="1",
@@ -304,17 +304,17 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     pipeline_stages_max: Annotated[
         int,
         Setting(
-            "Maximum number of stages of a pipeline; 0: as many as pay.",
+            "Maximum number of stages of a pipeline; 0: as many as are worthwhile.",
             at_least=0,
             at_most=ESTS_MAX,
-            default_text="as many as pay",
+            default_text="as many as are worthwhile",
         ),
     ] = 0
     pipeline_shadows: Annotated[
         int,
         Setting(
-            "Of a script with prepare_pipeline: number of workers that hold the units of a stage with one "
-            "replica beside it, and make the same optimizer steps, so that its death costs only the step in "
+            "For scripts with prepare_pipeline: number of workers that hold the units of a stage with one "
+            "replica as well, and make the same optimizer steps, so that its death costs only the step in "
             "flight.",
             "--shadow",
             "K",
@@ -325,7 +325,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ps_staleness: Annotated[
         int | None,
         Setting(
-            "Of a script with prepare_ps: most tasks that may be applied between a task's pull and its push; "
+            "For scripts with prepare_ps: maximum of tasks applied between a task's pull and its push; "
             "0: one task after the other.",
             "--staleness",
             "S",
@@ -347,7 +347,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ps_replicas: Annotated[
         int,
         Setting(
-            "Copies of each slot at other parameter servers: with 1, the death of one undoes nothing.",
+            "Copies of each slot on other parameter servers: with 1, a death loses no completed task.",
             "--ps-replicas",
             "COUNT",
             at_least=0,
@@ -383,7 +383,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = False
     ps_journal: Annotated[
         bool,
-        Setting("Parameter servers write down every push: task, versions pulled, rates.", "--ps-journal"),
+        Setting("Parameter servers log every push: task, versions pulled, rates.", "--ps-journal"),
     ] = False
     ps_return_seconds: Annotated[
         float,

@@ -60,7 +60,7 @@ def after_end(ctx: Reconciliation) -> None:
         return
     if not ctx.pods and not ctx.servers and not ctx.observed.objects.present:
         ctx.set(cleaned_time=ctx.now)
-        ctx.note("Normal", "Cleaned", f"what the job had made is deleted, {ttl} s after its end")
+        ctx.note("Normal", "Cleaned", f"the job's objects are deleted, {ttl} s after its end")
         return
     for pod in ctx.pods:
         if pod.deleted is None and not any(_deletes(action, pod.uid) for action in ctx.actions):
@@ -92,18 +92,18 @@ def suspend(ctx: Reconciliation) -> None:
         if ctx.observed.master.refused_what == "Suspend":
             ctx.set(reason=f"cannot be suspended: {ctx.observed.master.refused}")
         elif ctx.passed(ctx.status.suspend_time, timeout):
-            ctx.enter("Suspending", f"no checkpoint within {timeout} s: workers are sent away without one")
+            ctx.enter("Suspending", f"no checkpoint within {timeout} s: the workers are released without one")
             _release_all(ctx)
         else:
             ctx.enter("Suspending", job.reason or "a checkpoint is being saved")
     elif ctx.passed(ctx.status.suspend_time, timeout):
         # Without this limit, the pods would keep running (and costing) as long as no master answers.
         ctx.enter(
-            "Suspending", f"the master could not be asked for {timeout} s: workers are sent away all the same"
+            "Suspending", f"the master could not be reached for {timeout} s: the workers are released anyway"
         )
         _release_all(ctx)
     else:
-        ctx.enter("Suspending", f"the master cannot be asked: {ctx.observed.master.error}")
+        ctx.enter("Suspending", f"the master cannot be reached: {ctx.observed.master.error}")
 
 
 def park(ctx: Reconciliation) -> None:
@@ -122,12 +122,12 @@ def park(ctx: Reconciliation) -> None:
         ctx.enter("Waiting", f"{why}; it goes on at step {max(job.saved_step, 0)}")
     elif ctx.passed(since, timeout):
         _release_all(ctx)
-        ctx.enter("Waiting", f"{why}; no checkpoint within {timeout} s: workers are sent away without one")
+        ctx.enter("Waiting", f"{why}; no checkpoint within {timeout} s: the workers are released without one")
     elif job is not None:
         ctx.ask("Suspend", f"a checkpoint is saved, then the workers leave: {why}")
         ctx.enter("Suspending", why)
     else:
-        ctx.enter("Suspending", f"{why}; the master cannot be asked: {ctx.observed.master.error}")
+        ctx.enter("Suspending", f"{why}; the master cannot be reached: {ctx.observed.master.error}")
 
 
 def delete(ctx: Reconciliation) -> None:

@@ -122,7 +122,7 @@ def _be_active(ctx: Reconciliation) -> None:
 
 def _without_master(ctx: Reconciliation) -> None:
     """Change nothing while the master cannot be reached: the job may already be over."""
-    said = f"the master cannot be asked: {ctx.observed.master.error}"
+    said = f"the master cannot be reached: {ctx.observed.master.error}"
     if not ctx.status.started:
         ctx.enter("Pending", said)
     elif ctx.status.phase in ("Suspending", "Suspended"):

@@ -23,16 +23,16 @@ def fit_servers(ctx: Reconciliation) -> None:
     live = sum(pod.live for pod in ctx.servers)
     for pod in reversed(ctx.servers):
         if pod.index >= count:
-            _delete(ctx, pod, f"scaled in: {count} parameter servers are wanted, {live} are there")
+            _delete(ctx, pod, f"scaled in: the job needs {count} parameter servers and has {live}")
         # A new pod is delayed if the last one was just created: a node that rejects it may reject the next,
         # too.
         elif pod.ended and ctx.passed(pod.created, ctx.spec.restart_backoff_seconds):
             why = pod.reason or f"exit code {pod.exit_code}"
-            _delete(ctx, pod, f"{pod.name} has ended ({why}); its place is cleared")
+            _delete(ctx, pod, f"{pod.name} has ended ({why}); it is deleted")
     taken = {pod.name for pod in ctx.observed.pods}
     for index in range(count):
         if pod_name(ctx.identity.name, index, "ps") not in taken:
-            ctx.act(CreatePod(index, f"{count} parameter servers are wanted, {live} are there", role="ps"))
+            ctx.act(CreatePod(index, f"the job needs {count} parameter servers and has {live}", role="ps"))
 
 
 def release_servers(ctx: Reconciliation) -> None:

@@ -31,9 +31,7 @@ def fit(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
     for pod in ctx.pods:
         known = ctx.ended.get(pod.uid)
         if pod.ended and pod.deleted is None and known is not None and not keeps_place(ctx, pod):
-            ctx.act(
-                DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); its place is cleared")
-            )
+            ctx.act(DeletePod(pod.name, pod.uid, f"{pod.name} has ended ({known.outcome}); it is deleted"))
     live = [pod for pod in ctx.pods if pod.live]
     for kind in sorted({*wanted, *(pod.kind for pod in live)}):
         count, alike = wanted.get(kind, 0), [pod for pod in live if pod.kind == kind]
@@ -43,7 +41,7 @@ def fit(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:
                 # The master lets surplus workers stand by once others have taken their place.
                 victims = [pod for pod in victims if not attends(ctx, pod, "member")]
             what = f"{kind} workers" if kind else "workers"
-            ctx.release(victims, f"scaled in: {count} {what} are wanted, {len(alike)} are there")
+            ctx.release(victims, f"scaled in: the job needs {count} {what} and has {len(alike)}")
     # In a job that scales by itself, surplus members still exist when others join.
     if len(live) < sum(wanted.values()) or ctx.status.scaling is not None:
         _fill(ctx, live, wanted)
@@ -78,7 +76,7 @@ def _fill(ctx: Reconciliation, live: list[PodView], wanted: Mapping[str, int]) -
         what = f"{kind} workers" if kind else "workers"
         for index in places:
             if index not in waiting and pod_name(ctx.identity.name, index) not in taken:
-                ctx.act(CreatePod(index, f"{count} {what} are wanted, {alike} are there", kind))
+                ctx.act(CreatePod(index, f"the job needs {count} {what} and has {alike}", kind))
 
 
 def _call_off(ctx: Reconciliation, wanted: Mapping[str, int]) -> None:

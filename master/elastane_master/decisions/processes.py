@@ -56,7 +56,7 @@ def replaced(worker: str) -> Rejection:
     """Build the refusal of a replaced process."""
     return Rejection(
         "replaced",
-        f"another process joined later as worker {worker}: that one stays, this one is disconnected for good",
+        f"another process joined later as worker {worker}: it stays, this one is disconnected permanently",
         hint=HINT,
         worker=worker,
     )

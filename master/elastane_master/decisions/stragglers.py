@@ -254,7 +254,7 @@ def formed(ctx: DecisionContext) -> None:
     if record is None or record.draining or state.ring.member(done.worker) is not None:
         return
     record.draining, record.straggler = True, done.cause
-    record.drain_reason = f"{done.newcomer} has its place: {how_slow(done.cause, done.ratio)}"
+    record.drain_reason = f"{done.newcomer} replaced it: {how_slow(done.cause, done.ratio)}"
     record.reason = f"leaves: {record.drain_reason}"
     ctx.note(history.WorkerDraining(record.worker, record.drain_reason, DRAINED_BY))
 

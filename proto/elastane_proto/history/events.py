@@ -337,7 +337,7 @@ class WorkerDraining(HistoryEvent, frozen=True):
     """A worker leaves at the next step boundary. Written by `sessions`; a mark of `fold`, counted by `by`.
 
     by: "operator", "agent" (of a worker on another host), "signal", "reclaim" (its node's end was announced),
-    "straggler" (another has its place); "": not known. An agent does not restart a worker that an operator
+    "straggler" (another replaced it); "": not known. An agent does not restart a worker that an operator
     drained.
     """
 

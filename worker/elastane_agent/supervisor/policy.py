@@ -195,7 +195,7 @@ class SupervisorPolicy:
             text = f"{worker} left: the job wants {self._wanted()}"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
         elif code == EXIT_DRAINED and barred_seconds is not None:
-            text = f"{worker} left, since another has its place: it was slow; it is restarted and stands by"
+            text = f"{worker} left, since another replaced it: it was slow; it is restarted and stands by"
             actions = [Say(text, "warning", "straggler_replaced", worker)]
             self._vacate(slot)
             actions += self._fill()

@@ -40,10 +40,10 @@ PipelineOption = Annotated[
     run_option(
         "--pipeline",
         "MIN:MAX",
-        "Of a script with prepare_pipeline: minimum and maximum number of stages, or one number for both. "
-        "There are fewer than MIN only where there are fewer workers or units.",
+        "For scripts with prepare_pipeline: minimum and maximum number of stages, or one number for both. "
+        "There are fewer than MIN only if there are fewer workers or units.",
         _PANELS["job"],
-        show_default="as many as pay",
+        show_default="as many as are worthwhile",
     ),
 ]
 

@@ -64,33 +64,31 @@ def _runner(
         runner_option("--slots", "N", "Instances of one slot that run here at a time.", min=0, max=65536),
     ] = 1,
     folder: Annotated[
-        Path, runner_option("--folder", "DIR", "Of everything that the runner keeps, on a local disk.")
+        Path, runner_option("--folder", "DIR", "Folder for all files of the runner, on a local disk.")
     ] = Path("elastane-runner"),
     name: Annotated[
         str,
-        runner_option(
-            "--name", "ID", "Names the runner to the master; keep it over restarts.", show_default="host name"
-        ),
+        runner_option("--name", "ID", "Name of the runner; keep it over restarts.", show_default="host name"),
     ] = "",
     host: Annotated[
         str,
         runner_option(
             "--host",
             "HOST",
-            "Under which processes of a run on other runners reach those here.",
+            "Address at which processes on other runners reach processes on this one.",
             show_default="this machine's address towards the master",
         ),
     ] = "",
     kind: Annotated[
-        Literal["process", "container", "kubernetes"], runner_option("--kind", None, "What instances are.")
+        Literal["process", "container", "kubernetes"], runner_option("--kind", None, "How instances are run.")
     ] = "process",
     label: Annotated[
         list[str] | None,
         runner_option(
             "--label",
             "KEY=VALUE",
-            "By which runs choose runners; may be repeated. capacity=spot or capacity=on-demand says how its "
-            "machines are billed.",
+            "Label by which runs choose runners; may be repeated. capacity=spot or capacity=on-demand says "
+            "how the machines are billed.",
         ),
     ] = None,
     device_type: Annotated[
@@ -98,13 +96,13 @@ def _runner(
         runner_option(
             "--device-type",
             "NAME",
-            "What its slots compute on, for scheduling policies; workers name it the same.",
+            "Device type of its slots, for scheduling policies; its workers report the same.",
             show_default="the model of this machine's GPUs, else of its processor; of pods cpu",
         ),
     ] = "",
     algorithms: Annotated[
         Path | None,
-        runner_option("--algorithms", "FILE", "TOML file of the training code that is installed here."),
+        runner_option("--algorithms", "FILE", "TOML file that lists the training code installed here."),
     ] = None,
     secrets: Annotated[
         Path | None, runner_option("--secrets", "DIR", "Folder of the files that runs may name as secrets.")
@@ -112,7 +110,7 @@ def _runner(
     on_stop: Annotated[
         Literal["keep", "stop"],
         runner_option(
-            "--on-stop", None, "What becomes of running processes when the runner is asked to end."
+            "--on-stop", None, "What to do with running processes when the runner is asked to end."
         ),
     ] = "keep",
 ) -> None:

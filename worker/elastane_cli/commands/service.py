@@ -80,7 +80,7 @@ def service(
         ),
     ] = None,
     on_stop: Annotated[
-        str, typer.Option(metavar="keep|stop", help="What becomes of running processes at the end.")
+        str, typer.Option(metavar="keep|stop", help="What to do with running processes at the end.")
     ] = "keep",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow serving other machines without TLS or tokens.")

@@ -56,12 +56,12 @@ def simulate(
     ] = "v100=32,p100=16,t4=16",
     gpus: Annotated[
         int | None,
-        typer.Option("--gpus", min=1, help="So many devices of one type, in place of --pool."),
+        typer.Option("--gpus", min=1, help="Number of devices of one type, in place of --pool."),
     ] = None,
     price: Annotated[
         str,
         typer.Option(
-            "--price", help="Money for a device an hour.", metavar="TYPE=X,...", show_default="1 each"
+            "--price", help="Price of a device per hour.", metavar="TYPE=X,...", show_default="1 each"
         ),
     ] = "",
     times: Annotated[
@@ -168,7 +168,7 @@ def simulate(
     if not trace:
         raise typer.BadParameter("give a trace of jobs, or --spot", param_hint="TRACE")
     if deadline:
-        raise typer.BadParameter("is for --spot alone", param_hint="--deadline")
+        raise typer.BadParameter("only with --spot", param_hint="--deadline")
     from elastane_scheduler.costs import parse_costs
     from elastane_scheduler.errors import SchedulerError
     from elastane_scheduler.policies.catalogue import POLICIES

@@ -42,7 +42,7 @@ def print_spot_rows(rows: Sequence[SpotRow], as_json: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    headings = ("policy", "deadline", "starts", "late", "cost over on demand", "least", "most", "on demand")
+    headings = ("policy", "deadline", "starts", "late", "cost / on demand", "least", "most", "on demand")
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="left" if place == 0 else "right")
     for row in rows:

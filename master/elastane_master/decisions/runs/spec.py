@@ -333,7 +333,11 @@ def _of_the_job(job: JobSettings) -> Iterator[Problem]:
         yield "job.on_demand_workers", "only a deadline asks for on-demand workers", "leave it out"
     least, most = job.pipeline_stages_min, job.pipeline_stages_max
     if 0 < most < least:
-        yield "job.pipeline_stages_max", str(most), f"at least {least}, the minimum; 0: as many as pay"
+        yield (
+            "job.pipeline_stages_max",
+            str(most),
+            f"at least {least}, the minimum; 0: as many as are worthwhile",
+        )
 
 
 def _instances(spec: RunSpec, limits: SpecLimits) -> Iterator[Problem]:
